@@ -22,7 +22,7 @@ from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
 from belljar.harness.host_processes import watched_host
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import SelectedTask
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.rundir import create_run
 from belljar.policy.limits import Tier

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, json_of
 from belljar.events import JsonValue
 from belljar.units import printable
 
@@ -53,13 +53,7 @@ class Difference:
 
     def data(self) -> dict[str, JsonValue]:
         """As data of an event and for `--json`."""
-        return {
-            "kind": self.kind.value,
-            "where": self.where,
-            "key": self.key,
-            "detail": self.detail,
-            "hint": self.hint,
-        }
+        return dict(json_of(self))
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> Difference:

@@ -36,7 +36,7 @@ from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_
 from belljar.image.store import Store
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
-from belljar.policy.network import Default, Network
+from belljar.policy.network import Network
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport, Verdict, worst
@@ -107,32 +107,25 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
     def _hosts(self) -> frozenset[str]:
         """Return the names that all of the task's phases may reach. Raises `PolicyError`."""
         wanted = [self._network_policy, *self._phase_network_policies]
-        where = str(self.environment_dir.parent)
         is_public = any(each.network_mode == NetworkMode.PUBLIC for each in wanted)
         if is_public and _names_public(self.environment_dir):
-            raise PolicyError(
-                "the task asks for the Internet, which a cell never reaches",
-                where=where,
-                hint='set network_mode = "no-network", or "allowlist" with simulated names',
-            )
+            hint = 'set network_mode = "no-network", or "allowlist" with simulated names'
+            raise self._refused("the task asks for the Internet, which a cell never reaches", hint)
         allowed, *others = {frozenset(each.allowed_hosts) for each in wanted}
         if others:
-            raise PolicyError(
-                "its phases want different networks, and a cell has one network from start to end",
-                where=where,
-                hint="name the hosts in [environment]; a verifier may have a cell of its own "
-                '(environment_mode = "separate")',
-            )
+            what = "its phases want different networks, and a cell has one from start to end"
+            hint = 'name the hosts in [environment], or set environment_mode = "separate"'
+            raise self._refused(what, hint)
         network = self._loaded.policy.network
         stand_ins = network.stand_ins.values() if network is not None else ()
-        known = {name for item in stand_ins for name in item.names}
-        if unknown := sorted(allowed - known):
-            raise PolicyError(
-                f"the policy simulates nothing of the name {printable(unknown[0])}",
-                where=where,
-                hint="--ek policy=FILE with a stand-in of this name: see docs/policy-network.md",
-            )
+        if unknown := sorted(allowed - {name for item in stand_ins for name in item.names}):
+            what = f"the policy simulates nothing of the name {printable(unknown[0])}"
+            hint = "--ek policy=FILE with a stand-in of this name: see docs/policy-network.md"
+            raise self._refused(what, hint)
         return allowed
+
+    def _refused(self, what: str, hint: str = "") -> PolicyError:
+        return PolicyError(what, where=str(self.environment_dir.parent), hint=hint)
 
     async def start(self, force_build: bool) -> None:  # noqa: FBT001 - Harbor's interface
         """Build or find the image, open the cell, probe it.
@@ -145,8 +138,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         run = start_run(KIND, self.session_id, [self.environment_name])
         try:
             self._run = self._stack.enter_context(run)
-            # On the stack of the run, so that an error while it opens ends the range before the
-            # record.
+            # On the run's stack: an error while it opens ends the range before the record.
             self._stack.push_async_exit(self._range)
             made = await self._range.enter_async_context(open_range(policy, run=run))
             self._cell, self._router = made.cell, made.routers.get(made.cell.id)
@@ -174,8 +166,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             return
         run = self._run
         async with self._stack:
-            # Void until the end is proven: an error on the way must not leave the verdict of the
-            # start.
+            # Void until the end is proven: an error must not leave the verdict of the start.
             started, self._verdict = self._verdict, Verdict.VOID
             try:
                 report = await self._probe("end")
@@ -200,27 +191,21 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     def _record(self, kind: Kind) -> None:
         about = {"task": self.environment_name, "sample": self.session_id, "uuid": self.session_id}
+        cell_id, actor = self._running().id, Actor.HARNESS
         if self._run is not None:
-            event = Event(
-                kind=kind, data={**about}, cell_id=self._running().id, actor=Actor.HARNESS
-            )
+            event = Event(kind=kind, data={**about}, cell_id=cell_id, actor=actor)
             self._run.recorder.record(event)
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
         """The name of the task's image in the store. Raises `HostError`, `PolicyError`."""
         config = self.task_env_config
         if config.gpus or config.tpu or config.os == TaskOS.WINDOWS:
-            raise PolicyError(
-                "a task gets no GPU, no TPU and no Windows", where=str(self.environment_dir.parent)
-            )
+            raise self._refused("a task gets no GPU, no TPU and no Windows")
         if (self.environment_dir / "docker-compose.yaml").exists():
-            raise PolicyError(
-                "a task with several services can't run in a cell",
-                where=str(self.environment_dir),
-                hint="write them as target cells of the policy's network: see docs/ranges.md",
-            )
+            hint = "write them as target cells of the policy's network: see docs/ranges.md"
+            raise self._refused("a task with several services can't run in a cell", hint)
         if self._host_mounts:
-            raise PolicyError("no directory of the host is mounted into a cell", where="mounts")
+            raise self._refused("no directory of the host is mounted into a cell")
         dockerfile, wanted = self.environment_dir / "Dockerfile", config.docker_image
         home = belljar_home()
         store = Store(home)
@@ -275,11 +260,9 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
                 if source.is_symlink() or not source.resolve().is_relative_to(place.resolve()):
                     break
                 return source
-        raise PolicyError(
-            "it is a link, or not of the task, the trial or Harbor: it is not sent into a cell",
-            where=printable(str(path)),
-            hint="put the file itself into the task's directory",
-        )
+        what = "it is a link, or not of the task, the trial or Harbor: it is not sent into a cell"
+        hint = "put the file itself into the task's directory"
+        raise PolicyError(what, where=printable(str(path)), hint=hint)
 
     async def exec(
         self,
@@ -310,14 +293,13 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         )
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file into the cell."""
+        """Copy a file, or a directory's files, into the cell."""
         source = self._source(source_path)
         await self._running().upload(source, target_path, overwrite=True, user="0")
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy a directory's files into the cell's."""
-        source = self._source(source_dir)
-        await self._running().upload(source, target_dir, overwrite=True, user="0")
+        await self.upload_file(source_dir, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copy a file of the cell."""
@@ -362,5 +344,5 @@ def _allowed(network: Network, hosts: frozenset[str]) -> Network:
         if isinstance(item, TargetStandIn) and names and item.awaits:
             awaits = tuple(each for each in item.awaits if each in kept)
             kept[name] = kept[name].model_copy(update={"awaits": awaits})
-    rest = {"default": Default.DENY, "sink": False, "upstreams": ()}
+    rest = {"default": "deny", "sink": False, "upstreams": ()}
     return network.model_copy(update={"stand_ins": kept, **rest})

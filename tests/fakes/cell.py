@@ -103,7 +103,6 @@ class FakeCell:
         self.run = run
         self.dead = False
         self.destroyed = False
-        self.death = anyio.Event()
         self.reason = ""
         self.tier, self.host_pid, self.has_port = "microvm", None, False
         self.last_op = 0
@@ -243,19 +242,9 @@ class FakeCell:
         self._alive()
         return 0.0
 
-    async def wait_dead(self) -> str:
-        """As the real one."""
-        await self.death.wait()
-        return "it died"
-
     def die(self) -> None:
         """End it."""
         self.dead = True
-        self.death.set()
-
-    def disconnect(self) -> None:
-        """As the real one."""
-        self.die()
 
     def mark_failed(self, _error: Exception) -> None:
         """As the real one."""
@@ -332,7 +321,7 @@ class FakeCells(RealCells):
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None
     ) -> AsyncIterator[Any]:
         """As the real one, if `are_revertible`."""
         make = partial(self._one, policy, run)
@@ -386,14 +375,12 @@ class RecordedCells(FakeCells):
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None
     ) -> AsyncIterator[Any]:
         """As the real one."""
-        async with super().open_range(policy, run=run, home=home, ahead=ahead) as opened:
+        async with super().open_range(policy, run=run, home=home) as opened:
             cell = opened.cell
-            early = {"ahead": True} if ahead else {}
             planned: dict[str, Any] = {
-                **early,
                 "policy_sha256": "0" * 64,
                 "tier": "microvm",
                 "emulated": True,

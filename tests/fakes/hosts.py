@@ -35,8 +35,6 @@ def capable_host() -> HostFacts:
         cpu_model="A Processor",
         cpus=8,
         memory_total_mib=32_000,
-        memory_available_mib=30_000,
-        disk_free_mib=100_000,
         home="/var/lib/belljar",
         kvm=KvmFact(
             state=KvmState.PROVEN, proved_for="kernel 6.12.0-1-amd64, QEMU 10.0.2, A Processor"

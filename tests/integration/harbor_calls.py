@@ -128,7 +128,7 @@ async def networks(at: Path) -> None:
     held = cell._policy("default", cell._hosts()).policy
     assert (held.resources.cpus, held.resources.memory_bytes >> 20) == (1, 512)
     assert held.resources.disk_bytes >> 20 == 32
-    assert (held.network.upstreams, held.network.sink, held.network.default.value) == (
+    assert (held.network.upstreams, held.network.sink, held.network.default) == (
         (),
         False,
         "deny",

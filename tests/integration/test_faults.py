@@ -99,7 +99,7 @@ FAULTS: Mapping[str, Fault] = {
     "runtime too old": (CONTAINER, [], runtime("@old"), "1.1 or newer is needed"),
     "runtime fails": (CONTAINER, [], runtime("@speaks"), "and printed: no\\x1b[31m such thing"),
     "runtime starts nothing": (CONTAINER, [], runtime("@idle"), "left no process behind"),
-    "runtime a script": (CONTAINER, [], runtime("@script"), "name the program that the script"),
+    "runtime a script": (CONTAINER, [], runtime("@script"), "can be put into a jail"),
     "runsc missing": (GVISOR, hide("runsc"), {}, "belljar setup"),
     "runsc fails": (
         GVISOR,

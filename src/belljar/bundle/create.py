@@ -1,8 +1,7 @@
 """Makes a bundle on a connected host: everything, or nothing and the names of what is missing.
 
-The parts are gathered in `.NAME.part` beside the bundle. What is there already is kept, so that an
-interrupted call goes on where it was. The bundle appears by a rename. What is signed are digests of
-the sources, not of what the medium gives back.
+The parts are gathered in `.NAME.part` beside the bundle, which appears by a rename. What is signed
+are digests of the sources, not of what the medium gives back.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +43,7 @@ from belljar.model.weights import find_weights, verify_weights
 from belljar.package import __version__
 from belljar.store.home import need_space
 from belljar.store.locks import locked
-from belljar.store.scratch import scratch_dir
+from belljar.store.scratch import remove_tree, scratch_dir
 from belljar.units import format_size, iso_time, printable
 
 _BACKPORTS: Final = "bookworm-backports"
@@ -91,8 +90,7 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
             f"{format_size(own_bytes)} of this store, {format_size(deb_bytes)} in "
             f"{len(debian.files)} Debian packages, and the Python packages"
         )
-        has = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
-        needs = own_bytes + deb_bytes + _REST_BYTES - has
+        needs = own_bytes + deb_bytes + _REST_BYTES
         need_space(part, needs, "the bundle", hint="give a place on a larger disk")
         digests = {name: _copy(file, part / name, report) for name, file in files.items()}
         wheels = _wheels(scratch / "wheels", wanted, report)
@@ -108,7 +106,6 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         }
         texts = {"key.txt": f"{key.fingerprint}\n", ABOUT: json.dumps(about, indent=1) + "\n"}
         digests |= _write(part, texts)
-        _keep_only(part, digests)
         write_manifest(part, digests, key)
         os.sync()
         bundle = open_bundle(part, expected_key=key.fingerprint)
@@ -199,26 +196,23 @@ def _part(home: Path, out: Path) -> Iterator[Path]:
     part = out.with_name(f".{out.name}.part")
     try:
         with locked(home, "bundle", wait=False):
-            part.mkdir(parents=True, exist_ok=True)
+            if part.exists():  # of a call that was interrupted
+                remove_tree(part)
+            part.mkdir(parents=True)
             yield part
     except BlockingIOError as error:
         raise HostError("another command makes or installs a bundle") from error
     except OSError as error:
-        raise HostError(
-            f"the bundle can't be written: {error.strerror}",
-            where=printable(str(error.filename or out)),
-            hint="free some space and run it again; what is there is kept",
-        ) from error
+        what, where = f"the bundle can't be written: {error.strerror}", error.filename or out
+        hint = "free some space and run it again"
+        raise HostError(what, where=printable(str(where)), hint=hint) from error
 
 
 def _copy(source: Path, target: Path, report: Report) -> str:
-    """Copy one file, unless the same bytes are there already; the digest of the source."""
+    """Copy one file; the digest of what was read."""
     report(f"{target.name} ({format_size(source.stat().st_size)})")
-    digest = file_sha256(source)
-    if not (target.is_file() and file_sha256(target) == digest):
-        with source.open("rb") as file:
-            digest = hashed_copy(file, target)
-    return digest
+    with source.open("rb") as file:
+        return hashed_copy(file, target)
 
 
 def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
@@ -226,16 +220,6 @@ def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
     for name, text in texts.items():
         (part / name).write_text(text)
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-
-
-def _keep_only(part: Path, names: Mapping[str, str]) -> None:
-    """Remove what an earlier, interrupted call wanted and this one doesn't."""
-    for file in sorted(part.rglob("*"), reverse=True):
-        if file.is_dir():
-            with suppress(OSError):
-                file.rmdir()
-        elif str(file.relative_to(part)) not in names:
-            file.unlink()
 
 
 class _DebianSource:
@@ -261,11 +245,12 @@ class _DebianSource:
         """
         for suite, packages in self._groups.items():
             self._apt.download_closure(packages, folder, suite=suite)
+        (folder / "lock").unlink()  # apt's own
+        (folder / "partial").rmdir()
         index = ""
         for name, (size, digest) in sorted(self.files.items()):
             if file_sha256(folder / name) != digest:
-                (folder / name).unlink()
-                what = "the file is not what Debian's signed list says, and was removed"
+                what = "the file is not what Debian's signed list says"
                 raise HostError(what, where=name, hint="run it again")
             argv = [tool("dpkg-deb"), "--field", str(folder / name)]
             control = run_tool(argv, timeout_s=60).decode().rstrip()

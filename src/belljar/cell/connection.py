@@ -101,10 +101,9 @@ class CellStream(ByteStream):
             self._check_open()
             if not self._held:
                 with self._death_reported():
-                    chunk = await self._running.receive_stdout()
-                if chunk is None:
+                    self._held = await self._running.receive_stdout() or b""
+                if not self._held:
                     raise anyio.EndOfStream
-                self._held = chunk
             taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
             self.received.feed(taken)
             return taken
@@ -126,11 +125,10 @@ class CellStream(ByteStream):
 
     async def send_eof(self) -> None:
         """End this side; what the server still sends can be received."""
-        with self._sending:
+        with self._sending, self._death_reported():
             self._check_open()
             self._sent_eof = True
-            with self._death_reported():
-                await self._running.close_stdin()
+            await self._running.close_stdin()
 
     async def aclose(self) -> None:
         """Close both sides; delivers what the server takes within 10 s."""

@@ -85,20 +85,15 @@ def home_of(passwd: bytes, user: str) -> str:
 
 
 @asynccontextmanager
-async def decoys_in(
-    cell: Cell, loaded: LoadedPolicy, run: RunDirectory
-) -> AsyncIterator[tuple[Minted, ...]]:
-    """Place the policy's decoys; touches are recorded until the block is left.
-
-    Raises as `place_decoys`.
-    """
+async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AsyncIterator[None]:
+    """Place the policy's decoys, as `place_decoys`; touches are recorded in the block."""
     services = () if cell.guard is None else cell.guard.services
     minted = await place_decoys(cell, loaded.policy.decoys, decoy_key(run), services)
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
     watching = watch_files(cell, files, record=cell._recorder.record) if files else nullcontext()
     async with watching:
         with _known(run, cell, [value for decoy in minted for value in decoy.values]):
-            yield minted
+            yield
 
 
 class _RunValues:

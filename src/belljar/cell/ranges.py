@@ -118,7 +118,7 @@ class RangeRouter:
             is_breach = isinstance(error, ContainmentBreach)
             what = "the range's network is not as planned" if is_breach else "it can't be looked at"
             return Sight(touched=True if is_breach else None, what=f"{what}: {error.what}")
-        return Sight(touched=False, what="rules and links of the range are the plan's")
+        return Sight(touched=False, what="the range's rules are the plan's")
 
 
 async def open_with_network(

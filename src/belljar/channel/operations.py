@@ -37,10 +37,7 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeout:
-    """How long the host waits beyond the guest's own timeout.
-
-    First `grace_s`, then `kill_s` for a killed operation's RESULT.
-    """
+    """How long the host waits beyond the guest's own timeout, and then for a killed operation."""
 
     grace_s: float = 10.0
     kill_s: float = 10.0
@@ -177,12 +174,13 @@ class Operation:
 
         Raises `RuntimeError` before it has ended.
         """
-        lost = (
-            dropped[0] + self.discarded[Stream.STDOUT],
-            dropped[1] + self.discarded[Stream.STDERR],
-        )
+        lost = tuple(self.discarded[stream] for stream in (Stream.STDOUT, Stream.STDERR))
         return output_of(
-            self.ended(), kept=kept, dropped=lost, is_overdue=self.overdue, user=self._user
+            self.ended(),
+            kept=kept,
+            dropped=(dropped[0] + lost[0], dropped[1] + lost[1]),
+            is_overdue=self.overdue,
+            user=self._user,
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:

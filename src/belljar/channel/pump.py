@@ -25,6 +25,7 @@ from belljar.units import printable
 SEND_DEADLINE_S: Final = 30.0
 # Several frames in one call.
 _READ_BYTES: Final = 256 << 10
+_CLOSED: Final = "the cell is gone: its channel was closed from the other end"
 _DEAD_HINT: Final = "Open a new cell; this one's console and ledger say what it did last."
 
 
@@ -71,6 +72,9 @@ class Pump:
         if self._lead is not None:
             self._lead.cancel()
 
+    def _gone(self, what: str) -> None:
+        self.fail(CellError(what, where="channel", hint=_DEAD_HINT))
+
     def register(self, op: int, mailbox: Mailbox) -> None:
         """From now on the operation's events go to `mailbox`."""
         self._operations[op] = mailbox
@@ -81,13 +85,7 @@ class Pump:
 
     async def close(self) -> None:
         """End the connection from this side."""
-        self.fail(
-            CellError(
-                "the channel to the guest agent was closed",
-                where="channel",
-                hint="Open a new cell.",
-            )
-        )
+        self._gone("the channel to the guest agent was closed")
         await self._stream.aclose()
 
     async def send(self, make: Callable[[], bytes]) -> None:
@@ -110,11 +108,10 @@ class Pump:
                         await self._stream.send(message)
                         sent = True
             except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                self._fail_gone()
+                self._gone(_CLOSED)
             finally:
                 if not sent and self.failure is None:
-                    what = "the guest agent did not read what was sent to it"
-                    self.fail(CellError(what, where="channel", hint=_DEAD_HINT))
+                    self._gone("the guest agent did not read what was sent to it")
         self.check()
 
     async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
@@ -162,22 +159,17 @@ class Pump:
         try:
             received = await self._stream.receive(_READ_BYTES)
         except (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            self._fail_gone()
+            self._gone(_CLOSED)
             return
         try:
-            events = self.wire.feed(received)
+            for event in self.wire.feed(received):
+                self._dispatch(event)
         except ProtocolViolation as violation:
             self.fail(violation)
-            return
-        for event in events:
-            self._dispatch(event)
 
     def _dispatch(self, event: GuestEvent) -> None:
         if isinstance(event, Fatal):
-            detail = printable(event.detail, max_chars=300)
-            self.fail(
-                CellError(f"the guest agent gave up: {detail}", where="channel", hint=_DEAD_HINT)
-            )
+            self._gone(f"the guest agent gave up: {printable(event.detail, max_chars=300)}")
             return
         mailbox: Mailbox | None = self._connection
         if isinstance(event, Data | Result | Credit | Eof | Started):
@@ -186,15 +178,6 @@ class Pump:
             mailbox.deliver(event)
             for waiter in mailbox.waiters:
                 waiter.set()
-
-    def _fail_gone(self) -> None:
-        self.fail(
-            CellError(
-                "the cell is gone: its channel was closed from the other end",
-                where="channel",
-                hint=_DEAD_HINT,
-            )
-        )
 
 
 class SocketPipe:

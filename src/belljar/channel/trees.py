@@ -170,9 +170,8 @@ class TreeReader:
         # A short name in a deep directory is a long path here: the bytes sent don't bound it.
         self._paths_left -= len(record.path) + len(record.link)
         if self._paths_left < 0:
-            raise OSError(
-                errno.E2BIG, f"names and links of more than {_MAX_PATHS:,} characters in all"
-            )
+            what = f"names and links of more than {_MAX_PATHS:,} characters in all"
+            raise OSError(errno.E2BIG, what)
         return record
 
     def _path(self, kind: RecordKind, name: bytes) -> str:
@@ -191,9 +190,8 @@ class TreeReader:
         above = self._directories[-1]
         path = f"{above}/{os.fsdecode(name)}" if above else os.fsdecode(name)
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise OSError(
-                errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:_MAX_NAME_BYTES]
-            )
+            what = os.strerror(errno.ENAMETOOLONG)
+            raise OSError(errno.ENAMETOOLONG, what, path[:_MAX_NAME_BYTES])
         return path
 
     def _follow(self, record: TreeRecord) -> None:
@@ -325,8 +323,7 @@ async def remove(
             raw += chunk[1]
         judge(operation, path, timeout_s)
     if len(raw) != _COUNT_BYTES:
-        violated(f"a count of {len(raw)} bytes", FrameType.DATA, 0)
-    removed = int.from_bytes(raw, "little")
-    if removed > MAX_COUNT:
-        violated("a count that can't be", FrameType.DATA, 0)
+        _violated(f"a count of {len(raw)} bytes")
+    if (removed := int.from_bytes(raw, "little")) > MAX_COUNT:
+        _violated("a count that can't be")
     return removed

@@ -228,10 +228,10 @@ def release(*, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option()
 def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
-    """Remove unused templates, unpacked images, parts of builds, program roots and guest kernels.
+    """Remove unused templates, unpacked images, parts of builds and program roots.
 
     A template is the snapshot of a booted guest from which microVM cells start. Images, runs, keys,
-    the current guest kernel and what a running cell uses stay. What is needed again is made again.
+    guest kernels and what a running cell uses stay. What is needed again is made again.
 
     Exit code 3 when something could not be removed.
     """

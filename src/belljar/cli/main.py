@@ -51,7 +51,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         ("reap", "cells", "reap", "Remove what crashed owners left behind."),
         ("kill", "cells", "kill", "Halt cells of this user at once, with proof."),
         ("release", "cells", "release", "Allow new cells again after `kill --hold`."),
-        ("prune", "cells", "prune", "Remove unused templates, unpacked images and kernels."),
+        ("prune", "cells", "prune", "Remove unused templates and unpacked images."),
         ("runs", "run", "runs", "List run directories."),
         ("verdict", "run", "verdict", "Judge a run by its record, offline."),
         ("report", "report", "report", "Write the report of a run: one HTML file."),

@@ -261,12 +261,12 @@ def check(
             from belljar.harness.evaluate import load_only
 
             previews = load_only([target, *inspect_args], options)[-1]
-    host = preview.Host(
-        home=home,
+    found = preview.outlooks(
+        previews,
+        home,
         facts=lambda: host_facts(home, prove=False),
-        image=lambda name: image_facts(home, name),
+        image_of=lambda name: image_facts(home, name),
     )
-    found = preview.outlooks(previews, host)
     if as_json:
         print_json(preview.as_json(target, kind, found))
     else:

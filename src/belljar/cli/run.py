@@ -45,8 +45,8 @@ _MAX_RUNS: Final = 20
     "--fleet",
     default="",
     metavar="ray[://HOST:PORT]|slurm",
-    help="Share the samples among the nodes of a Ray cluster (the one at RAY_ADDRESS or HOST:PORT, "
-    "else one of this machine alone) or of Slurm (slurm://PARTITION).",
+    help="Share the samples among the nodes of a Ray cluster (at HOST:PORT or RAY_ADDRESS) or of "
+    "Slurm (slurm://PARTITION).",
 )
 @json_option("Print one JSON object on standard output; everything else goes to standard error.")
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")

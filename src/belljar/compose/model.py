@@ -30,10 +30,6 @@ FOR_HOST: Final = "it would open this host to the cell"
 # ---- types of fields
 
 
-def _short(key: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
-
-
 def _names_as_keys(value: object) -> object:
     return value if isinstance(value, Mapping) else dict.fromkeys(names_in(value))
 
@@ -211,13 +207,6 @@ class Mount(Part):
         return self
 
 
-class EnvFile(Part):
-    """One of a service's `env_file`."""
-
-    path: Text
-    required: Switch = True
-
-
 class Build(Part):
     """A service's `build`."""
 
@@ -247,7 +236,7 @@ class Service(Part):
     entrypoint: Command | None = None
     environment: Annotated[dict[str, str | None], BeforeValidator(values.pairs)] = {}
     env_file: Annotated[
-        list[Annotated[EnvFile, _short("path")]],
+        list[Text],
         Field(max_length=_MAX_ENV_FILES),
         BeforeValidator(lambda value: each(value or [])),
     ] = []

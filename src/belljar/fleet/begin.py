@@ -17,13 +17,12 @@ from belljar.fleet.archive import pack_task
 from belljar.fleet.engine import CLEAR_S, joined
 from belljar.fleet.head import Head
 from belljar.fleet.judge import KIND, summary
-from belljar.fleet.node import SILENCE, clear, settings_of, silence_s
+from belljar.fleet.node import clear, settings_of, silence_s
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger
 from belljar.harness.host_processes import watched_host
-from belljar.harness.options import RunRequest
-from belljar.harness.selected import select_task
+from belljar.harness.options import RunRequest, select_task
 from belljar.harness.source import RealCells, standard_output_to_error
 from belljar.package import __version__
 from belljar.report.verdict import LedgerState
@@ -53,7 +52,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
         argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
         sha256 = hashlib.sha256(archive).hexdigest()
         workspace = f"{os.getpid()}-{time.time_ns()}"
-        with joined(fleet, memory_mib=task.memory_mib) as engine, ExitStack() as unless_begun:
+        with joined(fleet) as engine, ExitStack() as unless_begun:
             nodes = describe_nodes(engine, home, task)
             asked = [node.node_id for node in nodes if not node.refusal]
             # After Ctrl-C half of an image would stay there, which may be gigabytes.
@@ -61,12 +60,10 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             nodes, images, sent = prepare_nodes(
                 engine, nodes, workspace, archive, sha256, task, home
             )
-            settings = settings_of(os.environ)
             # A value may be a secret: its digest says whether it is another one.
             hashed = {
-                name: hashlib.sha256(settings[name].encode()).hexdigest()
-                for name in settings
-                if name != SILENCE  # another patience is the same evaluation
+                name: hashlib.sha256(value.encode()).hexdigest()
+                for name, value in settings_of(os.environ).items()
             }
             plan = {
                 "task": task.name,

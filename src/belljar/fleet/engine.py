@@ -35,14 +35,12 @@ _NEAR: Final = tuple(
 class Engine(Protocol):
     """A connection to a cluster, for one evaluation.
 
-    `needs_token`: nodes must have its token authentication on. `is_alone`: this machine is the only
-    node, with the head's store. `last_heard_s`: when each
-    node answered last; one that is removed is expected to no more. `is_stopping`: nodes are to end
-    their units.
+    `needs_token`: nodes must have its token authentication on. `last_heard_s`: when each node
+    answered last; one that is removed is expected to no more. `is_stopping`: nodes are to end their
+    units.
     """
 
     needs_token: bool
-    is_alone: bool
     last_heard_s: dict[str, float]
     is_stopping: bool
 
@@ -76,17 +74,13 @@ class Engine(Protocol):
         """Leave the cluster."""
 
 
-def joined(fleet: str, *, memory_mib: int = 0) -> AbstractContextManager[Engine]:
-    """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`.
-
-    `memory_mib`: a cluster of this machine alone offers at least so much, as a run without a fleet
-    waits for memory, too.
-    """
+def joined(fleet: str) -> AbstractContextManager[Engine]:
+    """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`."""
     name, _, address = fleet.partition("://")
     if name == "ray":
         from belljar.fleet.ray_engine import RayEngine
 
-        return closing(RayEngine(address, memory_mib=memory_mib))
+        return closing(RayEngine(address))
     if name == "slurm":
         from belljar.fleet.slurm_engine import SlurmEngine
 

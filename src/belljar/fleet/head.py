@@ -33,7 +33,7 @@ from belljar.fleet.units import (
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import put_on_record
 from belljar.harness.host_processes import HostActivity, proxies_here
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import SelectedTask
 from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
 from belljar.ledger.kinds import check_shape, shape_of
 from belljar.ledger.listing import read_events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -12,18 +12,27 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
-from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine, joined
+from belljar.fleet.engine import CELLS, CLEAR_S, HARDWARE, MEMORY, Engine, joined
 from belljar.fleet.guard import END_S
-from belljar.fleet.images import Sent, last_words, send_images
-from belljar.fleet.node import check, describe, kill_all, prepare, settings_of
+from belljar.fleet.node import (
+    check,
+    clear,
+    describe,
+    kill_all,
+    prepare,
+    settings_of,
+    take_image,
+    take_piece,
+)
 from belljar.fleet.units import Node
-from belljar.harness.selected import SelectedTask
-from belljar.image.store import Store
+from belljar.harness.options import SelectedTask
+from belljar.image.store import Image, Store, is_like_digest
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.kinds import HEX64, check_shape, shape_of
 from belljar.package import __version__
 from belljar.store.locks import locked
-from belljar.units import printable
+from belljar.units import format_size, printable
+from belljar.waiting import print_status
 
 # As SSH's known_hosts: a known name with another key is refused.
 NODES: Final = "fleet/nodes.json"
@@ -31,6 +40,12 @@ NODES: Final = "fleet/nodes.json"
 _DESCRIBED: Final = shape_of("name:text key:sha256 version:text inspect:text")
 _CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
 
+# So much of an image is in memory at a time, on the head and on each node. With Slurm each piece
+# waits in the queue: small ones would take longer to wait than to go.
+PIECE_BYTES: Final = 64 << 20
+
+# A node, and what the event says of the image that it took.
+Sent: TypeAlias = tuple[str, dict[str, Any]]
 _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 
@@ -38,7 +53,7 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     """Return each node as it describes itself; `refusal`: another version or key, no such cells."""
     offers, known, nodes = engine.offers(), pinned_keys(home), list[Node]()
     # A signature must say whose record it is, and the record tells nodes apart by their names.
-    owners = {} if engine.is_alone else {local_fingerprint(home): "the head"}
+    owners = {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
     for node_id, said in engine.on_each([*offers], describe).items():
         if not isinstance(said, Exception):
@@ -175,6 +190,68 @@ def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list
     return {node: names for node, names in lacking.items() if names}
 
 
+# --- images that a node lacks: sent once, piece by piece, and checked there by digest
+
+
+def send_images(
+    engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
+) -> tuple[list[Sent], dict[str, str]]:
+    """Send images of this store that nodes lack, by node.
+
+    Return what was sent, and the reason of each node that could not take one.
+    """
+    sent, failed = list[Sent](), dict[str, str]()
+    for name in sorted({name for names in lacking.values() for name in names}):
+        nodes = [node for node, names in lacking.items() if name in names and node not in failed]
+        image = store.find(name)
+        refused = _send(engine, fleet, image, name, nodes)
+        shown = printable(name)
+        failed |= {each: f"image {shown}: {why}" for each, why in refused.items()}
+        about = {"image": name, "digest": image.digest, "bytes": image.size_bytes}
+        sent += [(node, about) for node in nodes if node not in refused]
+    return sent, failed
+
+
+def _send(
+    engine: Engine, fleet: str, image: Image, name: str, nodes: Sequence[str]
+) -> dict[str, str]:
+    """Send one image to these nodes; return why some did not take it."""
+    refused, to = dict[str, str](), [*nodes]
+
+    def call(function: Callable[..., str], *arguments: object) -> None:
+        nonlocal to
+        said = engine.on_each(to, function, fleet, image.digest, *arguments)
+        for each, why in said.items():
+            if why != "":
+                is_said = isinstance(why, str | Exception)
+                refused[each] = last_words(why if is_said else "its answer can't be understood")
+        # A node that refused one piece gets no further ones.
+        to = [each for each in to if each not in refused]
+
+    size, offset = image.size_bytes, 0
+    with image.rootfs.open("rb") as file:
+        while to and (piece := file.read(PIECE_BYTES)):
+            call(take_piece, offset, size, piece)
+            offset += len(piece)
+            shown = f"{format_size(offset)} of {format_size(size)}"
+            print_status(f"belljar: image {printable(name)}: {shown} sent to {len(to)} node(s)")
+    document = image.rootfs.with_name("image.json").read_bytes()
+    # An image that was asked for by its digest has no name to give it there.
+    names = [] if is_like_digest(name) else [name]
+    call(take_image, document, names, [*image.origins])
+    if refused:  # their disks may be full
+        engine.on_each([*refused], clear, fleet, within_s=CLEAR_S)
+    return refused
+
+
+def last_words(error: object) -> str:
+    """Return the last line of an error: those of a node come with where they were raised."""
+    return printable(str(error).strip().rpartition("\n")[2], max_chars=300)
+
+
+# --- keys
+
+
 def pinned_keys(home: Path) -> dict[str, str]:
     """Return the keys of known nodes, by name. Raises `HostError`."""
     with suppress(FileNotFoundError):
@@ -208,9 +285,6 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
     Return the engine's id of each node (`node`), its `name` ("": it did not answer), `ok` and what
     it `said`. Raises `HostError`.
     """
-    # Without an address the engine would start a cluster of this machine alone, and halt nothing.
-    if fleet == "ray" and not os.environ.get("RAY_ADDRESS"):
-        raise HostError("which cluster?", hint="give --fleet ray://HOST:PORT, or set RAY_ADDRESS")
     found = list[dict[str, Any]]()
     with joined(fleet) as engine:
         asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from belljar.errors import HostError
-from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY, check_private
+from belljar.errors import HostError, PolicyError
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, MEMORY, check_private
 from belljar.fleet.guard import START_S
 from belljar.fleet.node import HeadWatch, run_unit
-from belljar.host.cgroups import free_bytes
-from belljar.policy.limits import Tier
 from belljar.units import printable
 
 # A piece of an archive that takes longer comes from a node that hangs.
@@ -35,27 +32,18 @@ class RayEngine:
 
     needs_token = True
 
-    def __init__(self, address: str, *, memory_mib: int = 0) -> None:
-        """Join the cluster at `address` or RAY_ADDRESS, or start one of this machine alone."""
-        address = address or os.environ.get("RAY_ADDRESS", "")
-        if address:
-            check_private(address.rpartition(":")[0], where=f"--fleet ray://{address}")
+    def __init__(self, address: str) -> None:
+        """Join the cluster at `address` or RAY_ADDRESS."""
+        if not (address := address or os.environ.get("RAY_ADDRESS", "")):
+            hint = "give --fleet ray://HOST:PORT, or set RAY_ADDRESS"
+            raise PolicyError("which cluster?", where="--fleet ray", hint=hint)
+        check_private(address.rpartition(":")[0], where=f"--fleet ray://{address}")
         # Else Ray would take 127.0.0.1 for the machine's own address, and not meet itself.
-        if not address or address.startswith(("127.", "localhost:")):
+        if address.startswith(("127.", "localhost:")):
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
         # No usage report leaves the host unless its operator asks for it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        alone: dict[str, Any] = {}
-        if not address:
-            # Other users of this machine reach loopback, too: they lack this token.
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-            # Each tier is offered: `belljar check` refuses what this host lacks.
-            markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
-            room_mib = max(memory_mib, free_bytes() >> 20)
-            offer = {CELLS: os.cpu_count() or 1, MEMORY: room_mib, **markers}
-            alone = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
-            alone |= {"num_cpus": 1, "resources": offer}
         try:
             import ray
         except ImportError as error:
@@ -64,16 +52,14 @@ class RayEngine:
             what = f"Ray {ray.__version__} knows no tokens: whoever reaches its port may run code"
             raise HostError(what, hint=HINT_EXTRA)
         try:
-            where = address or "local"
-            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR, **alone)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
             raise HostError(
                 f"Ray can't be joined: {printable(str(error), max_chars=400)}",
-                where=printable(address or "a cluster of this machine alone"),
+                where=printable(address),
                 hint="see that `ray status --address HOST:PORT` works, with the cluster's token",
             ) from error
         self._ray: Any = ray
-        self.is_alone = not address
         self._watches: dict[str, Any] = {}
         self._beats: dict[str, Any] = {}
         self._number, self.is_stopping = 0, False
@@ -81,7 +67,7 @@ class RayEngine:
         self.last_heard_s: dict[str, float] = {}
 
     def close(self) -> None:
-        """Leave the cluster; one of this machine alone ends."""
+        """Leave the cluster."""
         self.closed.set()
         self._ray.shutdown()
 

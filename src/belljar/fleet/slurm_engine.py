@@ -90,7 +90,7 @@ class SlurmEngine:
         self._units: list[_Unit] = []
         # Pieces of archives are megabytes: a slow head holds the nodes back, not its memory.
         self._items: queue.Queue[tuple[_Unit, Any]] = queue.Queue(maxsize=16)
-        self.is_stopping, self.is_alone = False, False
+        self.is_stopping = False
         self.closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
@@ -123,11 +123,10 @@ class SlurmEngine:
         content = request.getvalue()
 
         def call(each: str) -> Any:  # noqa: ANN401 - any function's result
-            inside, alone = (
-                [f"--jobid={jobs.get(each)}", "--overlap"],
-                [*self._where, *_size(1, CALL_MIB)],
-            )
-            words = [*(inside if each in jobs else alone), f"--nodelist={each}"]
+            words = [*self._where, *_size(1, CALL_MIB)]
+            if each in jobs:
+                words = [f"--jobid={jobs[each]}", "--overlap"]
+            words.append(f"--nodelist={each}")
             try:
                 return answer_of(_srun("belljar-call", words), content, within_s)
             except (HostError, OSError, ValueError, RecursionError) as error:

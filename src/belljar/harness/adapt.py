@@ -11,6 +11,7 @@ from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from pydantic import BaseModel
 
 from belljar.compose.document import as_document, beside, dockerfile_document, read_document
+from belljar.dataclass import replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.compat import TaskRefused, judge
@@ -40,7 +41,29 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
     `directory` is the task's own. `may_override`: the operator's policy has an image for refused
     sandboxes; other refusals are errors of samples.
     """
-    read = _Reader(directory, may_override=may_override)
+    known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
+
+    def instead(error: PolicyError) -> BelljarConfig | PolicyError:
+        """The operator's image for a refused sandbox."""
+        if not may_override or not isinstance(error, TaskRefused):
+            return error
+        detail = f"the policy's image instead of a sandbox that is refused: {error.what}"
+        kind = DifferenceKind.OVERRIDDEN
+        overridden = Difference(kind=kind, where=TASK, key="sandbox", detail=detail)
+        # What is refused may have wanted none; the operator's own network outvotes that.
+        return BelljarConfig(network=NO_NETWORK, differences=(overridden,))
+
+    def read(spec: SandboxEnvironmentSpec | None, *, where: str) -> BelljarConfig | PolicyError:
+        config = spec.config if spec is not None else None
+        text = config.model_dump_json() if isinstance(config, BaseModel) else repr(config)
+        key = (spec.type if spec is not None else "", text)
+        if key not in known:
+            try:
+                known[key] = stand_in(spec, directory=directory, where=where)
+            except PolicyError as error:
+                known[key] = instead(error)
+        return known[key]
+
     default = read(task.sandbox, where=f"task {task.name}")
     made: list[SampleSandbox] = []
     for sample in task.dataset or ():
@@ -53,77 +76,39 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
                 settled(found, metadata, where=where)  # now, not in the middle of the run
             except PolicyError as error:
                 written = written or task.sandbox
-                found = read.instead(error)
-        refusal = found if isinstance(found, PolicyError) else None
-        config = BelljarConfig() if isinstance(found, PolicyError) else found
-        if refusal is None and written is not None:
-            sample.sandbox = SandboxEnvironmentSpec(OURS, config)
-        made.append(
-            SampleSandbox(
-                task=task.name,
-                sample=str(sample.id),
-                metadata=metadata,
-                config=config,
-                error=refusal,
-            )
+                found = instead(error)
+        sandbox = SampleSandbox(
+            task=task.name, sample=str(sample.id), metadata=metadata, config=BelljarConfig()
         )
+        if isinstance(found, PolicyError):
+            made.append(replace(sandbox, error=found))
+            continue
+        made.append(replace(sandbox, config=found))
+        if written is not None:
+            sample.sandbox = SandboxEnvironmentSpec(OURS, found)
     task.sandbox = SandboxEnvironmentSpec(
         OURS, default if isinstance(default, BelljarConfig) else BelljarConfig()
     )
     return made
 
 
-class _Reader:
-    def __init__(self, directory: Path, *, may_override: bool) -> None:
-        self.directory = directory
-        self.may_override = may_override
-        self._known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
-
-    def __call__(
-        self, spec: SandboxEnvironmentSpec | None, *, where: str
-    ) -> BelljarConfig | PolicyError:
-        config = spec.config if spec is not None else None
-        text = config.model_dump_json() if isinstance(config, BaseModel) else repr(config)
-        key = (spec.type if spec is not None else "", text)
-        if key not in self._known:
-            try:
-                self._known[key] = stand_in(spec, directory=self.directory, where=where)
-            except PolicyError as error:
-                self._known[key] = self.instead(error)
-        return self._known[key]
-
-    def instead(self, error: PolicyError) -> BelljarConfig | PolicyError:
-        """The operator's image for a refused sandbox."""
-        if not self.may_override or not isinstance(error, TaskRefused):
-            return error
-        overridden = Difference(
-            kind=DifferenceKind.OVERRIDDEN,
-            where=TASK,
-            key="sandbox",
-            detail=f"the policy's image instead of a sandbox that is refused: {error.what}",
-        )
-        # What is refused may have wanted none; the operator's own network outvotes that.
-        return BelljarConfig(network=NO_NETWORK, differences=(overridden,))
-
-
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
     """The sandbox's replacement. Raises `PolicyError`."""
+    base = beside_policy(directory)
     if spec is None:
-        return beside_policy(directory)
-    compose = _description(spec, directory)
-    if spec.type == OURS and compose is None:
-        config = spec.config
-        if isinstance(config, BaseModel):
-            return as_config(config)
-        if config is None:
-            return beside_policy(directory)
-        path = (directory / str(config)).absolute()
-        check_below(path, directory)
-        return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
-    if compose is not None:
-        return of_compose(compose, beside_policy(directory), where=where)
-    judgement = judge(spec.type, has_config=spec.config is not None, where=where)
-    return judged(beside_policy(directory), judgement)
+        return base
+    config = spec.config
+    if (compose := _description(spec, directory)) is not None:
+        return of_compose(compose, base, where=where)
+    if spec.type != OURS:
+        return judged(base, judge(spec.type, has_config=config is not None, where=where))
+    if config is None:
+        return base
+    if isinstance(config, BaseModel):
+        return as_config(config)
+    path = (directory / str(config)).absolute()
+    check_below(path, directory)
+    return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
 
 
 def of_active_sample(
@@ -171,14 +156,13 @@ def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any
         is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
         return None if is_other else as_document(config)
     if config is None:
-        found = beside(directory)  # as Inspect finds it
-        if spec.type not in {OURS, "docker"} or (
-            spec.type == OURS and beside_policy(directory).policy
-        ):
+        is_ours = spec.type == OURS and not beside_policy(directory).policy
+        if spec.type != "docker" and not is_ours:
             return None
-        if found is None and os.path.lexists(directory / "Dockerfile"):
-            return dockerfile_document(directory.absolute() / "Dockerfile")
-        return read_document(found) if found else None
+        if (found := beside(directory)) is not None:  # as Inspect finds it
+            return read_document(found)
+        path = directory.absolute() / "Dockerfile"
+        return dockerfile_document(path) if os.path.lexists(path) else None
     path = directory / str(config)
     check_below(path.absolute(), directory)
     document = named_document(path)

@@ -16,7 +16,6 @@ import shlex
 import socket
 import struct
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -75,29 +74,16 @@ class Opening:
 
 
 def read_opening(payload: bytes) -> Opening:
-    """The opening in a frame. Raises `AttachError`."""
-    try:
-        opening = json.loads(payload)
-        return Opening(
-            argv=tuple(str(arg) for arg in opening["argv"]),
-            user=None if opening["user"] is None else str(opening["user"]),
-            # `struct winsize` has 16 bits for each.
-            rows=int(opening["rows"]) & 0xFFFF,
-            cols=int(opening["cols"]) & 0xFFFF,
-            term=str(opening["term"])[:64],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise AttachError("not an opening") from error
-
-
-def read_target(payload: bytes) -> int | str:
-    """A `CONNECT`'s port or path. Raises `AttachError`."""
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError as error:
-        raise AttachError("not a target") from error
-    # A port has at most five digits; anything else is a path.
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else text
+    """The opening in a frame. Raises any error, which ends the session alone."""
+    opening = json.loads(payload)
+    return Opening(
+        argv=tuple(str(arg) for arg in opening["argv"]),
+        user=None if opening["user"] is None else str(opening["user"]),
+        # `struct winsize` has 16 bits for each.
+        rows=int(opening["rows"]) & 0xFFFF,
+        cols=int(opening["cols"]) & 0xFFFF,
+        term=str(opening["term"])[:64],
+    )
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
@@ -116,15 +102,6 @@ def frames(kind: FrameKind, payload: bytes) -> Iterator[bytes]:
 def size_payload(rows: int, cols: int) -> bytes:
     """A terminal's size."""
     return _SIZE.pack(rows & 0xFFFF, cols & 0xFFFF)
-
-
-def read_size(payload: bytes) -> tuple[int, int]:
-    """Rows and columns. Raises `AttachError`."""
-    try:
-        rows, cols = _SIZE.unpack(payload)
-    except struct.error as error:
-        raise AttachError("not a terminal's size") from error
-    return int(rows), int(cols)
 
 
 class FrameReader:
@@ -271,7 +248,10 @@ class AttachSocket:
                     await _terminal(stream, incoming, cell, read_opening(payload))
             elif kind is FrameKind.CONNECT:
                 async with self._streams:
-                    await _connection(stream, incoming, cell, read_target(payload))
+                    text = payload.decode()
+                    # A port has at most five digits; anything else is a path.
+                    is_port = text.isascii() and text.isdigit() and len(text) <= 5
+                    await _connection(stream, incoming, cell, int(text) if is_port else text)
 
 
 async def _terminal(
@@ -308,7 +288,7 @@ async def _relay(
                     if kind is FrameKind.INPUT and not has_ended:
                         await running.send_stdin(payload)
                     elif kind is FrameKind.RESIZE:
-                        await running.resize(*read_size(payload))
+                        await running.resize(*_SIZE.unpack(payload))
                     elif kind is FrameKind.INPUT_END:
                         await running.close_stdin()
                 except (BrokenPipeError, CellError):
@@ -393,21 +373,13 @@ def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
     """Connect to an attach socket. Raises `OSError`."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
-    give_up = time.monotonic() + timeout_s
     try:
         with short_path(path) as name:
-            while True:
-                try:
-                    stream.connect(name)
-                    return stream
-                # Its backlog is full, and no timeout waits for room (connect(2))
-                except BlockingIOError:
-                    if time.monotonic() > give_up:
-                        raise
-                    time.sleep(0.02)
+            stream.connect(name)
     except OSError:
         stream.close()
         raise
+    return stream
 
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
@@ -415,8 +387,18 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
     directory = attach_directory(home)
     if not directory.is_dir():
         return []
-    wanted = [path for path in sorted(directory.iterdir()) if cell_id in (None, path.name)]
-    return [path.name for path in wanted if _release(path)]
+    released = []
+    for path in (each for each in sorted(directory.iterdir()) if cell_id in (None, each.name)):
+        try:
+            with connect_to(path) as stream:
+                stream.sendall(frame(FrameKind.RELEASE))
+                # Any byte confirms; none means that it was closed without an answer.
+                released += [path.name] if stream.recv(1) else []
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:  # a timeout: a running sample's socket that is not served right now
+            continue
+    return released
 
 
 def remove_dead_sockets(home: Path | None = None) -> list[str]:
@@ -433,19 +415,6 @@ def remove_dead_sockets(home: Path | None = None) -> list[str]:
         except OSError:
             continue  # full, or another error that does not show that its owner is dead
     return removed
-
-
-def _release(path: Path) -> bool:
-    try:
-        with connect_to(path) as stream:
-            stream.sendall(frame(FrameKind.RELEASE))
-            # Any byte confirms; none means that it was closed without an answer.
-            return bool(stream.recv(1))
-    except ConnectionRefusedError:
-        path.unlink(missing_ok=True)
-    except OSError:  # a timeout: a running sample's socket that is not served right now
-        pass
-    return False
 
 
 def login_command(cell_id: str, user: str | None) -> str:

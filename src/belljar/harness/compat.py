@@ -124,25 +124,19 @@ def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str)
 
 
 def _changes(found: Composed) -> dict[str, Any]:
-    changes = {
-        name: value for name, value in found.changes.items() if name not in ("resources", "rights")
-    }
+    # A `$` that is left is the file's own text, and no reference for a policy's `env`.
+    changes = {**found.changes, "rights": _rights(found.changes)}
     if "env" in changes:
-        # A `$` that is left is the file's own text, and no reference for a policy's `env`.
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
-    if resources := found.changes.get("resources"):
+    if resources := changes.pop("resources", None):
         changes["resources"] = tuple(sorted(resources.items()))
-    changes["rights"] = _rights(found.changes)
     if found.network is not None:
         stand_ins: dict[str, dict[str, Any]] = {}
         for name, words in found.network["stand_ins"].items():
             stand_ins[name] = {**words, "rights": _rights(words)}
-            if "env" in words:
-                stand_ins[name]["env"] = {
-                    key: literal(value) for key, value in words["env"].items()
-                }
-        network = {**found.network, "stand_ins": stand_ins}
-        changes["network"] = _section(Network, network)
+            if env := words.get("env"):
+                stand_ins[name]["env"] = {key: literal(value) for key, value in env.items()}
+        changes["network"] = _section(Network, {**found.network, "stand_ins": stand_ins})
     elif found.is_apart:
         changes["network"] = NO_NETWORK
     if found.data is not None:

@@ -13,9 +13,9 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Unpack
+from typing import Any, Final, Literal, Unpack
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from belljar.compose.data import ServiceBuild
 from belljar.compose.document import (
@@ -67,18 +67,6 @@ _START_AGAIN: Final = (
     "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
     "TASK`), with --sample-id for the samples that failed"
 )
-_M = TypeVar("_M", bound=BaseModel)
-# A section of a policy, logged in the words that it is read from.
-AsWritten: TypeAlias = Annotated[
-    _M,
-    PlainSerializer(
-        lambda value: (
-            value.model_dump(mode="json", exclude_unset=True)
-            if isinstance(value, BaseModel)
-            else value
-        )
-    ),
-]
 
 
 class BelljarConfig(BaseModel):
@@ -94,9 +82,9 @@ class BelljarConfig(BaseModel):
     policy: str = ""
     compose: dict[str, Any] | None = None
     is_generic: bool = False
-    network: AsWritten[Network] | Literal["none"] | None = None
+    network: Network | Literal["none"] | None = None
     service: str = ""
-    program: AsWritten[ServiceProgram] | None = None
+    program: ServiceProgram | None = None
     data: TaskData | None = None
     builds: tuple[ServiceBuild, ...] = ()
     resources: tuple[tuple[str, str | int], ...] = ()
@@ -107,6 +95,13 @@ class BelljarConfig(BaseModel):
     rights: Rights | None = None
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
+
+    @field_serializer("network", "program")
+    def _as_written(self, value: object) -> object:
+        # A section of a policy is logged in the words that it is read from.
+        if not isinstance(value, BaseModel):
+            return value
+        return value.model_dump(mode="json", exclude_unset=True)
 
     def __hash__(self) -> int:
         # Fields that hold dicts leave a frozen model without a hash.

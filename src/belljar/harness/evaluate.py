@@ -147,10 +147,9 @@ def _controlled(session: Session) -> Iterator[None]:
 
     with _explained("Inspect's hooks"):
         init_hooks()  # other packages' hooks register before ours, which Inspect would announce
-    from belljar.harness.boundary import sole_provider
-    from belljar.harness.host_tools import tool_checks
+    from belljar.harness.boundary import controlled
 
-    with sole_provider(session), tool_checks(session):
+    with controlled(session):
         yield
 
 

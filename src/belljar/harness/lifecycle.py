@@ -13,7 +13,7 @@ from typing_extensions import override
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError
 from belljar.harness.attach import login_command, release_cells, remove_dead_sockets
-from belljar.harness.dotenv import restore_start
+from belljar.harness.operator import restore_start
 from belljar.harness.session import Session, current_session
 from belljar.probe.witness import sweep_watches
 from belljar.units import printable

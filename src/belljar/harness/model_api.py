@@ -12,7 +12,7 @@ from inspect_ai.model._providers.openai_compatible import OpenAICompatibleAPI
 from openai import APIConnectionError, DefaultAsyncHttpxClient
 from typing_extensions import override
 
-import belljar.harness.tool_arguments  # noqa: F401 - a server's are bounded
+import belljar.harness.model_boundary  # noqa: F401 - bounds a server's tool arguments
 from belljar.errors import BelljarError
 from belljar.harness.lifecycle import as_prerequisite_error
 from belljar.harness.session import current_session

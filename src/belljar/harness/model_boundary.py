@@ -1,6 +1,7 @@
 """The model boundary: what is sent to a model's provider is scanned first, and put on record.
 
-Importing it puts it in place: as a hook, and in Inspect's two calls that have none.
+Importing it puts it in place: as a hook, and in Inspect's two calls that have none. The YAML that
+Inspect reads in a tool call's arguments is bounded, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -23,13 +25,13 @@ from inspect_ai.model import (
     ContentToolUse,
     Model,
     ModelAPI,
+    _call_tools,
     get_model,
 )
 from inspect_ai.util import LimitExceededError
 from pydantic import BaseModel
 from typing_extensions import override
 
-import belljar.harness.tool_arguments  # noqa: F401
 from belljar.cell.guarded import GuardedRecorder
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.session import SampleCell, current_session
@@ -226,3 +228,35 @@ def sample_environment() -> SampleCell | None:
         if isinstance(ours, SampleCell):
             return ours
     return None
+
+
+# A model, or its server, chooses them: Inspect takes what doesn't begin with `{` for YAML, in which
+# 400 bytes of aliases are gigabytes once they are written out. What is too much stays a text, as
+# what is no YAML does.
+MAX_CHARS: Final = 16 << 10  # a second to read
+_calls: Final[Any] = _call_tools
+_yaml: Final = _calls.yaml  # PyYAML: a dependency of Inspect
+
+
+def _safe_load(text: str) -> Any:  # noqa: ANN401 - as PyYAML's
+    """Raises `YAMLError`, for which Inspect takes the text itself; `RecursionError`."""
+    if len(text) > MAX_CHARS:
+        raise _yaml.YAMLError("too long")
+    loader = _yaml.SafeLoader(text)
+    compose = loader.compose_node
+
+    def compose_node(parent: object, index: object) -> Any:  # noqa: ANN401 - as PyYAML's
+        if loader.check_event(_yaml.AliasEvent):
+            raise _yaml.YAMLError("an alias")
+        return compose(parent, index)
+
+    loader.compose_node = compose_node
+    try:
+        value = loader.get_single_data()
+        json.dumps(value, default=str, skipkeys=True)  # a number may be too long to be written
+    except (ValueError, OverflowError, TypeError) as error:  # of dates, numbers, keys
+        raise _yaml.YAMLError("no value") from error
+    return value
+
+
+_calls.yaml = SimpleNamespace(safe_load=_safe_load, error=_yaml.error)

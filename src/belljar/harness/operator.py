@@ -1,11 +1,22 @@
-"""The operator's own part, whatever a task brings: options, environment at the start, settings."""
+"""The operator's own part, whatever a task brings: options, environment at the start, settings.
+
+A `.env` file, from the working directory or above it, may come with a task. Only keys and addresses
+of model providers and two settings of Inspect may come from it; everything else in it is refused,
+by name, before Inspect is imported.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
+from belljar.policy.files import read_regular
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -86,3 +97,103 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
             "`inspect eval`; or use your own policy",
         )
     return made
+
+
+# Nobody writes more variables; a longer file is something else by that name.
+MAX_BYTES: Final = 1 << 20
+
+# Anything else may load code, open a port, move a store or choose who is trusted.
+SETTINGS: Final = frozenset({"INSPECT_LOG_LEVEL", "INSPECT_EVAL_MODEL"})
+_OF_A_SERVICE: Final = re.compile(r"(?!INSPECT_|BELLJAR_)[A-Z][A-Z0-9_]*_(API_KEY|BASE_URL)")
+# To these, credentials are sent that are in no variable: of a home directory or a machine.
+_OF_A_CLOUD: Final = re.compile(r".*(AWS|AZURE|BEDROCK|GOOGLE|VERTEX).*_BASE_URL")
+# The operator's own keys, which an address from a file could be sent.
+_KEY: Final = re.compile(
+    r".*_API_KEY|ANTHROPIC_AUTH_TOKEN|.*_API_TOKEN|AWS_BEARER_TOKEN_BEDROCK|HF_TOKEN"
+)
+
+# What chooses this host's programs, their code, the store and its keys, trust roots and proxies.
+_OF_THE_HOST: Final = re.compile(
+    r"(BELLJAR|DOCKER|LD|OPENSSL|SSL|XDG)_.*|PYTHON.*|HOME|PATH|TMPDIR|(?i:.*_proxy)"
+)
+
+
+def read_dotenv(environ: Mapping[str, str]) -> str:
+    """Find and judge the file that Inspect will read; say what it will set. Changes nothing.
+
+    Raises `PolicyError` for a name that is not allowed, for a value made of other variables, and
+    for an address whose requests would carry a key of `environ`.
+    """
+    from io import BytesIO, TextIOWrapper
+
+    from dotenv import dotenv_values, find_dotenv
+
+    path = find_dotenv(usecwd=True)
+    if not path:
+        return ""
+    where = printable(path)
+    try:
+        # Never a FIFO, which would hold the start. A link may lead anywhere, as for Inspect.
+        real = Path(os.path.realpath(path))
+        data = read_regular(real.parent, real.name, MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError("it has more than 1 MiB")
+        stream = TextIOWrapper(BytesIO(data), encoding="utf-8")  # as Inspect opens it
+        # Values as they are written: what would be expanded in them is refused.
+        values = dotenv_values(stream=stream, interpolate=False)
+    except (OSError, ValueError) as error:
+        what = f"it can't be read: {printable(str(error))}"
+        raise PolicyError(what, where=where, hint="repair it, or remove it from there") from error
+    # A name without a value sets nothing.
+    names = sorted(name for name, value in values.items() if value is not None)
+    refused = [
+        name
+        for name in names
+        if name not in SETTINGS
+        and (not _OF_A_SERVICE.fullmatch(name) or _OF_A_CLOUD.fullmatch(name))
+    ]
+    if refused:
+        raise PolicyError(
+            f"a `.env` file can't set {printable(', '.join(refused), max_chars=600)}: only"
+            f" {' and '.join(sorted(SETTINGS))}, and keys and addresses of model providers",
+            where=where,
+            hint="remove it there; if you want it, set it in the environment of belljar",
+        )
+    # An address of the file could be sent any secret of the environment as its key.
+    if expanded := [name for name in names if "${" in str(values[name])]:
+        raise PolicyError(
+            f"{printable(', '.join(expanded), max_chars=600)} of this file would take values of "
+            "other variables",
+            where=where,
+            hint="write the value itself, or set it in the environment of belljar",
+        )
+    addresses = [name for name in names if name.endswith("_BASE_URL")]
+    keys = sorted(name for name, value in environ.items() if value and _KEY.fullmatch(name))
+    if addresses and keys:
+        raise PolicyError(
+            f"{', '.join(addresses)} of this file would be sent a key of your environment "
+            f"({printable(', '.join(keys), max_chars=300)})",
+            where=where,
+            hint="set both in one place: in the file, or in the environment of belljar",
+        )
+    new = [name for name in names if not environ.get(name)]
+    return f"{where} sets {', '.join(new)}" if new else ""
+
+
+def restore_start() -> None:
+    """Undo what a `.env` file made of this host's variables under the `inspect` command.
+
+    That reads the file unjudged, and before anything of Belljar is imported. Programs, store and
+    trust roots are those of the environment at the start. A program of someone's own that calls
+    Inspect may set them.
+    """
+    if not sys.argv[0].endswith(("/inspect", "/inspect_ai/__main__.py")):
+        return
+    from belljar.host.settings import environment_at_start
+
+    start = environment_at_start()
+    for name in filter(_OF_THE_HOST.fullmatch, {*os.environ, *start}):
+        if name in start:
+            os.environ[name] = start[name]
+        else:
+            os.environ.pop(name, None)

@@ -220,52 +220,57 @@ def _one(
 PLACEHOLDER: Final = "sample-metadata"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """Facts of this host, read when needed."""
-
-    home: Path
-    facts: Callable[[], HostFacts]
-    image: Callable[[str], ImageFacts | None]
-
-
-def outlooks(previews: Sequence[Preview], host: Host) -> list[Outlook]:
-    """Each group with its images and its plan."""
+def outlooks(
+    previews: Sequence[Preview],
+    home: Path,
+    facts: Callable[[], HostFacts],
+    image_of: Callable[[str], ImageFacts | None],
+) -> list[Outlook]:
+    """Each group with its images and its plan; facts of this host are read when needed."""
     from belljar.harness.source import differences_of_images
-
-    known = replace(host, facts=cache(host.facts))
-    whole = with_images(previews, lambda policy: differences_of_images(policy, host.home))
-    return [_outlook(same, known) for same in grouped(whole)]
-
-
-def _outlook(same: Sequence[Preview], host: Host) -> Outlook:
-    from belljar.harness.source import command_of, missing_images
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan
 
-    first = same[0]
-    found = Outlook(
-        first=first, samples=tuple(each.sample for each in same if each.sample), error=first.error
-    )
-    loaded = first.policy
-    if loaded is None or first.error is not None:
-        return found
+    facts = cache(facts)
+    whole = with_images(previews, lambda policy: differences_of_images(policy, home))
+    found: list[Outlook] = []
+    for same in grouped(whole):
+        first, plan = same[0], None
+        error, lacking, loaded = first.error, None, first.policy
+        if error is None and loaded is not None:
+            try:
+                check_stand_ins(loaded)
+                image = image_of(loaded.policy.image)
+                plan = make_plan(loaded.policy, facts(), image, base=loaded.base)
+            except HostError as host_lacks:
+                lacking = host_lacks
+            except BelljarError as refused:
+                error = refused
+        found.append(
+            Outlook(
+                first=first,
+                samples=tuple(each.sample for each in same if each.sample),
+                missing=_missing(first, home),
+                plan=plan,
+                error=error or (None if loaded else PolicyError("nothing is known of it")),
+                lacking=lacking,
+            )
+        )
+    return found
+
+
+def _missing(first: Preview, home: Path) -> tuple[MissingImage, ...]:
+    from belljar.harness.source import command_of, missing_images
+
+    if first.policy is None or first.error is not None:
+        return ()
     builds = {each.image: each for each in first.builds}
-    missing = tuple(
+    return tuple(
         replace(each, command=command_of(builds[each.image])) if each.image in builds else each
-        for each in missing_images([loaded], host.home)
+        for each in missing_images([first.policy], home)
         # Its name is known only with a sample's metadata.
         if PLACEHOLDER not in each.image
     )
-    found = replace(found, missing=missing)
-    try:
-        check_stand_ins(loaded)
-        image = host.image(loaded.policy.image)
-        return replace(found, plan=make_plan(loaded.policy, host.facts(), image, base=loaded.base))
-    except HostError as lacking:
-        return replace(found, lacking=lacking)
-    except BelljarError as refused:
-        return replace(found, error=refused)
 
 
 def all_missing(found: Iterable[Outlook]) -> list[MissingImage]:

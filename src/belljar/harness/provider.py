@@ -104,22 +104,20 @@ def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str
     """A result with `docker exec`'s status, as Inspect's Docker provider. Raises
     `PermissionError`.
     """
-    stage, why = output.stage, os.strerror(code)
-    if stage in {"user", "cwd"} and code in {errno.ENOENT, errno.ENOTDIR}:
-        is_directory_missing = stage == "cwd" and code == errno.ENOENT
-        return _failed(
-            NOT_FOUND if is_directory_missing else NOT_RUN, printable(output.why_not_started)
-        )
-    if code in {errno.EACCES, errno.EPERM}:
+    stage, why, status = output.stage, os.strerror(code), NOT_RUN
+    is_missing = code in {errno.ENOENT, errno.ENOTDIR}
+    name = cmd[0] if cmd else ""
+    if stage in {"user", "cwd"} and is_missing:
+        status = NOT_FOUND if stage == "cwd" and code == errno.ENOENT else NOT_RUN
+        text = printable(output.why_not_started)
+    elif code in {errno.EACCES, errno.EPERM}:
         if stage == "cwd":
             raise PermissionError(code, f"{why}: {printable(output.why_not_started)}")
-        raise PermissionError(code, why, cmd[0] if stage == "exec" and cmd else stage)
-    if stage == "exec" and code in {errno.ENOENT, errno.ENOTDIR}:
-        return _failed(NOT_FOUND, f"{cmd[0]}: not found")
-    return _failed(NOT_RUN, f"{cmd[0] if cmd else ''}: {why}")
-
-
-def _failed(status: int, text: str) -> ExecResult[str]:
+        raise PermissionError(code, why, name if stage == "exec" and cmd else stage)
+    elif stage == "exec" and is_missing:
+        status, text = NOT_FOUND, f"{name}: not found"
+    else:
+        text = f"{name}: {why}"
     return ExecResult(success=False, returncode=status, stdout="", stderr=f"{text}\n")
 
 

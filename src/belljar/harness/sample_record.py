@@ -149,8 +149,7 @@ def bind_containment(containment: Containment, identity: SampleIdentity) -> None
     data: dict[str, Any] = containment.data()
     data["differences"] = list(sentences(containment.differences))
     state.metadata[CONTAINMENT_KEY] = data
-    for score in (state.scores or {}).values():
-        score.metadata = {**(score.metadata or {}), CELL_VERDICT_KEY: data["cell_verdict"]}
+    _mark_scores(state, {CELL_VERDICT_KEY: data["cell_verdict"]})
 
 
 def _state_of(identity: SampleIdentity) -> TaskState | None:
@@ -179,5 +178,9 @@ def bind_degraded(watches: Iterable[HealthWatch], identity: SampleIdentity) -> N
         return
     state.metadata[DEGRADED_KEY] = found
     causes = ", ".join(dict.fromkeys(str(each["cause"]) for each in found))
+    _mark_scores(state, {DEGRADED_KEY: causes})
+
+
+def _mark_scores(state: TaskState, more: Mapping[str, Any]) -> None:
     for score in (state.scores or {}).values():
-        score.metadata = {**(score.metadata or {}), DEGRADED_KEY: causes}
+        score.metadata = {**(score.metadata or {}), **more}

@@ -66,6 +66,7 @@ class RealCells:
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path | None, str], str] = {}
+        self._has_opened = False
 
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
@@ -126,8 +127,10 @@ class RealCells:
             opening = open_range(
                 policy, run=run, home=home, actor=Actor.HARNESS, on_target=on_target
             )
+            # The first may make a template; later ones have nothing to report.
+            is_first, self._has_opened = not self._has_opened, True
             async with start_slot(home or belljar_home()):
-                with reported_if_slow(FIRST_CELL):
+                with reported_if_slow(FIRST_CELL) if is_first else contextlib.nullcontext():
                     opened = await stack.enter_async_context(opening)
             for cell in opened.cells.values():
                 if cell.plan.image is not None:
@@ -183,11 +186,10 @@ def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> No
     """Check and hold the air gap if a policy requires one: what a sample does beside its cell needs
     it, too. Raises `HostError`.
     """
-    for policy in policies:
-        if policy.policy.host:
-            from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
+    for policy in (each for each in policies if each.policy.host):
+        from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
-            hold_air_gap(run, policy)
+        hold_air_gap(run, policy)
 
 
 def build_missing(

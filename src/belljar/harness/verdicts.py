@@ -47,8 +47,8 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
 
     With `require_contained` metrics count contained samples only; returns the others, `id #epoch`.
     """
-    # By uuid: ids and epochs repeat in the logs of several tasks.
-    rows = {row.transcript.uuid: row for row in findings.rows}
+    # By uuid: ids and epochs repeat in the logs of several tasks. None is for a sample without.
+    rows = {row.transcript.uuid: row for row in findings.rows if row.transcript.uuid}
     dropped: list[str] = []
     for info in list_eval_logs(str(log_dir), descending=False):
         log = _bound(read_eval_log(info), rows, findings.run_id)

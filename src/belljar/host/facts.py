@@ -65,7 +65,6 @@ def gather_facts(
     key = proof_key(kernel_release=kernel_release, vmm_version=vmm.version, cpu_model=cpu_model)
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
-    total_mib, available_mib = _memory_mib(proc, found)
     group = cgroups.cgroup_fact(found, is_root=is_root, try_group=try_group)
     return HostFacts(
         arch=arch,
@@ -76,9 +75,7 @@ def gather_facts(
         uid=os.geteuid(),
         cpu_model=cpu_model,
         cpus=len(os.sched_getaffinity(0)),
-        memory_total_mib=total_mib,
-        memory_available_mib=available_mib,
-        disk_free_mib=_disk_free_mib(home),
+        memory_total_mib=_memory_mib(proc, found),
         home=str(home),
         kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
         userns=userns_fact(proc, try_namespaces, is_root=is_root),
@@ -138,18 +135,11 @@ def _cpu_model(proc: Path) -> str:
     )
 
 
-def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
+def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> int:
     words = [line.split() for line in _text(proc / "meminfo").splitlines()]
-    amounts = {line[0]: int(line[1]) << 10 for line in words if line[2:] == ["kB"]}
-    total, available = amounts.get("MemTotal:", 0), amounts.get("MemAvailable:", 0)
+    total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
     limit = cgroups.own_memory_limit_bytes(found)
-    most = total if limit is None else limit
-    return min(total, most) // _MIB, min(available, most) // _MIB
-
-
-def _disk_free_mib(home: Path) -> int:
-    status = os.statvfs(next((path for path in (home, *home.parents) if path.exists()), "/"))
-    return status.f_bavail * status.f_frsize // _MIB
+    return min(total, total if limit is None else limit) // _MIB
 
 
 def _open_files_max(proc: Path) -> int:
@@ -191,15 +181,12 @@ def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool)
 
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:
-    if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
-        launcher, file = program_path("jail"), "/etc/apparmor.d/belljar-jail"
-        profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
-        hint = (
-            f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "
-            f"&& apparmor_parser -r {file}; or to every program: sysctl -w {APPARMOR_SWITCH}=0"
-        )
-        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint
-    if _text(proc / "sys/kernel/unprivileged_userns_clone").strip() == "0":
-        switch = "kernel.unprivileged_userns_clone"
-        return f"{switch} is 0", f"as root: sysctl -w {switch}=1"
-    return None
+    if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() != "1":
+        return None
+    launcher, file = program_path("jail"), "/etc/apparmor.d/belljar-jail"
+    profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
+    hint = (
+        f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "
+        f"&& apparmor_parser -r {file}"
+    )
+    return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint

@@ -165,8 +165,6 @@ class HostFacts:
     cpu_model: str
     cpus: int
     memory_total_mib: int
-    memory_available_mib: int
-    disk_free_mib: int
     home: str
     kvm: KvmFact
     userns: UsernsFact

@@ -175,6 +175,9 @@ def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
     return replace(fact, state=RuntimeState.UNPROVEN)
 
 
+_OUTCOMES: Final = {RuntimeState.PROVEN, RuntimeState.REFUTED}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tried:
     state: RuntimeState
@@ -199,7 +202,7 @@ def _tried(
         # From 0 on: after the clock was set back no result is recent.
         is_recent = 0 <= time.time() - float(entry["at_s"]) < refuted_for_s
         is_believed = state is RuntimeState.PROVEN or prove is None or (is_recent and not doubt)
-        if entry["for"] == key and is_believed:
+        if entry["for"] == key and is_believed and state in _OUTCOMES:
             words = {"reason": str(entry["reason"]), "hint": str(entry["hint"])}
             return _Tried(state=state, proved_for=key, **words)
     if prove is None:

@@ -6,11 +6,11 @@ Belljar names no mirror of its own. apt needs no root here, and checks the signa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from belljar.errors import HostError
 from belljar.image.tools import run_tool, tool
@@ -18,7 +18,11 @@ from belljar.image.tools import run_tool, tool
 DEBIAN_KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # The older form of sources.list(5).
 _ONE_LINE: Final = re.compile(
-    r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)"
+    r"deb\s+(?:\[(?:[^\]]*?\bsigned-by=(?P<key>[^\]\s]+))?[^\]]*\]\s+)?"
+    r"(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)"
+)
+_STANZA: Final = (
+    "Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {components}\nSigned-By: {key}\n"
 )
 # Other distributions have a `main`, too, which is no Debian.
 _CODENAMES: Final = frozenset(
@@ -54,24 +58,24 @@ class AptSource:
 
 def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
     """Enabled binary package sources in one of apt's files."""
-    if deb822:
-        return list(_from_deb822(text))
+    if not deb822:
+        lines = (_ONE_LINE.fullmatch(line.partition("#")[0].strip()) for line in text.splitlines())
+        text = "\n".join(_STANZA.format(**line.groupdict("")) for line in lines if line)
+    uncommented = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     found = []
-    for line in text.splitlines():
-        match = _ONE_LINE.fullmatch(line.partition("#")[0].strip())
-        if match is None:
+    for stanza in re.split(r"\n[ \t]*\n", uncommented):
+        fields = {name.lower(): value for name, value in parse_stanza(stanza).items()}
+        is_off = fields.get("enabled", "yes").lower() in {"no", "false", "0"}
+        if is_off or "deb" not in fields.get("types", "").split():
             continue
-        options = dict(
-            item.split("=", 1) for item in (match["options"] or "").split() if "=" in item
-        )
-        found.append(
-            AptSource(
-                uri=match["uri"],
-                suites=(match["suite"],),
-                components=tuple(match["components"].split()),
-                signed_by=_signed_by(options.get("signed-by", "")),
-            )
-        )
+        key = fields.get("signed-by", "")
+        rest: dict[str, Any] = {
+            "suites": tuple(fields.get("suites", "").split()),
+            "components": tuple(fields.get("components", "").split()),
+            # A key may also be written into the file itself; a path is all we can hand on.
+            "signed_by": key if key.startswith("/") and "\n" not in key else "",
+        }
+        found += [AptSource(uri=uri, **rest) for uri in fields.get("uris", "").split()]
     return found
 
 
@@ -112,13 +116,9 @@ def debian_sources(
         (s for s in known if any(suite.endswith("-security") for suite in s.suites)), None
     )
     if security is not None:
-        found.append(
-            AptSource(
-                uri=security.uri,
-                suites=(f"{codename}-security",),
-                signed_by=_keyring(security.signed_by),
-            )
-        )
+        keyring = _keyring(security.signed_by)
+        suites = (f"{codename}-security",)
+        found.append(AptSource(uri=security.uri, suites=suites, signed_by=keyring))
     return found
 
 
@@ -182,12 +182,8 @@ class PrivateApt:
         run_tool(
             [tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into
         )
-        found = sorted(into.glob("*.deb"))
-        if len(found) != 1:
-            raise HostError(
-                f"apt fetched {len(found)} files for {package}, one was expected",
-                where="apt-get download",
-            )
+        if len(found := [*into.glob("*.deb")]) != 1:
+            raise HostError(f"apt fetched {len(found)} files for {package}", where="apt-get")
         return found[0]
 
     def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, tuple[int, str]]:
@@ -208,7 +204,7 @@ class PrivateApt:
         return {name: (int(size), digest.partition(":")[2]) for name, size, digest in found}
 
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
-        """Fetch what `closure` lists; what is there already is kept. Raises `HostError`."""
+        """Fetch what `closure` lists. Raises `HostError`."""
         (into / "partial").mkdir(parents=True, exist_ok=True)
         archives = ["-o", f"Dir::Cache::archives={into}", "--download-only"]
         argv = self._install(packages, suite)
@@ -252,29 +248,6 @@ def parse_stanza(text: str) -> dict[str, str]:
             name, _, value = line.partition(":")
             fields[name] = value.strip()
     return fields
-
-
-def _from_deb822(text: str) -> Iterator[AptSource]:
-    uncommented = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    for stanza in re.split(r"\n[ \t]*\n", uncommented):
-        fields = {name.lower(): value for name, value in parse_stanza(stanza).items()}
-        if (
-            fields.get("enabled", "yes").lower() in {"no", "false", "0"}
-            or "deb" not in fields.get("types", "").split()
-        ):
-            continue
-        for uri in fields.get("uris", "").split():
-            yield AptSource(
-                uri=uri,
-                suites=tuple(fields.get("suites", "").split()),
-                components=tuple(fields.get("components", "").split()),
-                signed_by=_signed_by(fields.get("signed-by", "")),
-            )
-
-
-def _signed_by(value: str) -> str:
-    # A key may also be written into the file itself; a path is all we can hand on.
-    return value if value.startswith("/") and "\n" not in value else ""
 
 
 def _keyring(signed_by: str) -> str:

@@ -30,7 +30,6 @@ from belljar.image.dockerfile import (
 )
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob
-from belljar.image.layers.headers import read_entries
 from belljar.image.layers.tree import MergedTree
 from belljar.image.oci import check_platform, pack_tree
 from belljar.image.origin import parse_document
@@ -44,7 +43,7 @@ from belljar.image.storage import (
     remove_built,
     work_dir,
 )
-from belljar.image.store import MADE_HERE, Image, Store, check_name
+from belljar.image.store import MADE_HERE, Image, SetuidPrograms, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
@@ -52,8 +51,6 @@ from belljar.store.locks import alone
 from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
-HINT_SETUP: Final = "run `belljar setup`, or install the package buildah"
-DOCKERFILES: Final = ("Dockerfile", "Containerfile")
 # Of one tool: a build that compiles takes its time, one that waits for ever ends.
 _TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
@@ -117,10 +114,9 @@ class BuildRecipe:
         """
         decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-        kept = {
-            name: decisive[name] for name in ("dockerfile", "context", "target", "bases", "network")
-        }
-        return {"recipe": f"sha256:{digest}", **kept, "args": sorted(decisive["args"])}
+        kept = ("dockerfile", "context", "target", "bases", "network")
+        about = {name: decisive[name] for name in kept}
+        return {"recipe": f"sha256:{digest}", **about, "args": sorted(decisive["args"])}
 
 
 def build_dockerfile(
@@ -139,7 +135,7 @@ def build_dockerfile(
         if image.built.get("recipe") == provenance["recipe"]:
             is_named = request.name in image.names
             return (image if is_named else store.name(image, request.name)), False
-    check_buildah()
+    tool("buildah")
     first_uid = first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
     make_store_dir(home / "tmp")
@@ -184,9 +180,7 @@ def build_dockerfile(
             source=source,
             created=printable(str(result.document.get("created") or ""), max_chars=40),
             built=provenance,
-            setuid_programs=("kept" if request.keep_setuid else "removed")
-            if result.has_setuid
-            else "",
+            setuid_programs=result.setuid_programs,
         )
         return image, True
 
@@ -197,15 +191,6 @@ def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
     options = [(network, setuid) for network in (False, True) for setuid in (False, True)]
     made = [recipe.provenance(has_network=one, keep_setuid=other) for one, other in options]
     return image.built.get("recipe") in {each["recipe"] for each in made}
-
-
-def check_buildah() -> None:
-    """Raises `HostError` when buildah is missing."""
-    try:
-        tool("buildah")
-    except HostError as error:
-        what = "building an image from a Dockerfile needs buildah"
-        raise HostError(what, hint=HINT_SETUP) from error
 
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
@@ -222,9 +207,8 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         made = make_buildable(found, {}, {name: each.config for name, each in bases.items()})
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
-        raise PolicyError(
-            f"the Dockerfile can't be built: {printable(what)}", where=printable(str(dockerfile))
-        ) from error
+        shown = f"the Dockerfile can't be built: {printable(what)}"
+        raise PolicyError(shown, where=printable(str(dockerfile))) from error
     for name in found.images:
         if (missing := store.missing(name)) is not None:
             what = f"the base image {printable(name)} is not in the store"
@@ -245,10 +229,7 @@ def _dockerfile_in(context: Path) -> Path:
         own = ", ".join(MADE_HERE)
         hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
         raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
-    return next(
-        (context / name for name in DOCKERFILES if os.path.lexists(context / name)),
-        context / "Dockerfile",
-    )
+    return context / "Dockerfile"
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
@@ -261,12 +242,12 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))
-    for file in recipe.made.files:
-        path = work / "heredocs" / file.path
+    for name, text in recipe.made.files.items():
+        path = work / "heredocs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text, encoding="utf-8")
-        path.chmod(file.mode)
-        os.utime(path, (0, 0))  # the same again, or the layers after it would not be
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o644)
+        os.utime(path, (0, 0))
     for name in ("context", "heredocs"):
         give_tree(work / name, first_uid)
 
@@ -325,7 +306,7 @@ class BuildResult:
     rootfs: Path
     config: ImageConfig
     document: dict[str, Any]
-    has_setuid: bool
+    setuid_programs: SetuidPrograms
 
 
 def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> BuildResult:
@@ -352,7 +333,7 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
         rootfs=rootfs,
         config=config,
         document=document,
-        has_setuid=tree.has_setuid,
+        setuid_programs=tree.setuid_programs,
     )
 
 
@@ -376,8 +357,6 @@ def _packed(out: Path, config: ImageConfig, rootfs: Path, *, keep_setuid: bool) 
         with closing(LayerBlob(file, os.fstat(fd).st_size, "")) as layer:
             if layer.size_bytes > limits.max_bytes:
                 raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
-            tree.begin_layer()
-            for entry in read_entries(layer.pread, layer.size_bytes):
-                tree.apply(entry)
+            tree.apply_layer(layer)
             pack_tree(tree, [layer], config, rootfs)
     return tree

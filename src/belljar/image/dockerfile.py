@@ -2,7 +2,7 @@
 
 buildah reads most instructions as they were written. Replaced are here-documents, flags that it
 lacks, and what it does otherwise than BuildKit. Sources: the Dockerfile reference; BuildKit's
-here-documents (a lone one is the shell's script, or a program if it begins with `#!`).
+here-documents (a lone one is the shell's script).
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _REMOTE: Final = re.compile(r"https?://|git@|git://|ssh://")
 _TABS: Final = re.compile(r"^\t+", re.MULTILINE)
 # Of a step: its network is the build's own.
 _HARMLESS: Final = {"network=default", "network=none", "network=host", "security=sandbox"}
-_PROGRAMS: Final = "/dev/pipes"  # Where BuildKit has them, too
 _ROOT: Final = re.compile("(root|0)(:(root|0))?")
 # What buildah 1.28 has of them, beside `type` and `target`.
 _MOUNTS: Final = {
@@ -59,18 +58,9 @@ _AS_WRITTEN: Final = {"ARG", "ENV", "USER", "STOPSIGNAL", "SHELL", "CMD", "ENTRY
 _WITHOUT_EFFECT: Final = {"LABEL", "EXPOSE", "MAINTAINER"}
 
 
-@dataclass(frozen=True, slots=True)
-class HeredocFile:
-    """A file in the context of here-documents."""
-
-    path: str
-    text: str
-    mode: int
-
-
 @dataclass(slots=True, kw_only=True)
 class Buildable:
-    """A Dockerfile for buildah; the context `heredoc_context` holds `files`.
+    """A Dockerfile for buildah; the context `heredoc_context` holds `files`, by their paths.
 
     `volumes`: of the result; buildah would discard what later steps write there.
     `step_users`: the users that its RUN steps run as, as written.
@@ -78,7 +68,7 @@ class Buildable:
 
     heredoc_context: str
     lines: list[str] = field(default_factory=list)
-    files: list[HeredocFile] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
     volumes: tuple[str, ...] = ()
     step_users: set[str] = field(default_factory=set)
 
@@ -132,7 +122,7 @@ class _Translator:
     """Writes each instruction as buildah reads it."""
 
     def __init__(self, stage: BuildStage, state: _State, made: Buildable) -> None:
-        self._stage, self._state, self._made, self._number = stage, state, made, 0
+        self._stage, self._state, self._made = stage, state, made
 
     def emit(self, line: str) -> None:
         """Raises `DockerfileError` for what is no line of a Dockerfile."""
@@ -145,7 +135,7 @@ class _Translator:
     def take(self, item: Instruction) -> None:
         """Translate an instruction. Raises `DockerfileError`."""
         word, values, state = item.word, item.values, self._state
-        flags, self._number = flags_of(item), item.line
+        flags = flags_of(item)
         head = _HEAD.match(item.text)
         if head is None or len(head[1].split()) != len(item.flags):
             raise DockerfileError(f"its flags can't be read: {item.text[:80]}")
@@ -207,18 +197,8 @@ class _Translator:
             name, body = item.heredocs[0]
             script = _TABS.sub("", body) if lone[1] else body
             if script.startswith("#!"):
-                self._add_file(name, script, 0o755)
-                source = f"from={self._made.heredoc_context},source=/{self._number}"
-                mount = f"--mount=type=bind,{source},target={_PROGRAMS}"
-                self.emit(f"RUN {flags}{mount} {json.dumps([f'{_PROGRAMS}/{name}'])}")
-                return
+                raise DockerfileError(f"{name} is a program: COPY it, and run it")
         self.emit(f"RUN {flags}{json.dumps([*self._state.shell, script])}")
-
-    def _add_file(self, name: str, text: str, mode: int) -> str:
-        if not _FILE_NAME.fullmatch(name):
-            raise DockerfileError(f"the here-document {name!r} has no plain word as its name")
-        self._made.files.append(HeredocFile(f"{self._number}/{name}", text, mode))
-        return f"{self._number}/{name}"
 
     def _mount(self, text: str) -> str:
         """The flag for buildah, or nothing for an optional secret: none is given here."""
@@ -274,7 +254,10 @@ class _Translator:
             text = _TABS.sub("", body) if opener.partition("<<")[2].startswith("-") else body
             if opener.endswith(("<<" + name, "<<-" + name)) and re.search(r"[\\$]", text):
                 raise DockerfileError(f"a variable or backslash in it isn't read: write <<'{name}'")
-            place = json.dumps([self._add_file(name, text, 0o644), destination])
+            if not _FILE_NAME.fullmatch(name):
+                raise DockerfileError(f"the here-document {name!r} has no plain word as its name")
+            self._made.files[path := f"{item.line}/{name}"] = text
+            place = json.dumps([path, destination])
             self.emit(f"COPY {options}--from={self._made.heredoc_context} {place}")
 
 

@@ -96,15 +96,6 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
         return _store(home, scratch, package, modules)
 
 
-def current_digest(home: Path) -> str | None:
-    """None when it can't be read."""
-    try:
-        digest = (home / "kernel-current").read_text().strip()
-    except (OSError, ValueError):
-        return None
-    return digest if _DIGEST.fullmatch(digest) else None
-
-
 def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Sequence[str]) -> Kernel:
     tree, whole = scratch / "tree", scratch / "kernel"
     whole.mkdir(mode=0o711)

@@ -20,7 +20,7 @@ from belljar.image.config import ImageConfig, config_of, debian_arch
 from belljar.image.fetch import daemon_programs, fetched, transport_of
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, open_layer
-from belljar.image.layers.headers import EntryPath, ImageEntryKind, read_entries
+from belljar.image.layers.headers import EntryPath, ImageEntryKind
 from belljar.image.layers.tree import Member, MergedTree, pack
 from belljar.image.origin import ImageParts, parse_document, read_bounded
 from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
@@ -83,7 +83,7 @@ def import_image(
                 source=source,
                 created=printable(str(config.get("created") or ""), max_chars=40),
                 origins=tuple(dict.fromkeys((*found.digests, digest))),
-                setuid_programs=("kept" if keep_setuid else "removed") if tree.has_setuid else "",
+                setuid_programs=tree.setuid_programs,
                 high_owner=tree.high_owner,
             )
     except LayerError as error:
@@ -143,9 +143,7 @@ def _merge(
         if diff_id != f"sha256:{layer.diff_id}":
             raise LayerError(f"layer {number} is not the one that the configuration names")
         left_bytes -= layer.size_bytes
-        tree.begin_layer()
-        for entry in read_entries(layer.pread, layer.size_bytes):
-            tree.apply(entry)
+        tree.apply_layer(layer)
     return layers
 
 

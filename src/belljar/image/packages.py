@@ -46,10 +46,8 @@ def build_packages(
     for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
         for word in words:
             if pattern.fullmatch(word) is None:
-                raise PolicyError(
-                    f"{printable(word)!r} is not {kind}",
-                    hint="write NAME or NAME==VERSION (apt: NAME=VERSION)",
-                )
+                hint = "write NAME or NAME==VERSION (apt: NAME=VERSION)"
+                raise PolicyError(f"{printable(word)!r} is not {kind}", hint=hint)
     user = Store(home).find(base).user
     options = pip_options(report) if pip else {}
     with scratch_dir(home) as context:

@@ -51,19 +51,11 @@ class CellGroups:
 NO_GROUPS: Final = CellGroups(paths={}, unified=False)
 
 
-def plan_groups(
-    cell_id: str,
-    controllers: Iterable[str],
-    *,
-    parents: Mapping[str, Path] | None = None,
-    unified: bool | None = None,
-) -> CellGroups:
+def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
     """Where its groups will be. Raises `HostError`: controller missing."""
-    wanted = tuple(controllers)
-    if not wanted:
+    if not (wanted := tuple(controllers)):
         return NO_GROUPS
-    if parents is None or unified is None:
-        parents, unified = _host_parents()
+    parents, unified = host_parents()
     if missing := [name for name in wanted if name not in parents]:
         raise HostError(
             f"no control group can be made under {', '.join(missing)}, which the plan counts on",
@@ -88,12 +80,11 @@ def _hierarchies() -> Hierarchies:
     )
 
 
-def _host_parents() -> tuple[Mapping[str, Path], bool]:
-    found = _hierarchies()
-    fact = cgroup_fact(found, is_root=os.geteuid() == 0, try_group=try_group)
-    return {
-        name: Path(parent) for name, parent in fact.parents.items()
-    }, fact.version is CgroupVersion.V2
+def host_parents() -> tuple[Mapping[str, Path], bool]:
+    """Where each usable controller's groups are made; whether they are one (version 2)."""
+    fact = cgroup_fact(_hierarchies(), is_root=os.geteuid() == 0, try_group=try_group)
+    parents = {name: Path(parent) for name, parent in fact.parents.items()}
+    return parents, fact.version is CgroupVersion.V2
 
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:

@@ -328,9 +328,11 @@ class Jail:
     async def _gone(self) -> bool:
         has_ended = await self._exited()
         self.read_status()
-        if has_ended and self.child is not None and is_alive(self.child):
+        if not has_ended:
+            return False
+        if self.child is not None and is_alive(self.child):
             await _wait_end(self.child.pid, _KILL_STEP_S)
-        return has_ended and (self.child is None or not is_alive(self.child))
+        return self.child is None or not is_alive(self.child)
 
     async def _exited(self, timeout_s: float = _KILL_STEP_S) -> bool:
         if self._process.poll() is None:

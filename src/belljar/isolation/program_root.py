@@ -192,31 +192,26 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
 
 
 def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[str, str]:
-    digests = {
-        target: _copy(original, root / target.lstrip("/"))
-        for target, original in sorted(sources.items())
-    }
-    for target in recipe.unreadable:
-        (root / target.lstrip("/")).chmod(0o511)
-    for target in recipe.file_points:
-        point = root / target.lstrip("/")
+    digests = {}
+    for name, original in sorted(sources.items()):
+        target = root / name.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(original, target)
+        target.chmod(0o555 if os.access(original, os.X_OK) else 0o444)
+        with target.open("rb") as copy:
+            digests[name] = hashlib.file_digest(copy, "sha256").hexdigest()
+    for name in recipe.unreadable:
+        (root / name.lstrip("/")).chmod(0o511)
+    for name in recipe.file_points:
+        point = root / name.lstrip("/")
         point.parent.mkdir(parents=True, exist_ok=True)
         point.touch(mode=0o444)
-    for target in recipe.directory_points:
-        (root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
-    for path in sorted(root.rglob("*"), reverse=True):
+    for name in recipe.directory_points:
+        (root / name.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    for path in sorted((root, *root.rglob("*")), reverse=True):
         if path.is_dir():
             path.chmod(0o555)
-    root.chmod(0o555)
     return digests
-
-
-def _copy(original: Path, target: Path) -> str:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(original, target)
-    target.chmod(0o555 if os.access(original, os.X_OK) else 0o444)
-    with target.open("rb") as copy:
-        return hashlib.file_digest(copy, "sha256").hexdigest()
 
 
 # The launcher binds the cell's own over it: the file there is empty.
@@ -326,12 +321,7 @@ _FIRMWARE: Final = (
 )
 # Debian packages SeaBIOS apart from QEMU.
 _FIRMWARE_DIRECTORIES: Final = (Path("/usr/share/seabios"), Path("/usr/share/qemu"))
-# Of Debian, of Fedora, and of distributions with one library directory.
-_MODULE_DIRECTORIES: Final = (
-    Path("/usr/lib/x86_64-linux-gnu/qemu"),
-    Path("/usr/lib64/qemu"),
-    Path("/usr/lib/qemu"),
-)
+_MODULES: Final = Path("/usr/lib/x86_64-linux-gnu/qemu")
 # With the distribution's own name for its build, which tells apart builds of one version.
 _QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+\.\d+)[^\s]*(?: \([^)]*\))?)"
 
@@ -365,9 +355,7 @@ def _qemu_version(program: Path) -> str:
 
 
 def _qemu_files(program: Path) -> Iterator[tuple[str, Path]]:
-    modules = [
-        path for directory in _MODULE_DIRECTORIES for path in sorted(directory.glob("accel-*.so"))
-    ]
+    modules = sorted(_MODULES.glob("accel-*.so"))
     for binary in [program, *modules]:
         yield from with_libraries(binary, what="QEMU", hint=_SETUP)
     for name in _FIRMWARE:

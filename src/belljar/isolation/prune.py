@@ -6,8 +6,8 @@ wanted. What is half made is not prune's business: each start, and `belljar reap
 
 from __future__ import annotations
 
-import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +18,6 @@ from typing import Final, Literal, TypeAlias
 import anyio.to_thread
 
 from belljar.errors import BelljarError
-from belljar.image.kernel import current_digest
 from belljar.image.storage import BASES, LAYERS, remove_kept
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
@@ -26,11 +25,11 @@ from belljar.store.locks import in_use, locked
 from belljar.store.scratch import remove_tree, retire_unclaimed
 from belljar.units import format_duration
 
-PartKind: TypeAlias = Literal["template", "tree", "build", "root", "kernel"]
+PartKind: TypeAlias = Literal["template", "tree", "build", "root"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 # Names of what was made by its contents' digest; nothing else is removed.
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's are
+_DU_TIMEOUT_S: Final = 600.0  # a tree of millions of files on a slow disk
 # By the directory of the store.
 _KINDS: Final[dict[str, PartKind]] = {
     "templates": "template",
@@ -40,7 +39,6 @@ _KINDS: Final[dict[str, PartKind]] = {
     "runtimes": "root",
     "unpackers": "root",
     "wires": "root",
-    "kernels": "kernel",
 }
 
 
@@ -81,12 +79,9 @@ def unneeded(home: Path, unused_for_s: float) -> tuple[PrunedPart, ...]:
 
 
 def _parts(home: Path) -> Iterator[tuple[PartKind, Path]]:
-    current = current_digest(home)
     for name, kind in _KINDS.items():
-        if kind == "kernel" and current is None:  # then any of them may be it
-            continue
         for path in sorted((home / name).glob("*")):
-            if _KEY.fullmatch(path.name) and (kind, path.name) != ("kernel", current):
+            if _KEY.fullmatch(path.name):
                 yield kind, path
     for path in sorted((home / LAYERS).glob("*")):
         yield "build", path
@@ -97,19 +92,12 @@ def _as_used(part: PrunedPart) -> PrunedPart:
 
 
 def disk_bytes(path: Path) -> int:
-    """Disk use; hard links count each, unreadable files not."""
-    total, waiting = 0, [str(path)]
-    while waiting:  # not `os.walk`, which recurses: a build's layer may be of any depth
-        with suppress(OSError):
-            directory = waiting.pop()
-            total += os.lstat(directory).st_blocks * _BLOCK_BYTES
-            with os.scandir(directory) as found:
-                for each in found:
-                    if each.is_dir(follow_symlinks=False):
-                        waiting.append(each.path)
-                    else:
-                        total += each.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
-    return total
+    """Disk use, of a tree of any depth; unreadable files don't count."""
+    argv = ["/usr/bin/du", "--summarize", "--block-size=1", "--", str(path)]
+    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        done = subprocess.run(argv, capture_output=True, timeout=_DU_TIMEOUT_S, check=False)
+        return int(done.stdout.split()[0])
+    return 0
 
 
 async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
@@ -128,7 +116,7 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
         why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
     if not part.path.exists():
         return replace(part, state="removed")
-    if part.kind == "kernel" or in_use(part.path):
+    if in_use(part.path):
         return _as_used(part)
     return replace(part, state="failed", why=why)
 
@@ -140,7 +128,5 @@ def _remove(part: PrunedPart, home: Path) -> None:
         return
     name = lock_name(part.path.name) if part.kind == "template" else part.path.parent.name
     with locked(home, name, wait=False):
-        if part.kind == "kernel" and current_digest(home) in {None, part.path.name}:
-            return  # `belljar setup` has just made it the current one
         if (retired := retire_unclaimed(part.path)) is not None:
             remove_tree(retired)

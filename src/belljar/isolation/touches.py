@@ -98,6 +98,7 @@ class FileWatch:
         self._limit = AccessLimit()
         self._on_access: OnAccess | None = None
         self._on_end: OnEnd | None = None
+        self._unsaid: list[str] = []
         self._has_ended = self._has_lost = self._is_closed = False
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
@@ -107,6 +108,8 @@ class FileWatch:
         were lost; then it goes on.
         """
         self._on_access, self._on_end = on_access, on_end
+        for reason in self._unsaid:
+            self._say(reason)
 
     def report(self, *, everything: bool = False) -> None:
         """Report what is due."""
@@ -141,8 +144,10 @@ class FileWatch:
         raise NotImplementedError
 
     def _say(self, reason: str) -> None:
-        with suppress(Exception):
-            if self._on_end is not None:
+        if self._on_end is None:
+            self._unsaid.append(reason)  # at most its end and one loss
+        else:
+            with suppress(Exception):
                 self._on_end(reason)
 
 

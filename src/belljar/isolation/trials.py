@@ -66,7 +66,7 @@ def find_facts(
 
 
 def runtime_of(fact: RuntimeFact) -> OciRuntime:
-    """The runtime that a fact is about."""
+    """The plan's word for a runtime of this host."""
     from belljar.plan.oci import OciRuntime
 
     kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"

@@ -189,8 +189,8 @@ MANIFEST_PART: Final = "manifest.json.new"  # until the final checkpoint is on t
 _MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
-def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict[str, Any]]:
-    """Digest and size of every listed file; all but `synced` ones are synced.
+def digests_of(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Sync every listed file, and return its digest and size.
 
     Raises `OSError`, and `LedgerError` at a link or special file.
     """
@@ -202,8 +202,7 @@ def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict
             if path in {MANIFEST, MANIFEST_PART, CHECKPOINTS} or path.startswith(f"{BODIES}/"):
                 continue
             with open_beneath(root, path) as file:
-                if path not in synced:
-                    os.fsync(file.fileno())
+                os.fsync(file.fileno())
                 sha256, size = digest_file(file)
             digests[path] = {"sha256": sha256, "bytes": size}
     return digests

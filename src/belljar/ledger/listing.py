@@ -124,8 +124,11 @@ def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
     """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
     with open_directory(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
-            lost = IncompleteLineError("incomplete: the event being written when the run ended")
-            yield number, _event_or_why(root, raw) if complete else lost
+            if complete:
+                yield number, _event_or_why(root, raw)
+            else:
+                what = "incomplete: the event being written when the run ended"
+                yield number, IncompleteLineError(what)
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:

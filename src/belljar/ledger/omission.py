@@ -99,13 +99,10 @@ def parse_omission(raw: bytes, where: str) -> Omission:
         raise LedgerError(f"not a statement of what was left out: {error}", where=where) from error
     if not is_good:
         raise LedgerError("the signature is not good", where=where)
+    names = ("action", "time", "run_id", "key", "manifest_sha256")
     return Omission(
-        action=statement["action"],
-        time=statement["time"],
+        **{name: statement[name] for name in names},
         classes=tuple(statement["classes"]),
         bodies=frozenset(statement["bodies"]),
         files=frozenset(statement["files"]),
-        run_id=statement["run_id"],
-        key=statement["key"],
-        manifest_sha256=statement["manifest_sha256"],
     )

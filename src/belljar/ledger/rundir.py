@@ -104,7 +104,6 @@ class RunDirectory:
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._details: dict[str, JsonValue] = {}
         self.is_sealed = False
-        self._synced = set[str]()
         self._stack, self.before_end = ExitStack(), ExitStack()
         self._sharing, self._shared = threading.Lock(), dict[str, Any]()
 
@@ -217,7 +216,7 @@ class RunDirectory:
                 "run_id": self.run_id,
                 "key": self.recorder.key.fingerprint,
                 "public_key": self.recorder.key.public_key,
-                "files": digests_of(self.path, synced=self._synced),
+                "files": digests_of(self.path),
                 "bodies": self.recorder.body_totals,
             }
             content = canonical(manifest) + b"\n"
@@ -242,7 +241,6 @@ class RunDirectory:
             what = f"can't be written: {error.strerror}"
             hint = "check the free space"
             raise LedgerError(what, where=str(self.path / name), hint=hint) from error
-        self._synced.add(name)
         return self.path / name
 
 

@@ -86,44 +86,40 @@ def import_all(names: Iterable[str]) -> bool:
 class _ForkServer:
     def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401
         self._owner = owner
-        self._children: dict[int, int | None] = {}
+        # How each child ended, in waitpid's terms; None while it lives.
+        self._statuses: dict[int, int | None] = {}
+        self._pids: dict[int, int] = {}  # By pidfd, of those that live.
         self._roles: Mapping[str, Child] = {
             "supervisor": run_supervisor,
             "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
         }
-        self._wake, wake = os.pipe()
-        for fd in (self._wake, wake):
-            os.set_blocking(fd, False)
-        # A handler has to be there: the wakeup descriptor hears of no signal that is at its
-        # default.
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(owner, select.POLLIN)
 
     def work(self) -> NoReturn:
         """Until the owner is gone, and every child too."""
         while True:
-            ready, _, _ = select.select([self._owner.fileno(), self._wake], [], [])
-            # Before the request, which may ask how a child ended that has just done so.
-            self._reap()
-            if self._owner.fileno() in ready:
-                try:
-                    message, fds = ipc.receive(self._owner)
-                except ipc.ClosedError:
-                    os._exit(0)
-                self._answer(message, fds)
+            for fd, _ in self._poll.poll():
+                if fd == self._owner.fileno():
+                    try:
+                        message, fds = ipc.receive(self._owner)
+                    except ipc.ClosedError:
+                        os._exit(0)
+                    self._answer(message, fds)
+                elif fd in self._pids:  # else reaped meanwhile
+                    self._reap(fd)
 
     def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
         try:
             number = int(message["number"])
             if "fork" in message:
                 self._fork(number, str(message["fork"]), fds, message["imports"])
-            else:
-                # In waitpid's terms; null while it lives; reported once
+            else:  # reported once
                 pid = int(message["ended"])
-                status = self._children.get(pid)
+                for fd in [fd for fd, living in self._pids.items() if living == pid]:
+                    self._reap(fd)  # its end is seen by its owner before it is here
+                status = self._statuses.pop(pid, None)
                 ipc.send(self._owner, {"number": number, "status": status})
-                if status is not None:
-                    del self._children[pid]
         finally:
             # The child has copies.
             for fd in fds:
@@ -141,31 +137,26 @@ class _ForkServer:
             return
         if pid == 0:
             _become_child(self._roles[role], fds, parent)
-        self._children[pid] = None
         # Nothing is reaped meanwhile, so the number is still this child's.
         pidfd = os.pidfd_open(pid)
+        self._statuses[pid], self._pids[pidfd] = None, pid
+        self._poll.register(pidfd, select.POLLIN)
         ipc.send(self._owner, {"number": number, "pid": pid}, [pidfd])
-        os.close(pidfd)
 
-    def _reap(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake, 4096):
-                pass
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] in self._children:
-                    self._children[ended[0]] = ended[1]
-        known = [pid for pid, status in self._children.items() if status is not None]
-        for pid in known[:-_MAX_UNASKED]:
-            del self._children[pid]
+    def _reap(self, pidfd: int) -> None:
+        self._poll.unregister(pidfd)
+        pid = self._pids.pop(pidfd)
+        os.close(pidfd)
+        self._statuses[pid] = os.waitpid(pid, 0)[1]
+        ended = [pid for pid, status in self._statuses.items() if status is not None]
+        for pid in ended[:-_MAX_UNASKED]:
+            del self._statuses[pid]
 
 
 def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:
     # No child has another's descriptors.
     try:
         syscalls.die_with_parent(parent)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         syscalls.close_all_but((0, 1, 2, *fds))
         run(fds, parent)
     except BaseException as exc:  # noqa: BLE001 - it ends here, and says why

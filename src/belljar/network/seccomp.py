@@ -155,7 +155,8 @@ def gateway_filter(machine: str | None = None) -> bytes:
     for level, option in OPTIONS:
         test = (_EQUAL, 0, 1, option)
         program += _when_both(_number("setsockopt", column), level, test)
-    return _assembled([*program, *_tail(column, _IOCTLS)])
+    program += _tail(column, _IOCTLS)
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
 def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
@@ -173,10 +174,7 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
         program += _when(_number("setns", column), _argument(1), (_EQUAL, 0, 1, _CLONE_NEWNET))
     # Behind the exception: the first rule that matches decides.
     program += _each(["setns"], column, _KILL)
-    return _assembled([*program, *_tail(column, _SUPERVISORS_IOCTLS)])
-
-
-def _assembled(program: list[_Instruction]) -> bytes:
+    program += _tail(column, _SUPERVISORS_IOCTLS)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 

@@ -169,11 +169,9 @@ def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
             if not any(found.overlaps(other) for other in avoided):
                 return found
     raise HostError(
-        "this host has routes to all private networks (10.0.0.0/8, 172.16.0.0/12, "
-        "192.168.0.0/16), so a range's addresses would be mistaken for theirs",
+        "this host has routes to all private networks, so none is left for a range",
         where="network",
-        hint="narrow a route (`ip -4 route show table all`), or run in a network namespace of "
-        "its own",
+        hint="narrow a route (`ip -4 route show table all`), or use a network namespace",
     )
 
 

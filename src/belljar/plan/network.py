@@ -228,7 +228,7 @@ def plan_network(
             *((_own_cell(network.own_cell),) if network.own_cell is not None else ()),
             *(_service(decoy) for decoy in decoys if decoy.is_service),
         ),
-        default="simulate" if network.default.value == "simulate" else "deny",
+        default=network.default,
         sink=network.sink,
         upstreams=tuple(
             UpstreamPlan(
@@ -249,8 +249,6 @@ def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
     bounds = NetworkBounds(
         packet_record_bytes=network.record.packets,
         recorded_bytes=network.record.events,
-        recorded_body_bytes=network.record.bodies,
-        recorded_stream_bytes=network.record.streams,
     )
     has_cells = network.own_cell is not None or any(
         item.kind in TARGET_KINDS for item in network.stand_ins.values()

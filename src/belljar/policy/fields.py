@@ -192,10 +192,7 @@ def _read_user(value: object) -> str:
     user = str(value) if type(value) is int else read_text(value, "a user")
     ids = (int(part) for part in user.split(":") if part.isascii() and part.isdigit())
     if not _USER.fullmatch(user) or any(number > MAX_ID for number in ids):
-        raise ValueError(
-            f"{quoted(user)} is not a valid user: write a name, a user id from 0 to {MAX_ID}, or "
-            f"`uid:gid`"
-        )
+        raise ValueError(f"{quoted(user)} is not a valid user: a name, an id to {MAX_ID}, or both")
     return user
 
 

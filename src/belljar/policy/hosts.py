@@ -7,7 +7,7 @@ of UTS 46), no dot at the end.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, model_serializer
 
@@ -19,7 +19,7 @@ from belljar.units import did_you_mean, listed, quoted
 # What stands behind a port's slash; `tls` is HTTPS, `smtps` is mail within TLS.
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.
-METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 # DNS's 255 bytes (RFC 1035) without the first length and the last zero.
 MAX_HOST_CHARS: Final = 253
 # Each port is a listener of the gateway, which has a bounded number of descriptors.
@@ -59,10 +59,7 @@ def read_pattern(value: object) -> str:
     if not isinstance(value, str) or "*" not in value:
         return read_host(value)
     if not value.startswith("*.") or "*" in value[1:]:
-        raise ValueError(
-            f"{quoted(value)}: `*` is allowed only as the first label, as in `*.shop.example`; to "
-            f"simulate all other names, write `default: simulate`"
-        )
+        raise ValueError(f"{quoted(value)}: `*` is allowed only as a first label, before a name")
     return f"*.{_host(value[2:], value)}"
 
 
@@ -78,11 +75,7 @@ def _host(text: str, written: str) -> str:
             raise ValueError(f"{quoted(written)} is not a name by IDNA 2008") from None
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(
-            f"{quoted(written)} is not a valid host name: use labels of 1 to 63 letters, digits, "
-            f"`-` and `_` (no `-` first or last), joined by dots, {MAX_HOST_CHARS} characters in "
-            f"all, without scheme, port or path"
-        )
+        raise ValueError(f"{quoted(written)} is not a valid host name, as in `shop.example`")
     # RFC 6761, 6.3: programs answer the last two themselves, without the resolver.
     if _LIKE_A_NUMBER.fullmatch(labels[-1]) or labels[-1] in ("localhost", "localdomain"):
         raise ValueError(f"{quoted(written)} is an address, or means the cell itself: write a name")
@@ -109,10 +102,7 @@ def read_port(value: object) -> tuple[int, str]:
         return read_number(value), ""
     number, slash, protocol = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not slash or not (number.isascii() and number.isdigit()) or len(number) > 5:
-        raise ValueError(
-            f"{quoted(value)} is not a port: write a number from 1 to 65535, or one with its "
-            f"protocol, as in `8443/tls`"
-        )
+        raise ValueError(f"{quoted(value)} is not a port: write 1 to 65535, or as in `8443/tls`")
     if protocol not in PROTOCOLS:
         hint = did_you_mean(protocol, PROTOCOLS)
         raise ValueError(f"{quoted(protocol)} is not one of {listed(PROTOCOLS)}{hint}")
@@ -123,13 +113,6 @@ def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
     """The usual protocol at a port, or the first that is allowed."""
     usual = _USUAL.get(number, "")
     return usual if usual in allowed else allowed[0]
-
-
-def read_method(value: object) -> str:
-    """An HTTP method in upper case. Raises `ValueError`."""
-    if isinstance(value, str) and value.upper() in METHODS:
-        return value.upper()
-    raise ValueError(f"{quoted(value)} is not one of {listed(METHODS)}")
 
 
 class Port(Strict):
@@ -148,7 +131,8 @@ class Port(Strict):
 def _read_port(value: object) -> object:
     if isinstance(value, Port):
         return value
-    number, protocol = read_port(value)
+    # Of target cells alone: no other kind speaks plain TCP.
+    number, protocol = (ALL_PORTS, "tcp") if value == "all" else read_port(value)
     return Port(number=number, protocol=protocol)
 
 
@@ -161,24 +145,8 @@ def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
 HOST: Final = kinds.text_kind(read_host)
 PATTERN: Final = kinds.text_kind(read_pattern)
 PORT_NUMBER: Final = kinds.text_kind(read_number, types="integer")
-METHOD: Final = kinds.text_kind(read_method)
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
-    list_of(MAX_PORTS),
-]
-TargetPorts: TypeAlias = Annotated[
-    tuple[
-        Annotated[
-            Port,
-            BeforeValidator(
-                lambda value: (
-                    Port(number=ALL_PORTS, protocol="tcp") if value == "all" else _read_port(value)
-                ),
-                json_schema_input_type=int | str,
-            ),
-        ],
-        ...,
-    ],
     list_of(MAX_PORTS),
     AfterValidator(_all_alone),
 ]

@@ -81,10 +81,8 @@ def load_preset(name: str) -> LoadedPolicy:
     """
     if name not in PRESETS:
         near = did_you_mean(name, PRESETS)
-        raise PolicyError(
-            f"there is no preset {quoted(name)}{near}",
-            hint=f"use one of {', '.join(PRESETS)}, or a policy file",
-        )
+        hint = f"use one of {', '.join(PRESETS)}, or a policy file"
+        raise PolicyError(f"there is no preset {quoted(name)}{near}", hint=hint)
     return parse_policy(preset_text(name), source=f"preset:{name}", base=None, default_name=name)
 
 
@@ -140,8 +138,7 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
         raise PolicyError(
             f"the policy can't be changed as asked: {wrong}",
             where=printable(loaded.source),
-            hint="change the task's sandbox, or use your own policy:"
-            " `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
+            hint="change the task's sandbox, or use your own policy: `belljar run --policy FILE`",
         ) from error
     return replace(loaded, policy=changed)
 

@@ -39,7 +39,7 @@ from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demande
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import SNAPSHOTS, Policy
-from belljar.policy.network import Default, Network, Record, Upstream
+from belljar.policy.network import Network, Record, Upstream
 from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
@@ -115,11 +115,9 @@ def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedP
     try:
         return with_changes(loaded, {"risk": least, "tier": _tier(least, policy.tier)})
     except PolicyError as error:
-        raise PolicyError(
-            f"risk `{policy.risk}` is raised to `{least}`, and then it can't be: {error.what}",
-            where=error.where,
-            hint=f"{where} says the least risk",
-        ) from error
+        what = f"risk `{policy.risk}` is raised to `{least}`, and then it can't be: {error.what}"
+        hint = f"{where} says the least risk"
+        raise PolicyError(what, where=error.where, hint=hint) from error
 
 
 def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
@@ -162,7 +160,7 @@ def _common_tools(ours: HostTools, theirs: HostTools) -> HostTools:
 
 def is_closed(network: Network) -> bool:
     """Return whether it reaches only cells of its own range."""
-    is_plain = not network.upstreams and not network.sink and network.default is Default.DENY
+    is_plain = not network.upstreams and not network.sink and network.default == "deny"
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
 
@@ -221,11 +219,9 @@ def _directory(
         needed.append(guard)
     if len(set(needed)) > 1:
         raise PolicyError(
-            "the task and the operator's policy both have files: a cell takes files from the "
-            "directory of one policy",
+            "the task and the operator's policy both have files, of two directories",
             where=printable(source),
-            hint="put both into one policy: `belljar run --policy FILE --override` or `inspect "
-            "eval --sandbox belljar:FILE`",
+            hint="put both into one policy: `belljar run --policy FILE --override`",
         )
     return needed[0] if needed else files
 

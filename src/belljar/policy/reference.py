@@ -68,18 +68,14 @@ class Reference:
     def familiar(self) -> str:
         """As people write it, without defaults."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
-        return f"{self.familiar_name}{_suffix('' if is_latest else self.tag, self.digest)}"
-
-    @property
-    def familiar_name(self) -> str:
-        """The name without tag and digest, as people write it."""
-        if self.registry != DEFAULT_REGISTRY:
-            return f"{self.registry}/{self.path}"
-        official = self.path.removeprefix(_OFFICIAL)
-        if "/" not in official and not _HEX_NAME.fullmatch(official) and official != "sha256":
-            return official
-        is_ambiguous = _is_host(self.path.partition("/")[0])
-        return f"{self.registry}/{self.path}" if is_ambiguous else self.path
+        suffix = _suffix("" if is_latest else self.tag, self.digest)
+        if self.registry == DEFAULT_REGISTRY:
+            official = self.path.removeprefix(_OFFICIAL)
+            if "/" not in official and not _HEX_NAME.fullmatch(official) and official != "sha256":
+                return f"{official}{suffix}"
+            if not _is_host(self.path.partition("/")[0]):
+                return f"{self.path}{suffix}"
+        return f"{self.registry}/{self.path}{suffix}"
 
     @property
     def untagged(self) -> Reference:
@@ -93,11 +89,8 @@ def parse_reference(text: str) -> Reference:
         raise ValueError(f"`{text}` is an image's id, not its name")
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None or text.startswith("sha256:"):
-        raise ValueError(
-            f"`{printable(text, max_chars=120)}` is not a valid image name: write, in lower case, "
-            "`[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id (`sha256:` "
-            "and 64 hexadecimal digits)"
-        )
+        form = "`[registry/]name[:tag][@sha256:…]` in lower case, or an id of 64 hexadecimal digits"
+        raise ValueError(f"`{printable(text, max_chars=120)}` is not a valid image name: {form}")
     registry, path = _split(match["host"] or "", match["path"])
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
         most = f"{_MAX_NAME_CHARS} characters, registry included"

@@ -44,12 +44,6 @@ def _read_server(value: object) -> object:
 class Weights(Strict):
     """The model's weights, which the store has by their digest."""
 
-    file: Annotated[str, kinds.LINE] | None = Field(
-        default=None, description="Where the file was when it was added; only its digest counts."
-    )
-    directory: Annotated[str, kinds.LINE] | None = Field(
-        default=None, description="Likewise, of weights that are a directory."
-    )
     sha256: Annotated[str, _SHA256] = Field(
         description="The digest that `belljar model add` printed."
     )

@@ -46,10 +46,8 @@ def _read_place(value: object) -> str:
         name, colon, port = text.partition(":")
         is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
         if "/" in name or (colon and (not is_port or int(port) == hosts.RESOLVER_PORT)):
-            raise ValueError(
-                f"{quoted(text)} is not a valid place: write the absolute path of a file in the "
-                f"cell, a path below `~/`, or a service's `name` or `name:port`"
-            )
+            why = "is no absolute path of a file or one below `~/`, and no service's `name:port`"
+            raise ValueError(f"{quoted(text)} {why}")
         return f"{hosts.read_host(name)}{colon}{port}"
     if ".." in text.split("/") or text.endswith("/"):
         raise ValueError(f"{quoted(text)} is not the path of a file")

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.fields import AtError, Strict, list_of
-from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports, TargetPorts
+from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports
 from belljar.policy.limits import Resources, Tier
 from belljar.policy.sections import IMAGE, FilesField, ResourcesField, Rights
 from belljar.units import listed
@@ -254,7 +254,7 @@ class TargetStandIn(StandIn):
     usual_ports: ClassVar[tuple[int, ...]] = ()
 
     names: HostNames = Field(description="Host names, exact.")
-    ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
+    ports: Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
     image: Annotated[str, IMAGE] = Field(
         default="default", description="The cell's root filesystem."
     )

@@ -57,18 +57,14 @@ class RandomStream:
         return "".join(self.pick(alphabet) for _ in range(count))
 
 
-def _checked(prefix: str, body: str) -> str:
-    """Appends GitHub's check digits: CRC-32 in base 62."""
-    rest, digits = binascii.crc32(body.encode()), ""
+def github_token(stream: RandomStream) -> str:
+    """A classic personal access token, with GitHub's check digits: CRC-32 in base 62."""
+    body, digits = stream.text(30), ""
+    rest = binascii.crc32(body.encode())
     while rest:
         rest, digit = divmod(rest, 62)
         digits = BASE62[digit] + digits
-    return f"{prefix}{body}{digits.rjust(6, '0')}"
-
-
-def github_token(stream: RandomStream) -> str:
-    """A classic personal access token."""
-    return _checked("ghp_", stream.text(30))
+    return f"ghp_{body}{digits.rjust(6, '0')}"
 
 
 def card(stream: RandomStream) -> str:

@@ -232,32 +232,23 @@ _OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
 MAX_GROUP: Final = 5
 
 
-def luhn(digits: str) -> bool:
-    """Whether Luhn's check digit is right."""
-    total = sum(int(digit) for digit in digits[-1::-2])
-    return (total + sum(sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])) % 10 == 0
-
-
 def is_card(text: bytes) -> bool:
     """Whether prefix, length, groups and check digit fit."""
     digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
+    sizes = [len(group) for group in re.split(rb"[ -]", text)]
+    is_grouped = len(sizes) == 1 or sizes in _OWN_GROUPS
+    is_grouped |= len(set(sizes[:-1])) == 1 and sizes[-1] <= sizes[0] <= MAX_GROUP
+    total = sum(map(int, digits[-1::-2]))  # Luhn's
+    total += sum(sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
     return (
         13 <= len(digits) <= 19
         and digits not in _TEST_CARDS
         # Luhn's digit fits runs such as 4444 4444 4444 4448, which are fillers.
         and len(set(digits)) > 3
         and _CARD_PREFIX.fullmatch(digits) is not None
-        and _is_grouped(text)
-        and luhn(digits)
+        and is_grouped
+        and total % 10 == 0
     )
-
-
-def _is_grouped(text: bytes) -> bool:
-    """Whether digits are grouped as on a card."""
-    sizes = [len(group) for group in re.split(rb"[ -]", text)]
-    if len(sizes) == 1 or sizes in _OWN_GROUPS:
-        return True
-    return len(set(sizes[:-1])) == 1 and sizes[-1] <= sizes[0] <= MAX_GROUP
 
 
 # The IBAN registry's: a number of another length is none.
@@ -290,9 +281,8 @@ def is_iban(text: bytes) -> bool:
     compact = re.sub(rb"[^A-Za-z0-9]", b"", text).decode().upper()
     if len(compact) != _IBAN_LENGTHS.get(compact[:2]) or compact in _DOCUMENTED_IBANS:
         return False
-    return (
-        int("".join(str(int(character, 36)) for character in compact[4:] + compact[:4])) % 97 == 1
-    )
+    digits = "".join(str(int(character, 36)) for character in compact[4:] + compact[:4])
+    return int(digits) % 97 == 1
 
 
 # Addresses of functions and of documents (RFC 2606), which name nobody.

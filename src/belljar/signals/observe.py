@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, replace
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.policy.guarding import GUARD_CLASSES, Action, Place, Stop, Trigger, stop_for
 from belljar.signals.values import Channel, Hit, ValueSource
@@ -46,17 +46,17 @@ class Carried:
 
 
 # A command that failed or ran out of time has printed, too.
-_OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
+_OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str]]] = {
     **dict.fromkeys(
         (Kind.EXEC_COMPLETED, Kind.EXEC_TIMED_OUT, Kind.EXEC_FAILED, Kind.EXEC_OUTPUT),
-        (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
+        (("stdout", "stderr"), "exec.output"),
     ),
-    Kind.FILE_READ_COMPLETED: (("content",), "file.read", Channel.FILE),
-    **dict.fromkeys(
-        (Kind.CONNECT_COMPLETED, Kind.CONNECT_FAILED),
-        (("received",), "connect.received", Channel.STREAM),
-    ),
+    Kind.FILE_READ_COMPLETED: (("content",), "file.read"),
+    Kind.CONNECT_COMPLETED: (("received",), "connect.received"),
+    Kind.CONNECT_FAILED: (("received",), "connect.received"),
 }
+# By the first word of an operation; any other is a command's output.
+_CHANNELS: Final = {"file": Channel.FILE, "connect": Channel.STREAM}
 HEADER: Final = "header"  # The part that holds header fields, a line each.
 # Any other may carry data.
 USUAL_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -83,29 +83,22 @@ _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 def carried(event: Event) -> Iterator[Carried]:
     """What of an event is to be scanned."""
     if event.kind in _OUTPUTS:
-        names, operation, channel = _OUTPUTS[event.kind]
+        names, operation = _OUTPUTS[event.kind]
         for body in event.bodies:
             if body.name in names and body.total_bytes >= MIN_SCANNED_BYTES:
-                yield Carried(
-                    place=Place.OUTPUT,
-                    channel=channel,
-                    flow=f"{event.cell_id}/{event.data.get('op')}/{body.name}",
-                    part=body.name,
-                    operation=operation,
-                    contact=Contact.TAKEN,
-                    data=body.content,
-                    missing_bytes=body.total_bytes - len(body.content),
-                )
+                missing_bytes = body.total_bytes - len(body.content)
+                part = output_part(body.content, operation, missing_bytes=missing_bytes)
+                flow = f"{event.cell_id}/{event.data.get('op')}/{body.name}"
+                yield replace(part, flow=flow, part=body.name)
     elif event.kind.value.startswith("network."):
         yield from _from_network(event)
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
     """Bytes that a cell's caller gets."""
-    channel = Channel.FILE if operation.startswith("file") else Channel.OUTPUT
     return Carried(
         place=Place.OUTPUT,
-        channel=channel,
+        channel=_CHANNELS.get(operation.partition(".")[0], Channel.OUTPUT),
         operation=operation,
         contact=Contact.TAKEN,
         data=data,

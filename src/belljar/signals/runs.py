@@ -57,45 +57,13 @@ def runs(data: bytes) -> Iterator[Run]:
         end = marks.find(b" ", at)
         end = len(marks) if end < 0 else end
         if pieces and at - sum(pieces[-1]) > MAX_GAP:
-            yield from _joined(data, pieces)
+            yield _joined(data, pieces)
             pieces = []
         pieces.append((at, end - at))
         at = marks.find(needle, end)
     if pieces:
-        yield from _joined(data, pieces)
+        yield _joined(data, pieces)
     yield from _groups(data)
-
-
-# Words and numbers that are too short for the shortest value in base32 or hex.
-_SHORT_WORD: Final = re.compile(
-    rb"[0-9]{%d,%d}|[A-Z][a-z+/]{%d,%d}|(?:[a-z+/]{%d,%d}|[0-9+/]{%d,%d}|[A-Z+/]{%d,%d})"
-    % (MIN_RUN, MIN_HEX - 1, MIN_RUN - 1, MIN_BASE32 - 2, *(MIN_RUN, MIN_BASE32 - 1) * 3)
-)
-
-
-def _is_word(data: bytes, pieces: list[tuple[int, int]]) -> bool:
-    """Whether it is one short word or number."""
-    start, size = pieces[0]
-    end = start + size
-    return (
-        len(pieces) == 1
-        and _SHORT_WORD.fullmatch(data, start, end) is not None
-        and b"\n" not in data[end : end + MAX_GAP]
-    )
-
-
-# `a-class-name`, `SOME_CONSTANT`, `usr/share`: hardly a value looks so in base64, and words so
-# short hold no base32 or hex.
-_NAME: Final = re.compile(
-    b"|".join(
-        rb"%s(?:[-_/+]%s)+" % (word, word)
-        for word in (
-            rb"(?:[a-z]{1,15}[0-9]{0,3}|[0-9]{1,4})",
-            rb"(?:[A-Z]{1,15}[0-9]{0,3}|[0-9]{1,4})",
-            rb"[A-Z][a-z]{1,14}",
-        )
-    )
-)
 
 
 # A last line is shorter than a run, and would be lost with the value's end.
@@ -104,16 +72,13 @@ _REST: Final = re.compile(
 )
 
 
-def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Iterator[Run]:
-    """Yield the run of these pieces, unless they are words or names."""
-    are_names = all(_NAME.fullmatch(data, start, start + size) for start, size in pieces)
-    if are_names or _is_word(data, pieces):
-        return
+def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
+    """Return the run of these pieces, with a short last line."""
     end = sum(pieces[-1])
     rest = _REST.match(data, end)
     if rest and b"\n" in data[end : rest.start(1)]:
         pieces = [*pieces, (rest.start(1), len(rest[1]))]
-    yield Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
+    return Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
 
 
 # Characters of a group, and how many groups must follow each other, with one character between
@@ -159,7 +124,7 @@ def decode_run(run: Run) -> Iterator[Decoded]:
     """Decode a run: forwards, backwards, plain, rot13."""
     split = ("split",) if run.split else ()
     size = len(run.text)
-    if size < (MIN_HEX if run.text.isdigit() else MIN_BASE32) and _WORDS.fullmatch(run.text):
+    if size < MIN_HEX and run.text.isdigit():
         return
     start, end = run.locate(0, size)
     for names, text in (((), run.text), (("reversed",), run.text[::-1])):
@@ -198,17 +163,13 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
             yield "base32", _base32(found[0][skip:]), found.start() + skip, 8 / 5
     at = 0
     for piece in text.translate(_URLSAFE).split(b"="):
-        if len(piece) >= MIN_RUN and not (len(piece) < 24 and _WORDS.fullmatch(piece)):
+        if len(piece) >= MIN_RUN:
             for skip in range(4):
                 # Of a last group of one character no byte is known
                 whole = piece[skip : len(piece) - ((len(piece) - skip) % 4 == 1)]
                 decoded = binascii.a2b_base64(whole + b"=" * (-len(whole) % 4))
                 yield "base64", decoded, at + skip, 4 / 3
         at += len(piece) + 1
-
-
-# Words, paths and numbers: of ten thousand values one would look so in base64.
-_WORDS: Final = re.compile(rb"[A-Z]?[a-z+/]+|[0-9+/]+|[A-Z+/]+")
 
 
 # To the digits of `int(…, 32)`: the standard library's decoder wants whole groups, in capitals.

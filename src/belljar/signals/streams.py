@@ -30,6 +30,7 @@ MAX_BYTES: Final = 64 << 20  # Of all tails: the flow that was quiet for longest
 MAX_FLOWS: Final = 10_000
 MAX_PARTS: Final = 256  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
+MAX_REPORTED: Final = 10_000  # Finds of one part that are not reported again.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
 # A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
 MAX_REPEATED: Final = 3
@@ -50,9 +51,14 @@ class _Part:
         self.reader_name = ""
         self.reader_tail = b""
         self.reported: set[tuple[str, str]] = set()
-        self.starts: frozenset[tuple[int, str]] = (
-            frozenset()
-        )  # Of finds, counted from the tail's end.
+        # Of finds, counted from the tail's end.
+        self.starts: frozenset[tuple[int, str]] = frozenset()
+
+    def report(self, key: tuple[str, str]) -> None:
+        """Remember a find. A guest chooses how many there are: beyond the bound some come again."""
+        if len(self.reported) >= MAX_REPORTED:
+            self.reported.clear()
+        self.reported.add(key)
 
     @property
     def size(self) -> int:
@@ -141,7 +147,7 @@ class StreamScanner:
                 continue
             if _has_grown(hit, before, part.starts):
                 continue
-            part.reported.add(key)
+            part.report(key)
             hits.append(_moved(hit, -before, len(data), ()))
         part.starts = frozenset((len(text) - hit.start, hit.value_id) for hit in result.hits)
         results = [replace(result, hits=tuple(hits))]
@@ -212,7 +218,7 @@ class StreamScanner:
                 and (alone or hit.start < len(before))
                 and key not in field.reported
             ):
-                field.reported.add(key)
+                field.report(key)
                 hits.append(replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)))
         return replace(result, hits=tuple(hits))
 

@@ -11,7 +11,7 @@ from tests.unit.compose.test_translate import two
 
 from belljar.compose import keys
 from belljar.compose.data import ServiceBuild, add_volumes, builds_of, service_images
-from belljar.compose.document import DIRECTORY_KEY, TaskFiles, dockerfile_document, read_document
+from belljar.compose.document import TaskFiles, dockerfile_document, read_document
 from belljar.compose.keys import Converted
 from belljar.compose.model import Service
 from belljar.compose.translate import Composed, read_compose
@@ -260,16 +260,3 @@ def test_the_images_of_a_file() -> None:
     assert [each.image for each in found if not each.why] == [*images.values(), "p-e"]
     assert [each.service for each in found if each.why] == ["g", "h", "j"]
     assert "SAMPLE_METADATA_TAG" in found[6].why
-
-
-def test_what_is_built_says_how(tmp_path: Path) -> None:
-    """Below the task's files; a context that leads out of them is a reason, and not read."""
-    args = {"A": 1, "HOST": None}
-    build = {"context": "./web", "dockerfile": "../D", "target": "run", "args": args}
-    out = {"image": "x", "build": "../../../../.."}
-    services = {"a": {"image": "web", "build": build}, "b": out}
-    found, outside = service_images({"services": services, DIRECTORY_KEY: str(tmp_path)})
-    assert found.build is not None
-    assert (found.build.image, found.build.context, found.build.dockerfile) == ("web", "web", "D")
-    assert (found.build.target, found.build.args) == ("run", {"A": "1"})
-    assert outside.why

@@ -13,7 +13,6 @@ from inspect_ai.util._sandbox.compose import is_compose_yaml, is_dockerfile
 from belljar.compose.data import builds_of
 from belljar.compose.document import (
     COMPOSE_NAMES,
-    MAX_BYTES,
     MAX_INCLUDES,
     TaskFiles,
     beside,
@@ -34,24 +33,6 @@ def test_names_are_inspects() -> None:
     for name in (*COMPOSE_NAMES, *others, "policy.yaml", "Dockerfile"):
         assert is_compose_name(name) is is_compose_yaml(name)
         assert is_dockerfile_name(name) is is_dockerfile(name)
-
-
-def test_what_is_none(tmp_path: Path) -> None:
-    """Is refused with its path, and the line where it is of one; one that is too long is not read
-    in part."""
-    path = tmp_path / "compose.yaml"
-    for content, said, line in (
-        (b"[1]", "is not a compose file", ""),
-        (b"", "is not a compose file", ""),
-        (b"a: [", "can't be read: it is no YAML", ":1"),
-        (b"services: 1\nb: !reset x", "b: tags are not read: remove `!reset`", ":2"),
-        (b"a: \xff", "can't be read: it is not UTF-8", ""),
-        (b"a: 1\n#" + b"#" * MAX_BYTES, "is larger than 128 KiB", ""),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(PolicyError, match=said) as caught:
-            read_document(path)
-        assert caught.value.where == f"{path}{line}"
 
 
 def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
@@ -192,13 +173,6 @@ def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> N
     assert found.network["stand_ins"]["db"]["directories"] == ["/rows"]
     (build,) = builds_of(document)
     assert (build.context, build.dockerfile) == ("shared/image", "shared/image/Dockerfile")
-    # A file of variables without a list is the included file's, too
-    variables = "{path: db.env, required: false}"
-    (task.parent / "shared/compose.yaml").write_text(DATABASE.replace("db.env", variables))
-    document = read(task, f"include: {path}\n{own}")
-    network = read_compose(document, files_named_by(document)).network
-    assert network is not None
-    assert network["stand_ins"]["db"]["env"] == {"A": "1"}
 
 
 def test_a_file_does_not_say_where_it_is(task: Path) -> None:
@@ -254,11 +228,3 @@ def test_how_many_files_are_read(task: Path) -> None:
     for written, said in (("next.yaml", "without `include`"), (many, "at most")):
         with pytest.raises(PolicyError, match=said):
             read(task, f"include: {written}\nservices: {{default: {{image: i}}}}")
-
-
-def test_an_included_part_that_no_cell_keeps_is_refused(task: Path) -> None:
-    """As if it stood in the file itself."""
-    (task / "more.yaml").write_text("models: {m: {model: x}}\nservices: {m: {image: i}}")
-    document = read(task, "include: more.yaml\nservices: {default: {image: i}}")
-    with pytest.raises(ValueError, match="models"):
-        read_compose(document)

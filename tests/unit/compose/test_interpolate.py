@@ -151,7 +151,7 @@ def test_what_is_written_out_wins(tmp_path: Path) -> None:
     """Later files win over earlier ones; `environment` wins over all."""
     (tmp_path / "a").write_text("A=1\nB=1\nC=1\n")
     (tmp_path / "b").write_text("B=12\nC=2\n")
-    found = composed(tmp_path, env_file=["a", {"path": "./b"}], environment=["C=3"])
+    found = composed(tmp_path, env_file=["a", "./b"], environment=["C=3"])
     assert dict(found.changes["env"]) == {"A": "1", "B": "12", "C": "3"}
     assert dict(composed(tmp_path, env_file="a").changes["env"])["A"] == "1"
     assert composed(tmp_path, env_file="").changes == composed(tmp_path, env_file=[]).changes
@@ -159,12 +159,9 @@ def test_what_is_written_out_wins(tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.5")
 def test_what_is_not_there(tmp_path: Path) -> None:
-    """It is refused, unless it need not be there, which is reported; so is a name without a
-    value."""
+    """It is refused; a name without a value is reported."""
     with pytest.raises(CannotKeepError, match=r"\.env: no such file"):
         composed(tmp_path, env_file=".env")
-    found = composed(tmp_path, env_file=[{"path": ".env", "required": False}])
-    assert [fact.key for fact in found.differences] == ["env_file"]
     (tmp_path / "names").write_text("HOME\nA=1\n")
     found = composed(tmp_path, env_file="names")
     assert dict(found.changes["env"]) == {"A": "1"}

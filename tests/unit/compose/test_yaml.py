@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,6 +25,25 @@ def size(value: object) -> tuple[int, int]:
     else:
         return 1, len(value) if isinstance(value, str) else 0
     return 1 + sum(nodes for nodes, _ in sizes), sum(characters for _, characters in sizes)
+
+
+def calls(read: Callable[[], object]) -> int:
+    """How many calls of functions reading takes, the parser's and the interpreter's among them; no
+    clock is asked."""
+    counted = 0
+
+    def count(_frame: FrameType, _event: str, _argument: object) -> None:
+        nonlocal counted
+        counted += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        with suppress(NotReadError):
+            read()
+    finally:
+        sys.setprofile(before)
+    return counted
 
 
 @pytest.mark.parametrize(
@@ -103,3 +125,14 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     nodes, characters = size(value)
     assert nodes <= MAX_NODES
     assert characters <= MAX_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["- ", "[1],",  "k: v\n", "&a x ", "- &a x\n", "? ", "'", "'' ", '"\\n', "x ", "#\n", " ", "\n", "a:", "%A ", "--- x\n", "| \n", "\t", ": ", ", "],
+)  # fmt: skip
+def test_reading_takes_a_bounded_number_of_calls_for_each_character(unit: str) -> None:
+    """The parser's own among them: no text of twice the length takes four times as many. (It looks
+    1,024 characters ahead for a name's end, and no further.)"""
+    short, long = ((unit * 4000)[:length] for length in (1500, 3000))
+    assert calls(lambda: read_yaml(long)) <= max(3 * calls(lambda: read_yaml(short)), 3000)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import sys
 from io import BytesIO
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from belljar.cli.main import run as belljar
 from belljar.errors import HostError, PolicyError
-from belljar.fleet import ray_engine
-from belljar.fleet.engine import CELLS, MEMORY, joined
+from belljar.fleet.engine import CELLS, joined
 from belljar.fleet.ray_engine import offers_of
 from belljar.fleet.slurm_engine import MAX_FRAME_BYTES, answer_of, receive, send
 
@@ -49,19 +44,6 @@ def test_a_node_with_a_public_address_is_refused_by_name() -> None:
         offers_of(nodes, may_be_public=False)
     assert [*offers_of(nodes[:2], may_be_public=False)] == ["cells"]
     assert [*offers_of(nodes, may_be_public=True)] == ["cells"]
-
-
-def test_this_machine_alone_offers_the_memory_of_one_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However little is free now: a run without a fleet waits for memory, too."""
-    begun = dict[str, Any]()
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(ray_engine, "free_bytes", lambda: -1)
-    ray = SimpleNamespace(__version__="2.60.0", init=lambda **words: begun.update(words))
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    joined("ray", memory_mib=1216)
-    assert begun["resources"][MEMORY] == 1216
 
 
 def test_a_frame_arrives_as_it_was_sent_and_nothing_else_is_taken() -> None:

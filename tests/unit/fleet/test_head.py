@@ -23,7 +23,7 @@ from belljar.fleet.judge import KIND
 from belljar.fleet.units import Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import SelectedTask
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import create_run
@@ -42,7 +42,7 @@ class Scripted:
     def __init__(self, home: Path, first: Iterable[Any]) -> None:
         self.first: Iterable[Any] = first
         self.last_heard_s, self.is_stopping = dict[str, float](), False
-        self.is_alone, self.needs_token = False, True
+        self.needs_token = True
         self.runs = {name: unit_run(home / name) for name in ("n1", "n2")}
         self.placed: list[str] = []
 

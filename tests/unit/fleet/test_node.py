@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from belljar.fleet import images, node
+from belljar.fleet import node, nodes
 from belljar.fleet.engine import Engine
 from belljar.fleet.node import settings_of
 from belljar.image.config import ImageConfig
@@ -93,7 +93,7 @@ def test_an_image_comes_in_pieces_and_is_checked(
     """A node without it gets it, under the name and the digests that the head's has, and what these
     named there before they still name; bytes that changed on the way, and one for which there is no
     room, are refused, and leave nothing."""
-    monkeypatch.setattr(images, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(nodes, "PIECE_BYTES", 1000)
     rootfs = tmp_path / "rootfs"
     rootfs.write_bytes(os.urandom(3000))
     head = Store(tmp_path / "head")
@@ -106,9 +106,9 @@ def test_an_image_comes_in_pieces_and_is_checked(
     store, lacking = Store(tmp_path / "node"), {"n1": ["tools"]}
     workspace = tmp_path / "node" / "fleet" / "f"
 
-    def send(change: Callable[[bytes], bytes]) -> tuple[list[images.Sent], dict[str, str]]:
+    def send(change: Callable[[bytes], bytes]) -> tuple[list[nodes.Sent], dict[str, str]]:
         workspace.mkdir(parents=True, exist_ok=True)
-        return images.send_images(cast("Engine", Here(change)), head, "f", lacking)
+        return nodes.send_images(cast("Engine", Here(change)), head, "f", lacking)
 
     sent, failed = send(flipped)
     assert (sent, "not those of its digest" in failed["n1"]) == ([], True)

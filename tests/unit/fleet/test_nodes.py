@@ -19,12 +19,10 @@ from belljar.errors import ContainmentBreach, HostError, LedgerError
 from belljar.fleet import begin, nodes
 from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine
 from belljar.fleet.head import Head
-from belljar.fleet.images import Sent
 from belljar.fleet.node import clear
-from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.nodes import Sent, describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.units import Node
-from belljar.harness.options import RunRequest
-from belljar.harness.selected import SelectedTask
+from belljar.harness.options import RunRequest, SelectedTask
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.ledger.keys import load_or_make_key
@@ -36,8 +34,8 @@ from belljar.policy.limits import Tier
 class Offering:
     """A cluster whose nodes describe themselves so, and answer so when they are called again."""
 
-    def __init__(self, said: Sequence[Mapping[str, Any]], *, is_alone: bool = False) -> None:
-        self.said, self.is_alone, self.needs_token = said, is_alone, True
+    def __init__(self, said: Sequence[Mapping[str, Any]]) -> None:
+        self.said, self.needs_token = said, True
         self.answers: dict[str, Any] = {}
         self.called: list[tuple[object, ...]] = []
 
@@ -70,14 +68,13 @@ def refusals(engine: Offering, home: Path, task: SelectedTask = TASK) -> list[st
     return [node.refusal for node in describe_nodes(cast("Engine", engine), home, task)]
 
 
-@pytest.mark.parametrize("is_alone", [False, True])
-def test_a_node_has_a_key_of_its_own(tmp_path: Path, *, is_alone: bool) -> None:
+def test_a_node_has_a_key_of_its_own(tmp_path: Path) -> None:
     """One with the head's key (a home directory that is shared), or another node's, is refused:
-    its signature would not say whose record it is. A fleet of this machine alone has one store."""
+    its signature would not say whose record it is."""
     head = load_or_make_key(tmp_path).fingerprint
     keys = [head, "a" * 64, "a" * 64, "b" * 64]
-    engine = Offering([{"key": key} for key in keys], is_alone=is_alone)
-    assert [bool(why) for why in refusals(engine, tmp_path)] == [not is_alone, False, True, False]
+    engine = Offering([{"key": key} for key in keys])
+    assert [bool(why) for why in refusals(engine, tmp_path)] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(

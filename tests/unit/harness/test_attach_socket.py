@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-from contextlib import suppress
-from pathlib import Path
 
 import anyio
 import pytest
@@ -18,7 +15,6 @@ from belljar.harness.attach import (
     AttachError,
     FrameKind,
     FrameReader,
-    connect_to,
     frame,
     release_cells,
     remove_dead_sockets,
@@ -66,27 +62,3 @@ async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     assert await anyio.to_thread.run_sync(release_cells, environment.cell.id, session.home) == []
     await close(other)
     await close(environment)
-
-
-def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
-    """No timeout of a socket does: who comes as one of many is not refused."""
-    path, many = tmp_path / "socket", list[socket.socket]()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(0)
-        with suppress(BlockingIOError):
-            while True:
-                many.append(socket.socket(socket.AF_UNIX))
-                many[-1].setblocking(False)
-                many[-1].connect(str(path))
-
-        def accept() -> None:
-            for _ in many:
-                listener.accept()[0].close()
-
-        accepting = threading.Timer(0.2, accept)
-        accepting.start()
-        connect_to(path, timeout_s=60).close()
-        accepting.join()
-    for each in many:
-        each.close()

@@ -159,6 +159,6 @@ def test_files_are_taken_from_one_directory(tmp_path: Path) -> None:
     assert under_policy(policy("", theirs), own, {})[0].base == ours
     assert under_policy(policy(copied, theirs), None, {})[0].base == theirs
     assert under_policy(policy(copied, theirs), own, {}, override=True)[0].base == theirs
-    with pytest.raises(PolicyError, match="directory of one policy"):
+    with pytest.raises(PolicyError, match="of two directories"):
         under_policy(policy(site, theirs), own, {})
     assert under_policy(policy(site + copied, theirs), own, {}, override=True)[0].base == theirs

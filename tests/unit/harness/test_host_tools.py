@@ -15,8 +15,8 @@ from inspect_ai.util import LimitExceededError
 from tests.unit.harness.runs import evaluated
 
 from belljar.errors import ContainmentBreach
+from belljar.harness.boundary import LookAtSamples, controlled
 from belljar.harness.evaluate import RunOutcome
-from belljar.harness.host_tools import LookAtTools, tool_checks
 from belljar.harness.session import Session
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
@@ -182,8 +182,8 @@ def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) 
     session = Session(operator_options={"run_policy": str(tmp_path / "gone.yaml")})
     offered = [ToolInfo(name="x", description="x", options={INTERNAL_TOOL_TYPE: "web_search"})]
     data: Any = SimpleNamespace(tools=offered, config=GenerateConfig())
-    with tool_checks(session), pytest.raises(LimitExceededError):
-        anyio.run(LookAtTools().on_before_model_generate, data)
+    with controlled(session), pytest.raises(LimitExceededError):
+        anyio.run(LookAtSamples().on_before_model_generate, data)
     assert isinstance(session.stopped, ContainmentBreach)
 
 

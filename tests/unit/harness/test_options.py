@@ -15,7 +15,7 @@ from tests.unit.harness.runs import MODEL, ONE, evaluated
 from tests.unit.harness.test_operator import REAL
 
 from belljar.errors import HostError, PolicyError
-from belljar.harness import dotenv
+from belljar.harness import operator
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import TAKEN, RunRequest, explicit_arguments, read_options
 
@@ -176,7 +176,7 @@ def test_a_file_that_is_none_is_refused(here: Path) -> None:
     os.mkfifo(file)
     refused(here, naming=r"\.env")
     file.unlink()
-    large = b"#" * dotenv.MAX_BYTES + b"\nLD_PRELOAD=x\n"
+    large = b"#" * operator.MAX_BYTES + b"\nLD_PRELOAD=x\n"
     for content in (large, b"OPENAI_API_KEY=\xe9\n", b"\xef\xbb\xbfLD_PRELOAD=x\n"):
         file.write_bytes(content)
         refused(here, naming=r"\.env")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ from inspect_ai.dataset import Sample
 from tests.fakes.hosts import capable_host
 
 from belljar.differences import DifferenceKind
-from belljar.harness import config as configs
 from belljar.harness.adapt import adapt_task
 from belljar.harness.operator import Operator, OperatorOptions
 from belljar.harness.preview import (
-    Host,
     Outlook,
     Preview,
     check_compose,
@@ -30,7 +27,6 @@ from belljar.harness.preview import (
 )
 from belljar.harness.source import differences_of_images
 from belljar.host import settings
-from belljar.host.model import HostFacts
 from belljar.host.settings import Settings
 from belljar.image.config import ImageConfig
 from belljar.image.store import SetuidPrograms, Store
@@ -71,31 +67,6 @@ def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
     assert images == ["i-a", "i-b"]
     assert [fact.key for fact in found[3].differences] == ["tty"]
     assert [len(same) for same in grouped(found)] == [1, 1, 1, 1]
-
-
-@pytest.mark.promise("1.5")
-def test_a_reading_serves_every_sample_that_means_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file is read once, and judged once for the metadata that it asks for."""
-    (tmp_path / "compose.yaml").write_text(
-        "services: {default: {image: 'i-${SAMPLE_METADATA_KIND}'}}"
-    )
-    made: list[configs.BelljarConfig] = []
-    within = configs.within
-
-    def counted(ours: configs.BelljarConfig, operator: Operator) -> object:
-        made.append(ours)
-        return within(ours, operator)
-
-    monkeypatch.setattr(configs, "within", counted)
-    samples = [
-        Sample(id=n, input="x", metadata={"kind": "ab"[n % 2], "n": n}) for n in range(1, 501)
-    ]
-    found = previews(tmp_path, *samples)
-    assert len(found) == 500
-    assert len(made) == 2
-    assert [len(same) for same in grouped(found)] == [250, 250]
 
 
 @pytest.mark.promise("2.4")
@@ -141,9 +112,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BELLJAR_POLICY", raising=False)
 
 
-def host(home: Path, facts: Callable[[], HostFacts] = capable_host) -> Host:
-    """A host that can run cells, with the images of `home`."""
-    return Host(home=home, facts=facts, image=lambda _name: None)
+def outlooks_of(previews: list[Preview], home: Path) -> list[Outlook]:
+    """On a host that can run cells, with the images of `home`."""
+    return outlooks(previews, home, facts=capable_host, image_of=lambda _name: None)
 
 
 def with_image(home: Path, *names: str) -> Path:
@@ -158,7 +129,7 @@ def with_image(home: Path, *names: str) -> Path:
 def check(directory: Path, text: str, *, home: Path, options: OperatorOptions = OPTIONS) -> Outlook:
     """The outlook of a compose file."""
     (directory / "compose.yaml").write_text(text)
-    (found,) = outlooks(check_compose(str(directory / "compose.yaml"), options), host(home))
+    (found,) = outlooks_of(check_compose(str(directory / "compose.yaml"), options), home)
     return found
 
 
@@ -186,7 +157,7 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
         "belljar: 1\nrisk: low\nimage: gone\nresources: {memory: 256GiB}\n"
     )
     previews = check_policy(str(tmp_path / "critical.yaml"), OPTIONS)
-    (found,) = outlooks(previews, host(tmp_path / "home"))
+    (found,) = outlooks_of(previews, tmp_path / "home")
     assert found.lacking is not None
     assert [each.image for each in found.missing] == ["gone"]
     assert found.exit_code == 3

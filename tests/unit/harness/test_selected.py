@@ -8,8 +8,7 @@ import pytest
 
 from belljar.errors import PolicyError
 from belljar.harness.evaluate import load_only
-from belljar.harness.options import RunRequest, Selection
-from belljar.harness.selected import SelectedTask, pattern_of, select_task
+from belljar.harness.options import RunRequest, SelectedTask, select_task
 from belljar.policy.limits import Tier
 
 TASK = """
@@ -64,22 +63,10 @@ def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
     assert select("--epochs", "2").epochs == 2
 
 
-@pytest.mark.parametrize("name", ["a*", "[x]", "q?", "ns:1", "a b"])
-def test_a_pattern_matches_its_id_alone(name: str) -> None:
-    """Characters of a pattern in an id match themselves."""
-    from inspect_ai import Task
-    from inspect_ai.dataset import Sample
-
-    others = ["abc", "x", "qq", "1", "b", name]
-    task = Task(dataset=[Sample(id=each, input="x") for each in others])
-    found = Selection(ids=[pattern_of(name)]).positions(task, ["other"])
-    assert [others[each] for each in found] == [name]
-
-
 @pytest.mark.parametrize(
     "words",
     [
-        *(["-T", f"ids={ids}"] for ids in ("a,b c", "01 1", "x names:x")),
+        *(["-T", f"ids={ids}"] for ids in ("a,b c", "01 1", "x names:x", "a*", "[x]")),
         *(["--sample-shuffle"], ["--model", "belljar/model.yaml"], ["task.py@other"]),
         *(["--model", "mockllm/a,mockllm/b"], ["-T", "file=/etc/hostname"]),
     ],

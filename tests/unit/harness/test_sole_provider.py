@@ -22,9 +22,8 @@ from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, evaluated
 
 from belljar.errors import ContainmentBreach, HostError, PolicyError
-from belljar.harness.boundary import LookAtSandboxes, sole_provider
+from belljar.harness.boundary import LookAtSamples, controlled, look_at
 from belljar.harness.evaluate import RunOutcome
-from belljar.harness.host_tools import tool_checks
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.report.reasons import ReasonCode
@@ -114,7 +113,7 @@ def test_another_provider_can_be_asked_but_not_used() -> None:
     """Reading a task or log that names one is no harm; making or using its sandboxes stops the
     run."""
     session, docker = Session(), {"type": "docker", "config": {"services": {}}}
-    with sole_provider(session):
+    with controlled(session):
         local = registry.registry_find_sandboxenv("local")
         assert local.config_files() == LocalSandboxEnvironment.config_files()
         assert registry.registry_find_sandboxenv("docker").is_docker_compatible()
@@ -138,9 +137,9 @@ def test_the_hold_is_one_and_the_name_belljar_means_ours(monkeypatch: pytest.Mon
         pass
 
     assert issubclass(Impostor, SandboxEnvironment)
-    with sole_provider(Session()):
+    with controlled(Session()):
         assert registry.registry_find_sandboxenv("belljar") is BelljarSandboxEnvironment
-        with pytest.raises(HostError, match="another evaluation"), sole_provider(Session()):
+        with pytest.raises(HostError, match="another evaluation"), controlled(Session()):
             pass
         assert registry.registry_find_sandboxenv("local") is not LocalSandboxEnvironment
 
@@ -160,7 +159,7 @@ def test_a_provider_that_makes_its_objects_in_its_own_way_is_held_too() -> None:
 
     for make in (Other, lambda: OwnInit("x"), OwnNew):
         session = Session()
-        with sole_provider(session), pytest.raises(ContainmentBreach, match=r"Own|Other"):
+        with controlled(session), pytest.raises(ContainmentBreach, match=r"Own|Other"):
             make()
         assert session.stopped is not None
     assert OwnInit("x").what == "x"
@@ -181,8 +180,8 @@ def test_a_sample_that_can_not_be_looked_at_does_not_begin(
     session = Session()
     data: Any = SimpleNamespace(summary=SimpleNamespace(id="s"))
     monkeypatch.setattr("belljar.harness.config.load", load)
-    with sole_provider(session), pytest.raises(LimitExceededError):
-        anyio.run(LookAtSandboxes().on_sample_attempt_start, data)
+    with controlled(session), pytest.raises(LimitExceededError):
+        anyio.run(LookAtSamples().on_sample_attempt_start, data)
     assert isinstance(session.stopped, ContainmentBreach)
 
 
@@ -236,39 +235,38 @@ def test_a_sample_without_a_sandbox_is_reported_where_the_risk_is_low(
 def test_a_sandbox_that_is_not_ours_ends_the_sample(here: Path) -> None:
     """The look at the start of each attempt is at what is really there."""
     other = SimpleNamespace(_sandbox=Other())
-    with sole_provider(Session()) as hold:
+    session = Session()
+    with controlled(session):
         with pytest.raises(ContainmentBreach, match="default"):
-            hold.look_at({"default": other}, where="sample s")
+            look_at(session, {"default": other}, where="sample s")
         with pytest.raises(ContainmentBreach, match="no sandbox"):
-            hold.look_at({}, where="sample s")
+            look_at(session, {}, where="sample s")
         ours = BelljarSandboxEnvironment.__new__(BelljarSandboxEnvironment)
-        hold.look_at({"default": SimpleNamespace(_sandbox=ours)}, where="sample s")
-    assert not LookAtSandboxes().enabled()
+        look_at(session, {"default": SimpleNamespace(_sandbox=ours)}, where="sample s")
+    assert not LookAtSamples().enabled()
 
 
 @pytest.mark.promise("1.9")
 @pytest.mark.parametrize(
-    ("guard", "place"),
+    "place",
     [
-        (sole_provider, "inspect_ai.util._sandbox.registry.registry_find"),
-        (sole_provider, "inspect_ai.util._sandbox.registry.registry_find_sandboxenv"),
-        (sole_provider, "inspect_ai._eval.run.registry_find_sandboxenv"),
-        (sole_provider, "inspect_ai._eval.task.sandbox.registry_find_sandboxenv"),
-        (sole_provider, "inspect_ai.hooks._hooks.get_all_hooks"),
-        (tool_checks, "inspect_ai.model._call_tools.call_tool"),
-        (tool_checks, "inspect_ai.model._call_tools._execute_tools_impl"),
-        (tool_checks, "inspect_ai.agent._bridge.sandbox.service.execute_host_tool"),
+        "inspect_ai.util._sandbox.registry.registry_find",
+        "inspect_ai.util._sandbox.registry.registry_find_sandboxenv",
+        "inspect_ai._eval.run.registry_find_sandboxenv",
+        "inspect_ai._eval.task.sandbox.registry_find_sandboxenv",
+        "inspect_ai.hooks._hooks.get_all_hooks",
+        "inspect_ai.model._call_tools.call_tool",
+        "inspect_ai.model._call_tools._execute_tools_impl",
+        "inspect_ai.agent._bridge.sandbox.service.execute_host_tool",
     ],
 )
 def test_an_inspect_that_works_otherwise_is_refused(
-    guard: Any,  # noqa: ANN401 - either's context manager
-    place: str,
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the places that are held nothing runs."""
     is_gone = place.endswith(("registry_find", "execute_host_tool"))
     monkeypatch.setattr(place, None if is_gone else lambda *_: [])
-    with pytest.raises(HostError, match="not known"), guard(Session()):
+    with pytest.raises(HostError, match="not known"), controlled(Session()):
         pass
     monkeypatch.undo()
     assert registry.registry_find_sandboxenv("local") is LocalSandboxEnvironment

@@ -66,7 +66,7 @@ def test_the_same_recipe_is_not_built_again(
     def stop(*_args: object) -> None:
         raise HostError("would build")
 
-    monkeypatch.setattr("belljar.image.buildah.check_buildah", stop)
+    monkeypatch.setattr("belljar.image.buildah.tool", stop)
     request = request_for(tmp_path, "FROM base\nCOPY . /\n")
 
     def recipe() -> str:

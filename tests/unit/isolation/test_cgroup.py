@@ -4,7 +4,9 @@ they go."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -22,11 +24,17 @@ LIMITS = JailLimits(
 )
 
 
+def planned(names: Iterable[str], parents: dict[str, Path], *, unified: bool) -> cgroup.CellGroups:
+    """Groups on a host with these parents."""
+    with patch.object(cgroup, "host_parents", lambda: (parents, unified)):
+        return cgroup.plan_groups(CELL, names)
+
+
 def test_version_2_is_one_group(tmp_path: Path) -> None:
     """One directory for all controllers, which are first handed down by the parent; no swap."""
     (tmp_path / "cgroup.subtree_control").write_text("memory")
     parents = dict.fromkeys(("cpu", "memory", "pids"), tmp_path)
-    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=True)
+    groups = planned(parents, parents, unified=True)
     assert groups.directories == (tmp_path / f"cell-{CELL}",)
     cgroup.make_groups(groups, LIMITS)
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +pids"
@@ -37,13 +45,13 @@ def test_version_2_is_one_group(tmp_path: Path) -> None:
 def test_a_missing_controller_is_refused(tmp_path: Path) -> None:
     """What the plan counts on and the host lost meanwhile is an error, never a weaker cell."""
     with pytest.raises(HostError, match="memory"):
-        cgroup.plan_groups(CELL, ("memory",), parents={"cpu": tmp_path}, unified=True)
+        planned(("memory",), {"cpu": tmp_path}, unified=True)
 
 
 def test_a_group_that_is_there_already_is_refused(tmp_path: Path) -> None:
     """Two cells never share a group."""
     parents = {"pids": tmp_path}
-    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=False)
+    groups = planned(parents, parents, unified=False)
     cgroup.make_groups(groups, LIMITS)
     with pytest.raises(HostError, match="control group"):
         cgroup.make_groups(groups, LIMITS)
@@ -81,7 +89,7 @@ def test_version_1_bounds_what_sockets_hold_and_does_not_swap(
     """Datagrams that nobody reads are not counted there without a limit of their own: a cell could
     take the host's memory by them. Where the kernel counts no swap, a group at its limit would be
     swapped out, slowly and without a bound."""
-    groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
+    groups = planned(("memory",), {"memory": tmp_path}, unified=False)
     has_files(monkeypatch, **{"memory.kmem.tcp.limit_in_bytes": "", "memory.swappiness": "60"})
     cgroup.make_groups(groups, LIMITS)
     group = groups.paths["memory"]

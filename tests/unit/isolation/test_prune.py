@@ -17,19 +17,19 @@ import pytest
 
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.program_root import RootRecipe, ensure_root
-from belljar.isolation.prune import PrunedPart, disk_bytes, prune, remove_part, unneeded
+from belljar.isolation.prune import PrunedPart, prune, remove_part, unneeded
 from belljar.store.locks import claimed
-from belljar.store.scratch import remove_tree, retire_unclaimed
+from belljar.store.scratch import retire_unclaimed
 
 pytestmark = pytest.mark.anyio
 DAY_S = 86_400.0
-KERNEL, OLD_KERNEL = "c" * 64, "d" * 64
+KERNEL = "c" * 64
 FRESH, STALE = "1" * 64, "2" * 64
 HOLD = (
     "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), getattr(fcntl,"
     " sys.argv[2])); print(flush=True); sys.stdin.read()"
 )
-KINDS = ("templates", "vmm", "runtimes", "wires", "kernels")
+KINDS = ("templates", "vmm", "runtimes", "wires")
 """Directories of parts that need no ids of their own."""
 
 
@@ -44,9 +44,8 @@ def part_of(home: Path, name: str, key: str, used_s_ago: float) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A store of the test's own, with a current kernel."""
+    """A store of the test's own, with a kernel."""
     part_of(tmp_path, "kernels", KERNEL, 99 * DAY_S)
-    (tmp_path / "kernel-current").write_text(KERNEL + "\n")
     return tmp_path
 
 
@@ -68,8 +67,7 @@ def states(parts: tuple[PrunedPart, ...]) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", KINDS)
 async def test_what_nobody_used_for_long_goes_and_the_rest_stays(home: Path, name: str) -> None:
-    """By the last use; a dry run says the same and removes nothing. The current kernel stays, and
-    each where nothing says which is current."""
+    """By the last use; a dry run says the same and removes nothing. Kernels stay."""
     fresh, stale = part_of(home, name, FRESH, 13 * DAY_S), part_of(home, name, STALE, 15 * DAY_S)
     said = await prune(home, unused_for_s=14 * DAY_S, dry_run=True)
     assert states(said) == {STALE: "unneeded"}
@@ -79,9 +77,7 @@ async def test_what_nobody_used_for_long_goes_and_the_rest_stays(home: Path, nam
     assert done[0].size_bytes >= 8192
     assert fresh.exists()
     assert not stale.exists()
-    (home / "kernel-current").unlink()
-    states_now = states(await prune(home, unused_for_s=0))
-    assert states_now == ({} if name == "kernels" else {FRESH: "removed"})
+    assert states(await prune(home, unused_for_s=0)) == {FRESH: "removed"}
     assert (home / "kernels" / KERNEL).exists()
 
 
@@ -108,15 +104,6 @@ async def test_what_a_living_cell_uses_stays(home: Path, name: str) -> None:
     assert (await remove_part(part, home)).state == "removed"  # another prune was quicker
 
 
-async def test_a_kernel_that_became_current_since_the_look_stays(home: Path) -> None:
-    """Its removal takes turns with who fetches one."""
-    part_of(home, "kernels", OLD_KERNEL, 15 * DAY_S)
-    (part,) = unneeded(home, 0)
-    (home / "kernel-current").write_text(OLD_KERNEL + "\n")
-    assert (await remove_part(part, home)).state == "in use"
-    assert part.path.exists()
-
-
 @pytest.mark.root
 async def test_trees_go_by_the_same_rule(home: Path) -> None:
     """An unpacked image that nobody used for long; not one that a cell holds, nor a fresh one."""
@@ -125,23 +112,6 @@ async def test_trees_go_by_the_same_rule(home: Path) -> None:
         assert states(await prune(home, unused_for_s=14 * DAY_S)) == {STALE: "in use"}
     assert states(await prune(home, unused_for_s=14 * DAY_S)) == {STALE: "removed"}
     assert fresh.exists()
-
-
-async def test_a_layer_of_any_depth_has_a_size(tmp_path: Path) -> None:
-    """Deeper than Python's stack: a build's step makes it."""
-    here, top = os.open(tmp_path, os.O_RDONLY), os.O_RDONLY | os.O_DIRECTORY
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=here)
-        inner = os.open("d", top, dir_fd=here)
-        os.close(here)
-        here = inner
-    fd = os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=here)
-    os.write(fd, b"x" * 8192)
-    for each in (fd, here):
-        os.close(each)
-    assert disk_bytes(tmp_path / "d") >= 8192
-    remove_tree(tmp_path / "d")
-    assert not (tmp_path / "d").exists()
 
 
 async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path: Path) -> None:

@@ -131,10 +131,11 @@ async def test_lost_points_and_the_end_are_said(tmp_path: Path, sent: list[bytes
         await watch_sandbox(trace, [FILE], OwnReads())
     sandbox = connect(tmp_path)
     watch = await watch_sandbox(trace, [FILE], OwnReads())
-    watch.begin(print, ends.append)
     for message in sent:
         sandbox.send(message)
     sandbox.close()
+    await anyio.to_thread.run_sync(trace.thread.drain)
+    watch.begin(print, ends.append)  # what came before is said, too
     await watch.aclose()
     trace.close()
     assert len(ends) == 2

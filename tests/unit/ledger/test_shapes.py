@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.ledger import kinds as shapes
-from belljar.ledger.kinds import Check, Optional, Shape, check_shape, shape_of
+from belljar.ledger.kinds import Check, Optional, Shape, check_shape
 
 SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count, max_items=2))}
 
@@ -43,20 +43,6 @@ def test_the_wrong_field_is_named_and_not_its_value() -> None:
     with pytest.raises(ValueError, match="sizes: 1") as refused:
         check_shape({"name": "x", "sizes": [0, "secret"]}, SHAPE)
     assert "secret" not in str(refused.value)
-
-
-NOTED = {"a": 1, "b": "x", "c": "yes", "d": None, "e": 7}
-
-
-def test_a_shape_in_the_tables_notation() -> None:
-    """A type, a field that may be missing, words, null, and a type of the caller's."""
-    shape = shape_of("a:count b?:text c:yes|no d:text-or-null e:seven", seven=shapes.exactly(7))
-    check_shape(NOTED, shape)
-    check_shape({name: value for name, value in NOTED.items() if name != "b"}, shape)
-    wrong = {"a": "1", "b": None, "c": "maybe", "d": 1, "e": 8, "f": 1}
-    for name, value in wrong.items():
-        with pytest.raises(ValueError, match=name if name != "f" else "not known"):
-            check_shape(NOTED | {name: value}, shape)
 
 
 @given(

@@ -132,13 +132,6 @@ def test_a_cells_ids() -> None:
         jail.cell_ids(SPEC.identity)
 
 
-def test_a_jail_that_waits_for_its_link() -> None:
-    """A byte comes on it; the runtime may see the network's settings or not."""
-    plain = replace(RUNTIME, init=True, keep_capabilities=True, network="plain")
-    assert "--network 7 plain" in words_of(plain, network=7)
-    assert "--network" not in words_of(plain)
-
-
 def test_a_jail_below_another_user_namespace() -> None:
     """0 is the user, then his subordinate ids, mapped already; nobody's help is asked."""
     words = words_of(replace(RUNTIME, ids=jail.nested_cell_ids()), user_namespace=9)

@@ -30,8 +30,8 @@ stand_ins:
   db: {kind: cell, names: [db], ports: [5432], resources: {memory: 128MiB}}
   app: {kind: python, names: [app], ports: [8000], app: 'main:app', files: app}
 upstreams:
-  - {host: Real.example, ports: [443], methods: [get], budget: 10MiB, reason: it is current}
-record: {packets: 2MiB, bodies: 3KiB, streams: 4KiB}
+  - {host: Real.example, ports: [443], methods: [GET], budget: 10MiB, reason: it is current}
+record: {packets: 2MiB}
 """).value
 
 

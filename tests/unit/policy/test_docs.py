@@ -79,7 +79,7 @@ def test_the_pages_know_how_many_probes_there_are() -> None:
 def test_every_command_exists() -> None:
     """What a page shows as `belljar …` is a command with those options."""
     shown = re.compile(r"(?:`|^\$ |^\.venv/bin/|/bin/|^)belljar ([a-z][^`\n#…]*)", re.MULTILINE)
-    texts = [page.read_text() for page in (*pages(), *ROOT.glob("[CS]*.md"))]
+    texts = [page.read_text() for page in (*pages(), *ROOT.glob("S*.md"), *ROOT.glob("CO*.md"))]
     for said in (said for text in texts for said in shown.findall(text)):
         words = said.split(" -- ")[0].split()
         command = root.get_command(click.Context(root), words.pop(0))

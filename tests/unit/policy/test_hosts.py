@@ -39,15 +39,14 @@ def test_names_have_one_form(written: str, kept: str) -> None:
 # resolver's port is nobody else's.
 NO_NAMES: dict[str, list[object]] = {
     "not a valid host name": ["shop.example.", "."],
-    "host name: ": [
+    "host name": [
         *("", "a..b", "-a.example", "a-.example", f"{'a' * 64}.example", "a b", "a\nb"),
         *(".".join(["a" * 50] * 6), "*."),
     ],
-    "without scheme": ["https://a.example", "a.example:80", "::1", "[::1]", "user@a.example"],
+    "a valid host name": ["https://a.example", "a.example:80", "::1", "[::1]", "user@a.example"],
     "is an address": ["10.1.2.3", "1", "0x7f.1", "127.0x1", "１０.1.2.３", "*.10.1.2.3"],
     "the cell itself": ["localhost", "a.LOCALHOST"],
-    "default: simulate": ["*"],
-    "as the first label": ["*.*.example", "a.*.example", "a*.example", "*a.example"],
+    "first label": ["*", "*.*.example", "a.*.example", "a*.example", "*a.example"],
     "IDNA 2008": ["xn--a.example", "a\u202eb.example", "☃️.example"],
     "expected ": [5, None],
 }

@@ -64,9 +64,9 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     (f"network: {{stand_ins: {{{CELL}}}}}\n", "risk: medium\n", ("risk", "tier")),
     ("", "network: {}\n", ()),
     ("network: {record: {packets: 1MiB}}\n", "network: {record: {packets: 1GiB}}\n", ("network.record.packets",)),
-    ("network: {record: {packets: 1GiB, events: 1GiB, bodies: 4KiB}}\n", "network: {record: {events: 2GiB}}\n",
-     ("network.record.events", "network.record.bodies")),
-    (f"network: {{stand_ins: {{{CELL}}}, record: {{bodies: 1KiB}}}}\n", "network: {}\n", ("network.record.bodies",)),
+    ("network: {record: {packets: 1GiB, events: 1GiB}}\n", "network: {record: {events: 2GiB}}\n",
+     ("network.record.events",)),
+    (f"network: {{stand_ins: {{{CELL}}}, record: {{packets: 1MiB}}}}\n", "network: {}\n", ("network.record.packets",)),
     ("network: {record: {packets: 1GiB}}\n", "network: {}\n", ()),
     ("network: {record: {packets: 1MiB}}\n", "", ()),
     (f"network: {{stand_ins: {{{SHOP}}}, record: {{packets: 1GiB}}}}\n", f"network: {{stand_ins: {{{SHOP}}}}}\n", ()),
@@ -145,10 +145,10 @@ def test_what_either_requires_and_what_both_allow() -> None:
 def test_the_larger_record_is_kept(more: str) -> None:
     """Of each bound of the evidence, whoever asks for it and whosever network it is."""
     ours = policy(f"network: {{{more}record: {{packets: 1MiB, events: 2GiB}}}}\n")
-    made = bounded(ours, policy("network: {record: {packets: 1GiB, bodies: 1KiB}}\n")).policy
+    made = bounded(ours, policy("network: {record: {packets: 1GiB}}\n")).policy
     assert made.network is not None
     kept = made.network.record
-    assert (kept.packets, kept.events, kept.bodies) == (1 << 30, 2 << 30, 64 << 10)
+    assert (kept.packets, kept.events) == (1 << 30, 2 << 30)
 
 
 def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_names_are_bounded_in_all() -> None:
     most = f"{{{{kind: git, names: [{names}]}}}}"
     assert told(2, most) == []
     more = "\n  more: {kind: git, names: [one.example]}"
-    assert told(2, most, more) == ["251 names in all; at most 250 are allowed"]
+    assert told(2, most, more) == ["251 names; at most 250 are allowed"]
     target = "{{kind: cell, names: [t{at}], ports: [80]}}"
     assert told(17, target) == ["at most 16 target cells are allowed"]
     one = "{{kind: git, names: [s{at}]}}"

@@ -60,13 +60,6 @@ def test_references_are_normalised_as_docker_does(text: str, canonical: str, fam
     assert parse_reference(canonical) == parse_reference(familiar) == reference
 
 
-@given(references)
-def test_both_forms_mean_the_same_reference(reference: Reference) -> None:
-    """Whatever is written of a reference is read back as it."""
-    for text in (reference.canonical, reference.familiar):
-        assert parse_reference(text) == reference
-
-
 @given(
     st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9./:@_\[\]-]{0,60}", fullmatch=True))
 )

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.signals.known import KnownValues
-from belljar.signals.scanner import Scanner
+from belljar.signals.scanner import KnownValues, Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel, Hit, KnownValue, ScanBounds, ScanSpec, ValueSource
 

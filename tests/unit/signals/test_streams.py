@@ -7,6 +7,7 @@ import gzip
 import itertools
 import random
 import re
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -119,6 +120,29 @@ def test_all_scans_of_one_piece_have_a_bound_of_time(monkeypatch: pytest.MonkeyP
         scanned = watcher.feed("f", Channel.HTTP, "url", f"/x?{fields}".encode())
     assert len(scans) <= 5
     assert (scanned.complete, scanned.problem) == (False, "time")
+
+
+@pytest.mark.promise("5.7")
+def test_what_was_reported_is_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest that sends ever new credentials makes the process that looks hold no more of them."""
+    monkeypatch.setattr(streams, "MAX_REPORTED", 50)
+    watcher, noise = stream(), random.Random(7)  # noqa: S311 - noise
+
+    def feed() -> None:
+        keys = [
+            "AKIA" + "".join(noise.choices("ABCDEFGHJKLMNPQRSTUVWXYZ234567", k=16))
+            for _ in range(400)
+        ]
+        scanned = watcher.feed("f", Channel.OUTPUT, "stdout", "\n".join(keys).encode())
+        assert len(scanned.hits) > 300
+
+    feed()
+    tracemalloc.start()
+    for _ in range(5):
+        feed()
+    held_bytes = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held_bytes < 500_000
 
 
 WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Literal
 
 from belljar.errors import HostError
 from belljar.image.layers import (
@@ -23,7 +23,14 @@ from belljar.image.layers import (
     ImportLimits,
     LayerError,
 )
-from belljar.image.layers.headers import EntryPath, ImageEntryKind, LayerEntry, check_components
+from belljar.image.layers.blob import LayerBlob
+from belljar.image.layers.headers import (
+    EntryPath,
+    ImageEntryKind,
+    LayerEntry,
+    check_components,
+    read_entries,
+)
 from belljar.image.tools import IDS, drained, failed, plain_env, started, tool
 from belljar.store.home import HINT_SPACE
 from belljar.units import printable
@@ -88,9 +95,20 @@ class MergedTree:
         self._text_bytes = 0
         self._steps = 0
 
+    @property
+    def setuid_programs(self) -> Literal["", "kept", "removed"]:
+        """The fate of set-user-ID bits, if there were any."""
+        return "" if not self.has_setuid else "kept" if self._keep_setuid else "removed"
+
     def begin_layer(self) -> None:
         """The next layer begins."""
         self._layer += 1
+
+    def apply_layer(self, layer: LayerBlob) -> None:
+        """Take all entries of the next layer."""
+        self.begin_layer()
+        for entry in read_entries(layer.pread, layer.size_bytes):
+            self.apply(entry)
 
     def apply(self, entry: LayerEntry) -> None:
         """Take one entry of the current layer."""
@@ -338,9 +356,8 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
         status = process.wait()
     # Its status is the same for every failure: only its message says what to do next.
     if status != 0 and b"No space left" in complaint:
-        raise HostError(
-            "no space is left to pack the image", where=str(into.parent), hint=HINT_SPACE
-        )
+        what = "no space is left to pack the image"
+        raise HostError(what, where=str(into.parent), hint=HINT_SPACE)
     if status != 0:
         raise failed(argv, status, bytes(complaint))
     into.chmod(0o444)

@@ -5,30 +5,32 @@ Nothing runs in one until RENEW is answered; if that fails it is destroyed.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 
 from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
-from belljar.errors import CellError
+from belljar.errors import CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.stream import allow_shared_memory
+from belljar.isolation.microvm.stream import SavedMachine, allow_shared_memory
 from belljar.isolation.microvm.template import (
     Template,
     disk_binds,
     ensure_template,
+    find_key,
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
+from belljar.isolation.program_root import file_stamp
 from belljar.isolation.renewal import (
     GivenPort,
     fresh_renewal,
@@ -42,9 +44,6 @@ from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import MEMORY_PATH, Role
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, claimed_for_cell
-
-if TYPE_CHECKING:
-    from belljar.isolation.microvm.stream import SavedMachine
 
 _RESTORE_DEADLINE_S: Final = 30.0  # emulated, on a busy host
 _HELLO_DEADLINE_S: Final = 30.0  # the same
@@ -89,93 +88,111 @@ async def open_vm(
         held.enter_context(claimed_for_cell(kernel.vmlinuz.parent))
         if weights is not None:
             held.enter_context(claimed(weights))
-        clone = partial(_clone, plan=plan, home=home, recorder=recorder, cell_id=cell_id)
-        clone = partial(clone, disks=disk_binds(image, weights), port=port, part_of=part_of)
         if saved is not None:
-            load = partial(saved.load, plan, image, kernel, home=home)
-            return await clone(await anyio.to_thread.run_sync(load), owner)
-        ensure = partial(ensure_template, plan, image, kernel, home=home, recorder=recorder)
-        ensure = partial(ensure, held=held, weights=weights)
-        return await clone(await ensure(), owner)
+            template = await anyio.to_thread.run_sync(_load, saved, plan, image, kernel, home)
+        else:
+            template = await ensure_template(
+                plan, image, kernel, home=home, recorder=recorder, held=held, weights=weights
+            )
+        cloning = Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key})
+        recorder.record(cloning)
+        memory = JailBind(source=template.memory, target=MEMORY_PATH)
+        spec = VmmSpec(
+            cell_id=cell_id,
+            kind="cell",
+            role=Role.CLONE,
+            shape=plan.vm,
+            limits=plan.jail,
+            controllers=plan.jail_controllers,
+            memory_by_rlimit=plan.memory_by_rlimit,
+            root=template.root,
+            binds=(*disk_binds(image, weights), memory),
+            part_of=part_of,
+            keeps_monitor=bool(plan.policy.snapshots),
+        )
+        vmm = Vmm(spec, home, recorder)
+        try:
+            await _start(vmm, template, owner, recorder=recorder, home=home, port=port)
+        except BaseException as exc:
+            vmm.raise_if_killed(exc)
+            raise
+        return vmm
 
     async with recorded_lifetime(recorder, cell_id, planned, make) as vmm:
         yield vmm
 
 
-async def _clone(
+def _load(
+    saved: SavedMachine, plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
+) -> Template:
+    """What a machine of this plan is made from, checked. Blocking.
+
+    Raises `CellError` when it was changed or deleted; `HostError` when a machine of this plan
+    would be another one here and now.
+    """
+    key, root = find_key(plan, image, kernel, home)
+    if key != saved.key:
+        raise HostError(
+            "the snapshot was taken with another QEMU, processor, kernel, image or limits",
+            where=str(saved.directory),
+            hint="take another snapshot: this one can't be used any more",
+        )
+    memory = saved.directory / "memory"
+    try:
+        state = (saved.directory / "state").read_bytes()
+        is_same = hashlib.sha256(state).hexdigest() == saved.state_digest
+        is_same = is_same and tuple(file_stamp(memory)) == saved.memory_stamp
+    except OSError as error:
+        raise CellError(
+            f"the snapshot can't be read: {error.strerror}",
+            where=str(saved.directory),
+            hint="a snapshot ends with its run",
+        ) from error
+    if not is_same:
+        raise CellError(
+            "the snapshot was changed on disk: nothing is made of it",
+            where=str(saved.directory),
+            hint="find out who writes to this store; take another snapshot",
+        )
+    return Template(key=key, memory=memory, state=state, root=root)
+
+
+async def _start(
+    vmm: Vmm,
     template: Template,
     owner: AsyncExitStack,
     *,
-    plan: MicrovmPlan,
-    disks: tuple[JailBind, ...],
-    home: Path,
     recorder: Recorder,
-    cell_id: str,
+    home: Path,
     port: GivenPort | None,
-    part_of: str,
-) -> Vmm:
-    recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
+) -> None:
     began = time.monotonic()
-    spec = VmmSpec(
-        cell_id=cell_id,
-        kind="cell",
-        role=Role.CLONE,
-        shape=plan.vm,
-        limits=plan.jail,
-        controllers=plan.jail_controllers,
-        memory_by_rlimit=plan.memory_by_rlimit,
-        root=template.root,
-        binds=(*disks, JailBind(source=template.memory, target=MEMORY_PATH)),
-        part_of=part_of,
-        keeps_monitor=bool(plan.policy.snapshots),
-    )
-    vmm = Vmm(spec, home, recorder)
-    try:
-        async with owned(vmm, owner):
-            await vmm.start()
-            await _restore(vmm, template)
-            if port is not None:
-                # Before the guest's first instruction: the range's rules are in force when its
-                # first frame comes
-                await start_wire(vmm, port, home=home)
-            await _resume(vmm)
-            await _renew(vmm, recorder, port)
-            vmm.timings_ms["total"] = elapsed_ms(began)
-            data: dict[str, JsonValue] = {"template": template.key}
-            data["duration_ms"] = round(vmm.timings_ms["total"], 1)
-            recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
-    except BaseException as exc:
-        vmm.raise_if_killed(exc)  # the template is not to blame
-        raise
-    return vmm
-
-
-async def _restore(vmm: Vmm, template: Template) -> None:
-    try:
-        await allow_shared_memory(vmm)
-        if vmm.spec.shape.nic:
-            # Else the VMM itself would announce the template's address on the link, five times
-            await vmm.qmp.execute("migrate-set-parameters", {"announce-rounds": 0})
-        await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
-        await _feed(vmm, template.state)
-        await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
-    except CellError as exc:
-        raise _not_restored(vmm, exc) from exc
-
-
-async def _resume(vmm: Vmm) -> None:
-    try:
+    async with owned(vmm, owner):
+        await vmm.start()
+        try:
+            await allow_shared_memory(vmm)
+            if vmm.spec.shape.nic:
+                # Else the VMM itself would announce the template's address on the link, five times
+                await vmm.qmp.execute("migrate-set-parameters", {"announce-rounds": 0})
+            await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
+            await _feed(vmm, template.state)
+            await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
+        except CellError as exc:
+            what = f"the clone could not be restored: {vmm.diagnosis() or exc.what}"
+            raise CellError(what, where=f"cell {vmm.cell_id}") from exc
+        if port is not None:
+            # Before the guest's first instruction: the range's rules are in force when its
+            # first frame comes
+            await start_wire(vmm, port, home=home)
         await vmm.qmp.execute("cont")
-    except CellError as exc:
-        raise _not_restored(vmm, exc) from exc
-    if not vmm.spec.keeps_monitor:
-        # Nothing needs the monitor from here on: a compromised VMM can't use it
-        vmm.qmp.close()
-
-
-def _not_restored(vmm: Vmm, error: CellError) -> CellError:
-    what = f"the clone could not be restored: {vmm.diagnosis() or error.what}"
-    return CellError(what, where=f"cell {vmm.cell_id}")
+        if not vmm.spec.keeps_monitor:
+            # Nothing needs the monitor from here on: a compromised VMM can't use it
+            vmm.qmp.close()
+        await _renew(vmm, recorder, port)
+        vmm.timings_ms["total"] = elapsed_ms(began)
+        data: dict[str, JsonValue] = {"template": template.key}
+        data["duration_ms"] = round(vmm.timings_ms["total"], 1)
+        recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=vmm.cell_id, data=data))
 
 
 async def _feed(vmm: Vmm, state: bytes) -> None:

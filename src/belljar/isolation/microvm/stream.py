@@ -31,11 +31,7 @@ from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE
 
 if TYPE_CHECKING:
-    from belljar.image.kernel import Kernel
-    from belljar.image.store import Image
-    from belljar.isolation.microvm.template import Template
     from belljar.isolation.microvm.vmm import Vmm
-    from belljar.plan.model import MicrovmPlan
 
 # QEMU, docs/devel/migration: sections, and the records of `ram` (migration/ram.c). A record begins
 # with an offset into a block, whose low 12 bits are flags.
@@ -273,40 +269,6 @@ class SavedMachine:
     def digest(self) -> str:
         """Of all of it."""
         return hashlib.sha256(f"{self.memory_digest} {self.state_digest}".encode()).hexdigest()
-
-    def load(self, plan: MicrovmPlan, image: Image, kernel: Kernel, *, home: Path) -> Template:
-        """What a machine of this plan is made from, checked. Blocking.
-
-        Raises `CellError` when it was changed or deleted; `HostError` when a machine of this plan
-        would be another one here and now.
-        """
-        from belljar.isolation.microvm.template import Template, find_key
-
-        key, root = find_key(plan, image, kernel, home)
-        if key != self.key:
-            raise HostError(
-                "the snapshot was taken with another QEMU, processor, kernel, image or limits",
-                where=str(self.directory),
-                hint="take another snapshot: this one can't be used any more",
-            )
-        memory = self.directory / "memory"
-        try:
-            state = (self.directory / "state").read_bytes()
-            is_same = hashlib.sha256(state).hexdigest() == self.state_digest
-            is_same = is_same and tuple(file_stamp(memory)) == self.memory_stamp
-        except OSError as error:
-            raise CellError(
-                f"the snapshot can't be read: {error.strerror}",
-                where=str(self.directory),
-                hint="a snapshot ends with its run",
-            ) from error
-        if not is_same:
-            raise CellError(
-                "the snapshot was changed on disk: nothing is made of it",
-                where=str(self.directory),
-                hint="find out who writes to this store; take another snapshot",
-            )
-        return Template(key=key, memory=memory, state=state, root=root)
 
 
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:

@@ -7,19 +7,17 @@ is recorded.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -94,7 +92,6 @@ class _MakingJob:
     guest: GuestParts
     root: VmmRoot
     key: str
-    inputs: TemplateInputs
     weights: Path | None
 
     @property
@@ -158,15 +155,13 @@ def lock_name(key: str) -> str:
 
 def _claim_and_load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
     """As `_load`, claimed if used."""
-    with ExitStack() as claim:
-        try:
-            claim.enter_context(claimed(job.directory))
-        except FileNotFoundError:  # or being removed, under the lock
-            return None, ""
+    with ExitStack() as claim, suppress(FileNotFoundError):  # or being removed, under the lock
+        claim.enter_context(claimed(job.directory))
         template, why = _load(job)
         if template is not None:
             held.push(claim.pop_all())
-    return template, why
+        return template, why
+    return None, ""
 
 
 def _find_job(
@@ -198,7 +193,6 @@ def _find_job(
         guest=guest,
         root=root,
         key=template_key(inputs),
-        inputs=inputs,
         weights=weights,
     )
 
@@ -219,30 +213,20 @@ def _host_cpu(accel: Accel) -> str:
 
 def _load(job: _MakingJob) -> tuple[Template | None, str]:
     """The template, or why not (empty: missing)."""
+    memory = job.directory / "memory"
     try:
         description = json.loads((job.directory / "template.json").read_text())
         state = (job.directory / "state").read_bytes()
-        memory = job.directory / "memory"
-        why = _fault(job, description, state, memory)
+        if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
+            return None, "the device state is not the one that was saved"
+        if file_stamp(memory) != description["memory_stamp"]:
+            return None, "the memory is not the one that was saved"
     except FileNotFoundError as exc:
-        name = Path(str(exc.filename)).name  # without a description: it was forgotten
-        is_missing = name != "template.json" and job.directory.exists()
-        return None, f"{name} is missing" if is_missing else ""
+        is_there = job.directory.exists()
+        return None, f"{Path(str(exc.filename)).name} is missing" if is_there else ""
     except (OSError, ValueError, KeyError, TypeError) as exc:
         return None, f"it can't be read: {exc}"
-    if why:
-        return None, why
     return Template(key=job.key, memory=memory, state=state, root=job.root), ""
-
-
-def _fault(job: _MakingJob, description: Mapping[str, Any], state: bytes, memory: Path) -> str:
-    if description["inputs"] != json.loads(json.dumps(job.inputs.document())):
-        return "it was made from other inputs"
-    if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
-        return "the device state is not the one that was saved"
-    if file_stamp(memory) != description["memory_stamp"]:
-        return "the memory is not the one that was saved"
-    return ""
 
 
 # ---- making one
@@ -327,7 +311,7 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
             await _wait_idle(vmm)
             await vmm.qmp.execute("stop")
             state = await save_stopped(vmm, scratch / "memory")
-            with contextlib.suppress(CellError):
+            with suppress(CellError):
                 await vmm.qmp.execute("quit")
         except CellError as exc:
             panic = vmm.panic()
@@ -363,7 +347,6 @@ def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
     write_read_only(scratch / "state", state)
     description = {
         "key": job.key,
-        "inputs": job.inputs.document(),
         "state_sha256": hashlib.sha256(state).hexdigest(),
         "memory_stamp": file_stamp(memory),
     }

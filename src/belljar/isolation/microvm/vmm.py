@@ -30,7 +30,7 @@ from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
-from belljar.process import close_all, signal_name
+from belljar.process import signal_name
 from belljar.store.journal import EntryKind
 from belljar.units import printable
 
@@ -57,58 +57,39 @@ class VmmSpec:
 
 
 class _Ends:
-    def __init__(self, spec: VmmSpec) -> None:
-        with ExitStack() as undo:
-            self.qmp, qmp = _pair(undo)
-            self.agent, agent = _pair(undo)
-            self.state: socket.socket | None = None
-            state: socket.socket | None = None
-            if spec.role is Role.CLONE:
-                self.state, state = _pair(undo)
-            self.net: socket.socket | None = None
-            net: socket.socket | None = None
-            if spec.shape.nic:
-                self.net, net = _pair(undo, socket.SOCK_DGRAM)
-            self.console = Console()
-            undo.callback(self.console.close)
-            kvm = _open_kvm() if spec.shape.accel == "kvm" else None
-            self.fds = VmFds(
-                qmp=qmp.detach(),
-                agent=agent.detach(),
-                console=self.console.writer,
-                kvm=kvm,
-                state=state.detach() if state else None,
-                net=net.detach() if net else None,
-            )
-            undo.pop_all()
-        self._inherited: tuple[int, ...] = tuple(
-            fd
-            for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state, self.fds.net)
-            if fd is not None
-        )
+    """Both ends of all that connects a VMM with its owner."""
 
-    @property
-    def inherited(self) -> tuple[int, ...]:
-        return (*self._inherited, self.console.writer)
+    def __init__(self, spec: VmmSpec) -> None:
+        kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
+        if spec.role is Role.CLONE:
+            kinds["state"] = socket.SOCK_STREAM
+        if spec.shape.nic:
+            kinds["net"] = socket.SOCK_DGRAM
+        self.ours: dict[str, socket.socket] = {}
+        self._theirs = ExitStack()
+        self.console = Console()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            inherited: dict[str, int] = {}
+            for name, kind in kinds.items():
+                self.ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
+                inherited[name] = self._theirs.enter_context(theirs).fileno()
+            if spec.shape.accel == "kvm":
+                inherited["kvm"] = _open_kvm()
+                self._theirs.callback(os.close, inherited["kvm"])
+            self.fds = VmFds(console=self.console.writer, **inherited)
+            self.inherited = (*inherited.values(), self.console.writer)
+            undo.pop_all()
 
     def close_inherited(self) -> None:
-        fds, self._inherited = self._inherited, ()
-        close_all(fds)
+        self._theirs.close()
         self.console.close_writer()
 
     def close(self) -> None:
-        self.close_inherited()
-        for sock in (self.qmp, self.agent, self.state, self.net):
-            if sock is not None:
-                sock.close()
+        self._theirs.close()
+        for sock in self.ours.values():
+            sock.close()
         self.console.close()
-
-
-def _pair(undo: ExitStack, kind: int = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    undo.callback(ours.close)
-    undo.callback(theirs.close)
-    return ours, theirs
 
 
 def _open_kvm() -> int:
@@ -149,10 +130,10 @@ class Vmm(Sandbox):
             directories=spec.directories,
             part_of=spec.part_of,
         )
-        self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
-        self.agent = self._ends.agent
-        self.state, self.state_fd = self._ends.state, self._ends.fds.state
-        self.net = self._ends.net
+        self.qmp = Qmp(self._ends.ours["qmp"], where=f"VMM of cell {spec.cell_id}")
+        self.agent = self._ends.ours["agent"]
+        self.state, self.state_fd = self._ends.ours.get("state"), self._ends.fds.state
+        self.net = self._ends.ours.get("net")
 
     async def start(self) -> None:
         """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""

@@ -148,9 +148,12 @@ class Wire(Sandbox):
 
     async def _expect(self, word: bytes, failure: str) -> None:
         with anyio.move_on_after(_STEP_DEADLINE_S), suppress(OSError):
-            await anyio.wait_readable(self._control)
-            if self._control.recv(1) == word:
-                return
+            while True:
+                await anyio.wait_readable(self._control)
+                with suppress(BlockingIOError):
+                    if self._control.recv(1) == word:
+                        return
+                    break
         # It is late, or has gone: then its diagnosis says why.
         diagnosis = self.diagnosis()
         raise CellError(

@@ -38,7 +38,7 @@ _UNPACK_DEADLINE_S: Final = 600.0
 _REMOVE_DEADLINE_S: Final = 120.0
 # unsquashfs holds a queue of blocks for each processor.
 _MEMORY_BYTES: Final = 2 << 30
-# Estimated unpacked size, to report lacking space early.
+# Estimated unpacked size.
 _EXPANSION: Final = 3
 
 
@@ -133,6 +133,7 @@ async def _make(image: Image, home: Path) -> None:
             where=f"image {image.digest[:12]}",
             hint="run it in tier microvm (`tier: microvm`), or give the file another owner",
         )
+    # Too late a lack of space would also take that of runs, whose records then fail
     await anyio.to_thread.run_sync(
         need_space, home, _EXPANSION * image.size_bytes, "unpacking an image for containers"
     )

@@ -27,14 +27,6 @@ _PIECE_BYTES: Final = 1 << 10
 _TURN_BYTES: Final = 4 << 10
 
 
-def head_problem(data: bytes | bytearray, start: int, stop: int) -> str:
-    """Return why these bytes of a head are refused, or ""; what is before `start` was looked at."""
-    # A line's end or a fold may have begun in what was looked at.
-    if _AMBIGUOUS.search(data, max(0, start - 3), stop):
-        return "a bare CR or LF, a fold or a control character in the head"
-    return "no request line" if data[:1] in (b" ", b"\t", b"\r") else ""
-
-
 def request_problem(request: h11.Request, head: bytes, max_fields: int) -> tuple[str, int] | None:
     """Return why a head that h11 takes is refused, with the status, or None."""
     fields = list(request.headers)
@@ -76,8 +68,12 @@ class RequestParser:
         """Return the next request and its head, once it is whole. Raises `RefusedRequestError`."""
         found = self.held.find(_HEAD_END, max(0, self._scanned - 3))
         stop = len(self.held) if found < 0 else found + len(_HEAD_END)
-        if problem := head_problem(self.held, self._scanned, stop):
+        # A line's end or a fold may have begun in what was looked at.
+        if _AMBIGUOUS.search(self.held, max(0, self._scanned - 3), stop):
+            problem = "a bare CR or LF, a fold or a control character in the head"
             raise RefusedRequestError(problem, 400)
+        if self.held.startswith((b" ", b"\t", b"\r")):
+            raise RefusedRequestError("no request line", 400)
         if stop > self._bounds.head_bytes:
             raise RefusedRequestError("the head is over the bound", 431)
         self._scanned = stop

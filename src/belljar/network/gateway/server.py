@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -41,8 +40,8 @@ LEFT: Final = "the connection ended"
 # h11 adds none of its own.
 PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _BODILESS: Final = frozenset({204, 304})  # RFC 9110 sections 15.3.5 and 15.4.5
-# A larger piece of a body is written by itself: to join it with what frames it would copy it. For a
-# smaller one that costs less than more system calls and packets.
+# A larger piece of an answer is written by itself: to join it with what frames it would copy it.
+# For a smaller one that costs less than more system calls and packets.
 _JOINED_BYTES: Final = 256 << 10
 # Any other refusal is `_MISDIRECTED`.
 _STATUS: Final[Mapping[str, int]] = {
@@ -80,7 +79,7 @@ class Exchange:
             self._refused = RefusedRequestError(self.verdict.reason, status)
         self._reason = ""
         self._received = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
-        self._pieces: deque[bytearray] = deque()
+        self._body = b""
         self._posted: asyncio.Future[Any] | None = None
         self._sent = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
         self._head: Message | None = None
@@ -122,13 +121,12 @@ class Exchange:
         if site.guard.scans(self.verdict.stand_in):  # also what is refused anyway
             request, fields = self._request, self._common_fields()
             head = b"\n".join(b"%s: %s" % pair for pair in request.headers)
-            parts = [("url", request.target), ("header", head), ("body", b"".join(self._pieces))]
+            parts = [("url", request.target), ("header", head), ("body", self._body)]
             # Any word can be a method, so a word that isn't one can carry data.
             if self._judged.method not in USUAL_METHODS:
                 parts.append(("method", request.method))
             if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, fields):
                 raise RefusedRequestError("blocked by the guard", 403)
-            del parts  # a body of 64 MiB once more
         if self._refused is not None:
             raise self._refused
         app = site.apps.get(self.verdict.stand_in)
@@ -144,7 +142,7 @@ class Exchange:
         over = self._refused or RefusedRequestError("the body is over the bound", 413)
         # Of a request that is refused anyway, what its event keeps.
         most = bounds.body_bytes if self._refused is None else bounds.kept_body_bytes
-        declared = dict(self._request.headers).get(b"content-length", b"0")
+        body, declared = bytearray(), dict(self._request.headers).get(b"content-length", b"0")
         if int(declared) > bounds.body_bytes:
             raise over
         while not self._parser.is_body_over:
@@ -153,17 +151,14 @@ class Exchange:
                 continue
             await asyncio.sleep(0)  # chunks of a byte each cost the most: others have their turn
             self._received.feed(data)
-            # Few pieces, for each has an overhead that no bound counts.
-            if self._pieces and len(self._pieces[-1]) < _JOINED_BYTES:
-                self._pieces[-1] += data
-            elif data:
-                self._pieces.append(bytearray(data))
+            body += data
             self._site.bodies_bytes += len(data)
             if self._site.bodies_bytes > bounds.bodies_bytes:
                 self._site.hit("bodies_bytes")
                 raise RefusedRequestError("the bodies of all requests are over the bound", 503)
             if self._received.total_bytes > most:
                 raise over
+        self._body = bytes(body)
 
     async def _read_more(self) -> None:
         if self._http.they_are_waiting_for_100_continue:
@@ -198,12 +193,11 @@ class Exchange:
         }
 
     async def _receive(self) -> Message:
-        """Return the next piece of the body; behind its end there is nothing to wait for."""
+        """Return the body, once; behind it there is nothing to wait for."""
         if self._is_received:
             await asyncio.Event().wait()
-        data = bytes(self._pieces.popleft()) if self._pieces else b""
-        self._is_received = not self._pieces
-        return {"type": "http.request", "body": data, "more_body": not self._is_received}
+        body, self._body, self._is_received = self._body, b"", True
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def _send(self, message: Message) -> None:
         """Send a part of the answer, on record. Raises `ClientGoneError`."""
@@ -217,13 +211,21 @@ class Exchange:
         data, has_more = bytes(message.get("body", b"")), bool(message.get("more_body", False))
         self._sent.feed(data)
         if not has_more:
-            await self._record_end(int(self._head["status"]))
+            await self._site.record(*self._last_items(int(self._head["status"])))
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
-        pieces = [] if self._has_begun else [self._head_bytes(self._head)]
+        pieces, status = list[bytes](), int(self._head["status"])
+        if not self._has_begun:
+            fields = list(self._head.get("headers", ()))
+            # RFC 9110 section 6.6.1: a server that has a clock sends it.
+            if not any(name.lower() == b"date" for name, _ in fields):
+                fields.append((b"date", formatdate(usegmt=True).encode()))
+            reason = PHRASES.get(status, b"")
+            head = h11.Response(status_code=status, headers=fields, reason=reason)
+            pieces.append(self._http.send(head))
         self._has_begun = True
-        is_bodiless = self._request.method == b"HEAD" or self._head["status"] in _BODILESS
+        is_bodiless = self._request.method == b"HEAD" or status in _BODILESS
         if data and not is_bodiless:
             pieces += self._http.send_with_data_passthrough(h11.Data(data=data)) or ()
         if not has_more:
@@ -232,20 +234,12 @@ class Exchange:
         is_small = len(data) <= _JOINED_BYTES
         await self._connection.write(*([b"".join(pieces)] if is_small else pieces))
 
-    def _head_bytes(self, head: Message) -> bytes:
-        fields, status = list(head.get("headers", ())), int(head["status"])
-        # RFC 9110 section 6.6.1: a server that has a clock sends it.
-        if not any(name.lower() == b"date" for name, _ in fields):
-            fields.append((b"date", formatdate(usegmt=True).encode()))
-        reason = PHRASES.get(status, b"")
-        return self._http.send(h11.Response(status_code=status, headers=fields, reason=reason))
-
     async def _fail(self, reason: str, status: int) -> None:
         """Answer a status and close, or break off a begun answer."""
         self._reason = reason
         if self._has_begun:
             # Too late for a status: the client sees an answer that ends too early.
-            await self._record_end(None)
+            await self._site.record(*self._last_items(None))
             return
         self._sent = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         headers = [(b"content-length", b"0"), (b"connection", b"close")]
@@ -257,20 +251,18 @@ class Exchange:
 
     def _cut(self) -> None:
         """Record an exchange that is over before its end."""
-        if self._is_over:
-            return
-        self._is_over = True
-        self._reason = RANGE_ENDED if self._site.is_ending else LEFT
-        if self._posted is None:
-            self._site.post(self._request_item)
-        self._site.post(partial(self._answer_item, status=None))
+        if not self._is_over:
+            self._reason = RANGE_ENDED if self._site.is_ending else LEFT
+        for make in self._last_items(None):
+            self._site.post(make)
 
-    async def _record_end(self, status: int | None) -> None:
+    def _last_items(self, status: int | None) -> list[Callable[[], Item]]:
+        """Return what is to be recorded at the end, once."""
         if self._is_over:
-            return
+            return []
         self._is_over = True
         first = [] if self._posted is not None else [self._request_item]
-        await self._site.record(*first, partial(self._answer_item, status=status))
+        return [*first, partial(self._answer_item, status)]
 
     def _common_fields(self) -> dict[str, JsonValue]:
         return {
@@ -306,7 +298,7 @@ class Exchange:
         }
         return Item(Kind.NETWORK_HTTP, data, self._received.bodies("request") + bodies)
 
-    def _answer_item(self, *, status: int | None) -> Item:
+    def _answer_item(self, status: int | None) -> Item:
         headers, _ = printable_headers(() if self._head is None else self._head.get("headers", ()))
         begun = int(self._head["status"]) if self._has_begun and self._head else 0
         data: dict[str, JsonValue] = {

@@ -57,6 +57,8 @@ _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b
 _PARAMETER: Final = re.compile(
     rb"(?<![a-z0-9])(?:-method|%s)(?![a-z0-9-])" % b"|".join(sorted(METHOD_OVERRIDES))
 )
+# A part's name that is encoded, which few clients do.
+_ENCODED_PART: Final = re.compile(rb"\bname\s*=\s*\"?[^\";\r\n]{0,63}%")
 # To decode one takes time in which the gateway does nothing else.
 MAX_FORM_BYTES: Final = 1 << 20
 Fields = Iterable[tuple[bytes, bytes]]
@@ -207,6 +209,8 @@ def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
         query += b"&" + body
     texts = [unquote_to_bytes(query)]
     if any(kind.startswith(b"multipart/") for kind in kinds):
+        if _ENCODED_PART.search(body.lower()):
+            return "its form has a part whose name is encoded"
         texts.append(body)
     named = any(_PARAMETER.search(text.lower().replace(b"_", b"-")) for text in texts)
     return "its query or form has a parameter that names a method" if named else ""

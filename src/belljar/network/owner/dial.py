@@ -23,7 +23,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.events import JsonValue
 from belljar.host.settings import environment_at_start
-from belljar.network.owner.relay import RunSpending, SpentError
+from belljar.network.owner.relay import NotDialledError, RunSpending
 from belljar.network.supervisor import netlink
 from belljar.plan import rules
 from belljar.plan.network import NetworkPlan, UpstreamPlan
@@ -79,10 +79,6 @@ class NotAnUpstreamError(ValueError):
 
 class RefusedDialError(ValueError):
     """The upstream is unavailable; the text says why."""
-
-
-class _NotTriedError(RefusedDialError):
-    """Nothing was dialled, and that is not recorded yet."""
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
@@ -239,7 +235,7 @@ class Dialler:
                 # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
                 return self._connected(upstream, address, port, record)
-        except (_NotTriedError, SpentError) as exc:
+        except NotDialledError as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise RefusedDialError(str(exc)) from exc
 
@@ -252,7 +248,7 @@ class Dialler:
         host = upstream.host
         with self._locks[host]:
             if host in self._refused:
-                raise _NotTriedError(self._refused[host])
+                raise NotDialledError(self._refused[host])
             addresses = self._pins.get(host)
             if not addresses:
                 record(_event(upstream, port, "looked_up"))
@@ -260,16 +256,16 @@ class Dialler:
                 addresses = addresses or self._reach.resolve(host, port)
             except (OSError, UnicodeError) as exc:
                 reason = printable(str(exc), max_chars=200)
-                raise _NotTriedError(f"the name can't be resolved: {reason}") from exc
+                raise NotDialledError(f"the name can't be resolved: {reason}") from exc
             own = [address for address in addresses if self._reach.is_ours(address)]
             try:
                 near = self._reach.networks_near()
             except OSError as exc:
                 reason = exc.strerror or type(exc).__name__
-                raise _NotTriedError(f"this host's own networks can't be read: {reason}") from exc
+                raise NotDialledError(f"this host's own networks can't be read: {reason}") from exc
             if problem := judge(addresses, own, near):
                 self._refused[host] = problem
-                raise _NotTriedError(problem)
+                raise NotDialledError(problem)
             self._pins[host] = addresses
             return addresses
 

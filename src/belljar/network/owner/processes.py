@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -169,15 +168,11 @@ class ForkServer:
 
     def how_ended(self, child: Child) -> str:
         """`exit 1`, `SIGKILL`; "" when unknown."""
-        give_up = time.monotonic() + 1.0
-        with suppress(CellError):
-            while time.monotonic() < give_up:
-                with self._lock:
-                    message, _ = self._ask({"ended": child.process.pid})
-                if message["status"] is not None:
-                    code = os.waitstatus_to_exitcode(int(message["status"]))
-                    return f"exit {code}" if code >= 0 else signal_name(-code)
-                time.sleep(0.005)  # its end is seen here before the fork server has buried it
+        with suppress(CellError), self._lock:
+            message, _ = self._ask({"ended": child.process.pid})
+            if message["status"] is not None:
+                code = os.waitstatus_to_exitcode(int(message["status"]))
+                return f"exit {code}" if code >= 0 else signal_name(-code)
         return ""
 
     def diagnosis(self) -> str:

@@ -23,8 +23,8 @@ PIECE_BYTES: Final = 64 << 10
 MAX_OPEN: Final = 16
 
 
-class SpentError(ValueError):
-    """A budget is used up; the text names it."""
+class NotDialledError(ValueError):
+    """Nothing was dialled, and that is not recorded yet; the text says why."""
 
 
 @dataclass(slots=True)
@@ -53,15 +53,15 @@ class RunSpending:
 
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
-        """Around a dial, which costs `DIAL_BYTES`. Raises `SpentError`."""
+        """Around a dial, which costs `DIAL_BYTES`. Raises `NotDialledError`."""
         with self._lock:
             account = self._accounts.setdefault((number, upstream.host), _Account(upstream))
             if len(account.relays) + account.dialling >= MAX_OPEN:
-                raise SpentError(f"{MAX_OPEN} connections to the upstream are open")
+                raise NotDialledError(f"{MAX_OPEN} connections to the upstream are open")
             if self._left_bytes(account) < DIAL_BYTES:
                 is_samples = account.spent_bytes + DIAL_BYTES > upstream.budget_bytes
                 whose = "one sample" if is_samples else "the run"
-                raise SpentError(f"the upstream's budget for {whose} is used up")
+                raise NotDialledError(f"the upstream's budget for {whose} is used up")
             account.spent_bytes += DIAL_BYTES
             account.dialling += 1
         try:

@@ -252,8 +252,9 @@ class RangeWatch:
                 if not self.closing and self.error is None:
                     # SIGSYS: its filter killed it, the strongest sign that it was compromised.
                     child = processes.supervisor if name == "supervisor" else processes.gateway
-                    found = processes.fork_server.how_ended(child), self.diagnosis()
-                    what = ": ".join((f"the range's {name} ended", *filter(None, found)))
+                    how, said = processes.fork_server.how_ended(child), self.diagnosis()
+                    what = f"the range's {name} ended" + (f" ({how})" if how else "")
+                    what += f": {said}" if said else ""
                     self.die(CellError(what, where=self._where, hint=HINT_ENDED))
             self._drain_stderr()
             for name, silent_s in self._silent_s.items():

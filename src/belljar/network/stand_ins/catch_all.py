@@ -66,16 +66,13 @@ def respond(request: Request) -> Answer:
     """Return the answer, a pure function of the request."""
     is_json = "application/json" in request.header("accept").lower()
     is_json |= request.content_type.endswith("json") or request.host.startswith("api.")
-    if not is_json and not _API.search(request.path.lower()):
-        return _page(request)
-    if request.method == "DELETE":
-        return Answer(status=204)
-    # The same at each path, as of something that is there.
-    identity = uuid_of(hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()[:16])
-    return json_answer({"id": identity, "status": "ok"}, 201 if request.method == "POST" else 200)
-
-
-def _page(request: Request) -> Answer:
+    if is_json or _API.search(request.path.lower()):
+        if request.method == "DELETE":
+            return Answer(status=204)
+        # The same at each path, as of something that is there.
+        place = f"{request.host}{request.raw_path}".encode()
+        found = {"id": uuid_of(hashlib.sha256(place).digest()[:16]), "status": "ok"}
+        return json_answer(found, 201 if request.method == "POST" else 200)
     name = html.escape(request.host.removeprefix("www.").partition(".")[0].title()) or "Welcome"
     page = (
         f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{name}</title>'

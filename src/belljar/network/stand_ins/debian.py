@@ -131,7 +131,7 @@ class _Debian(Registry):
     async def _read_packages(self) -> None:
         """Make the indexes of the directory's `.deb` files; others are left out."""
         stanzas = []
-        for file in self.by_name.values():
+        for file in self.files:
             with suppress(PackageError, OSError):
                 stanzas.append((read_control(file), file))
         stanzas.sort(key=lambda pair: (pair[0]["Package"], pair[0]["Version"]))

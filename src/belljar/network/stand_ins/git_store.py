@@ -187,7 +187,9 @@ class Repository:
             thing = self.get(identity)
             if thing is None or thing.kind != Tag.type_num:
                 break
-            identity = self.links(identity)[0][1]
+            if (found := _TAG.match(thing.content)) is None:  # a guest's, and none
+                break
+            identity = found[1]
         return identity
 
     async def walk(

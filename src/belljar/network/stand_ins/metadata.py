@@ -133,32 +133,6 @@ class _Metadata:
     def _tree(self) -> dict[str, Any]:
         """What is served below a version: texts, and mappings of names to more."""
         zone, address = f"{_REGION}a", self._address
-        host = f"ip-{address.replace('.', '-')}.{_REGION}.compute.internal"
-        document = {
-            "accountId": self._account,
-            "availabilityZone": zone,
-            "imageId": f"ami-0{self._image}",
-            "instanceId": self._instance,
-            "instanceType": "t3.medium",
-            "privateIp": address,
-            "region": _REGION,
-        }
-        data = {
-            "ami-id": f"ami-0{self._image}",
-            "hostname": host,
-            "iam": self._iam(),
-            "instance-id": self._instance,
-            "instance-type": "t3.medium",
-            "local-hostname": host,
-            "local-ipv4": address,
-            "mac": self._mac,
-            "placement": {"availability-zone": zone, "region": _REGION},
-            "security-groups": "default",
-        }
-        identity = {"instance-identity": {"document": json.dumps(document, indent=2)}}
-        return {"dynamic": identity, "meta-data": data}
-
-    def _iam(self) -> dict[str, Any]:
         now_s = self._context.clock()
         issued_s = now_s - now_s % 3600
         profile = f"arn:aws:iam::{self._account}:instance-profile/{self._role}"
@@ -174,7 +148,30 @@ class _Metadata:
             "Token": self._secrets["session_token"],
             "Expiration": iso_time(issued_s + 6 * 3600),
         }
-        return {
-            "info": json.dumps(info, indent=2),
-            "security-credentials": {self._role: json.dumps(secrets, indent=2)},
+        host = f"ip-{address.replace('.', '-')}.{_REGION}.compute.internal"
+        document = {
+            "accountId": self._account,
+            "availabilityZone": zone,
+            "imageId": f"ami-0{self._image}",
+            "instanceId": self._instance,
+            "instanceType": "t3.medium",
+            "privateIp": address,
+            "region": _REGION,
         }
+        data = {
+            "ami-id": f"ami-0{self._image}",
+            "hostname": host,
+            "iam": {
+                "info": json.dumps(info, indent=2),
+                "security-credentials": {self._role: json.dumps(secrets, indent=2)},
+            },
+            "instance-id": self._instance,
+            "instance-type": "t3.medium",
+            "local-hostname": host,
+            "local-ipv4": address,
+            "mac": self._mac,
+            "placement": {"availability-zone": zone, "region": _REGION},
+            "security-groups": "default",
+        }
+        identity = {"instance-identity": {"document": json.dumps(document, indent=2)}}
+        return {"dynamic": identity, "meta-data": data}

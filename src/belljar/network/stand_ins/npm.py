@@ -120,7 +120,7 @@ class _Npm(Registry):
     def _packages(self) -> Mapping[str, Mapping[str, Package]]:
         """Name → version → package, the oldest version first. Other files are left out."""
         packages: list[Package] = []
-        for file in self.by_name.values():
+        for file in self.files:
             with suppress(PackageError):
                 packages.append(read_package(file))
         found: dict[str, dict[str, Package]] = {}
@@ -148,7 +148,6 @@ class _Npm(Registry):
         times = {version: iso_time(package.file.mtime_s) for version, package in packages.items()}
         document = {
             "_id": name,
-            "_rev": f"{len(versions)}-{versions[latest]['dist']['shasum'][:32]}",
             "name": name,
             "dist-tags": {"latest": latest},
             "versions": versions,

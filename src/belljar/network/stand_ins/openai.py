@@ -97,9 +97,6 @@ class _OpenAi:
             raise RefusedError(400, "We could not parse the JSON body of your request.")
         if not isinstance(body.get("model"), str) or not 0 < len(body["model"]) <= 256:
             raise RefusedError(400, "you must provide a model parameter")
-        return await self.chat(body)
-
-    async def chat(self, body: dict[str, Any]) -> Answer:
         check_chat(body)
         completion = await self.ask(body)
         if not body.get("stream"):
@@ -163,12 +160,13 @@ def check_chat(body: Mapping[str, Any]) -> None:
             raise _invalid(f"messages[{index}]", "expected an object with a role and content")
     if body.get("n") not in (None, 1):
         raise _invalid("n", "expected 1")
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise _invalid("tools", f"expected an array of at most {MAX_TOOLS} objects")
-    for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _invalid(f"tools[{index}].function.name", "expected a string")
+    is_list = isinstance(tools, list) and len(tools) <= MAX_TOOLS
+    functions = (
+        [tool.get("function") for tool in tools if isinstance(tool, dict)] if is_list else []
+    )
+    names = [each.get("name") for each in functions if isinstance(each, dict)]
+    if not is_list or len(tools) != len([name for name in names if isinstance(name, str)]):
+        raise _invalid("tools", f"expected at most {MAX_TOOLS} functions with a name")
 
 
 def _invalid(where: str, what: str) -> RefusedError:

@@ -18,7 +18,7 @@ from email.message import Message
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from packaging.utils import (
     InvalidName,
@@ -68,7 +68,7 @@ def page(title: str, lines: Iterable[str]) -> str:
 # ---- uploads
 
 MAX_PARTS: Final = 2000
-MAX_FILES: Final = 7  # Of one event, with room for another body.
+MAX_FILES: Final = 7  # Of one event; others are not kept.
 # Without a bound, each of 2,000 parts would search the whole body for its headers' end.
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10  # Of one field; the rest is cut.
@@ -83,7 +83,7 @@ class Form:
     """A form, as far as it could be read. `wrong`: why it can't be taken."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    files: list[tuple[str, str, Capture]] = field(default_factory=list)  # Field, file name, content
+    files: list[tuple[str, Capture]] = field(default_factory=list)  # File name, content
     wrong: str = ""
 
 
@@ -118,13 +118,10 @@ def read_form(content_type: str, body: bytes) -> Form:
         if b"filename" not in named:
             value = bytes(content[:MAX_FIELD_BYTES]).decode("utf-8", "replace")
             form.fields.setdefault(named.get(b"name", ""), value)
-        elif len(form.files) == MAX_FILES:
-            form.wrong = f"more than {MAX_FILES} files"
-            break
-        else:
+        elif len(form.files) < MAX_FILES:
             capture = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
             capture.feed(content)
-            form.files.append((named.get(b"name", ""), named[b"filename"], capture))
+            form.files.append((named[b"filename"], capture))
     return form
 
 
@@ -149,20 +146,12 @@ class _Pypi(Registry):
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
         """Normal name → file name → file, the oldest version first; other files are left out."""
-        files = ((parse_file_name(file.base), file) for file in self.by_name.values())
+        files = ((parse_file_name(file.base), file) for file in self.files)
         named = [(*known, file.base, file) for known, file in files if known]
         found: dict[str, dict[str, StoredFile]] = {}
         for project, _, base, file in sorted(named, key=lambda one: one[:3]):
             found.setdefault(project, {})[base] = file
         return found
-
-    async def _links(self, project: str) -> list[str]:
-        """Return the lines of a project's page. Raises `OSError`."""
-        lines = []
-        for base, file in self._projects[project].items():
-            name, digest = html.escape(base), (await self.digests(file))["sha256"]
-            lines.append(f'<a href="/packages/{name}#sha256={digest}">{name}</a>')
-        return lines
 
     async def handle(self, request: Request) -> Answer:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
@@ -175,13 +164,15 @@ class _Pypi(Registry):
                 lines = [f'<a href="{name}/">{name}</a>' for name in names]
                 return text_answer(page("Simple index", lines), media=_HTML)
             case ["simple", name] if (project := canonicalize_name(name)) in self._projects:
-                lines = await self._links(project)
+                lines = []
+                for base, file in self._projects[project].items():
+                    link, digest = html.escape(base), (await self.digests(file))["sha256"]
+                    lines.append(f'<a href="/packages/{link}#sha256={digest}">{link}</a>')
                 return text_answer(page(f"Links for {project}", lines), media=_HTML)
             case ["packages", name] if named := parse_file_name(name):
-                file = self._projects.get(named[0], {}).get(name)
-                if file is not None:
+                if (found := self._projects.get(named[0], {}).get(name)) is not None:
                     # Of an archive, too: with a `content-encoding` clients would unpack it.
-                    return file_answer(file, media="application/octet-stream")
+                    return file_answer(found, media="application/octet-stream")
         return text_answer("404 Not Found", 404)
 
     async def _upload(self, request: Request) -> Answer:
@@ -191,18 +182,16 @@ class _Pypi(Registry):
         if not form.wrong and missing:
             form.wrong = f"the form has no {missing}"
         fields = {name: word(form.fields.get(name, "")) for name in ("name", "version")}
-        data: dict[str, Any] = {
+        filename, content = form.files[0] if form.files else ("", Capture())
+        data: dict[str, JsonValue] = {
             **fields,
             "action": word(form.fields.get(":action", "")),
             "refused": word(form.wrong),
-            "filename": "",
-            "size_bytes": 0,
+            "filename": word(filename),
+            "size_bytes": content.total_bytes,
+            "sha256": content.sha256,
         }
-        for name, filename, content in reversed(form.files):
-            if name == "content":
-                data |= {"filename": word(filename), "size_bytes": content.total_bytes}
-                data["sha256"] = content.sha256
-        bodies = [each[2].body(f"file-{number}") for number, each in enumerate(form.files)]
+        bodies = [each.body(f"file-{number}") for number, (_, each) in enumerate(form.files)]
         await self.record(request, "publish", data, bodies)
         wrong = word(form.wrong)
         return text_answer(f"400 {wrong}", 400) if wrong else text_answer("")

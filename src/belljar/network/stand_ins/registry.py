@@ -56,9 +56,9 @@ class Registry:
         raise NotImplementedError
 
     @cached_property
-    def by_name(self) -> Mapping[str, StoredFile]:
-        """Name → file, read at the first request. Raises `FilesError`."""
-        return {file.name: file for file in list_files(self.context.files)}
+    def files(self) -> Sequence[StoredFile]:
+        """Read the directory at the first request. Raises `FilesError`."""
+        return list_files(self.context.files)
 
     async def digests(self, file: StoredFile) -> Mapping[str, str]:
         """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""

@@ -14,7 +14,6 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,9 +34,8 @@ _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6"
 # With enhanced codes (RFC 3463), as EHLO offers them.
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
-_ORDER: Final = b"503 5.5.1 Error: bad sequence of commands\r\n"
-_SYNTAX: Final = b"501 5.5.4 Error: syntax\r\n"
-_BYE: Final = b"221 2.0.0 Bye\r\n"
+_WRONG: Final = b"503 5.5.1 Error: bad sequence of commands, or syntax\r\n"
+_COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
 @dataclass(kw_only=True)
@@ -74,10 +72,7 @@ class _MailConnection:
             await self._send(b"220 %s ESMTP\r\n" % self._host)
             while not self._is_over and (line := await self._line()) is not None:
                 verb, _, rest = line.partition(b" ")
-                self._is_over = verb.upper() == b"QUIT"
-                method = self._COMMANDS.get(verb.upper())
-                reply = _BYE if self._is_over else _UNKNOWN
-                await self._send(await method(self, rest.strip()) if method else reply)
+                await self._send(await self._answer(verb.upper(), rest.strip()))
         except ConnectionError:
             return
         finally:
@@ -109,42 +104,40 @@ class _MailConnection:
                 line, is_whole = await self._piece()
             await self._send(b"500 5.5.6 Error: line too long\r\n")
 
-    async def _helo(self, rest: bytes) -> bytes:
-        self._client, self._mail = rest[:255].decode("utf-8", "replace"), None
-        return b"250 %s\r\n" % self._host if rest else _SYNTAX
-
-    async def _ehlo(self, rest: bytes) -> bytes:
-        if not rest:
-            return _SYNTAX
-        await self._helo(rest)
-        size = b"SIZE %d" % MAX_MESSAGE_BYTES
-        offers = (self._host, b"PIPELINING", size, b"AUTH PLAIN LOGIN", b"ENHANCEDSTATUSCODES")
-        lines = [b"250-%s\r\n" % offer for offer in (*offers, b"8BITMIME")]
-        return b"".join((*lines, b"250 SMTPUTF8\r\n"))
-
-    async def _begin(self, rest: bytes) -> bytes:
-        if not self._client or self._mail is not None:
-            return _ORDER
-        sender = _address(rest, b"FROM:")
-        if sender is None:
-            return _SYNTAX
-        self._mail = _Mail(sender=sender)
-        return b"250 2.1.0 Ok\r\n"
-
-    async def _recipient(self, rest: bytes) -> bytes:
-        if self._mail is None:
-            return _ORDER
-        if not (recipient := _address(rest, b"TO:")):
-            return _SYNTAX
-        if len(self._mail.recipients) >= MAX_RECIPIENTS:
-            return b"452 4.5.3 Error: too many recipients\r\n"
-        self._mail.recipients.append(recipient)
-        return b"250 2.1.5 Ok\r\n"
-
-    async def _data(self, _rest: bytes) -> bytes:
+    async def _answer(self, verb: bytes, rest: bytes) -> bytes:
         mail = self._mail
-        if mail is None or not mail.recipients:
-            return _ORDER
+        match verb:
+            case b"QUIT":
+                self._is_over = True
+                return b"221 2.0.0 Bye\r\n"
+            case b"NOOP":
+                return _OK
+            case b"RSET":
+                self._mail = None
+                return _OK
+            case b"HELO" | b"EHLO" if rest:
+                self._client, self._mail = rest[:255].decode("utf-8", "replace"), None
+                size = b"SIZE %d" % MAX_MESSAGE_BYTES
+                offers = [self._host, b"PIPELINING", size, b"AUTH PLAIN LOGIN", b"8BITMIME"]
+                offers = [*offers, b"ENHANCEDSTATUSCODES"] if verb == b"EHLO" else []
+                lines = [b"250-%s\r\n" % offer for offer in offers]
+                return b"".join((*lines, b"250 %s\r\n" % (b"SMTPUTF8" if lines else self._host)))
+            case b"MAIL" if self._client and mail is None:
+                if (sender := _address(rest, b"FROM:")) is not None:
+                    self._mail = _Mail(sender=sender)
+                    return b"250 2.1.0 Ok\r\n"
+            case b"RCPT" if mail is not None and (recipient := _address(rest, b"TO:")):
+                if len(mail.recipients) >= MAX_RECIPIENTS:
+                    return b"452 4.5.3 Error: too many recipients\r\n"
+                mail.recipients.append(recipient)
+                return b"250 2.1.5 Ok\r\n"
+            case b"DATA" if mail is not None and mail.recipients:
+                return await self._data(mail)
+            case b"AUTH" if self._client and not self._user and mail is None:
+                return await self._log_in(rest)
+        return _WRONG if verb in _COMMANDS else _UNKNOWN
+
+    async def _data(self, mail: _Mail) -> bytes:
         await self._send(b"354 End data with <CR><LF>.<CR><LF>\r\n")
         self._is_in_content = begins = True
         while True:
@@ -169,18 +162,9 @@ class _MailConnection:
         queued = mail.content.sha256[:10].upper().encode()
         return b"250 2.0.0 Ok: queued as %s\r\n" % queued
 
-    async def _reset(self, _rest: bytes) -> bytes:
-        self._mail = None
-        return _OK
-
-    async def _nothing(self, _rest: bytes) -> bytes:
-        return _OK
-
     async def _log_in(self, rest: bytes) -> bytes:
         mechanism, _, first = rest.partition(b" ")
         mechanism, answers = mechanism.upper(), list[bytes]()
-        if not self._client or self._user or self._mail is not None:
-            return _ORDER
         if mechanism not in _PROMPTS:
             return b"535 5.7.8 Error: authentication failed: no mechanism available\r\n"
         for prompt in _PROMPTS[mechanism]:
@@ -227,17 +211,6 @@ class _MailConnection:
             "complete": complete,
         }
         await self._context.record("network.attempt", data, [message])
-
-    _COMMANDS: Final[Mapping[bytes, Callable[[_MailConnection, bytes], Awaitable[bytes]]]] = {
-        b"HELO": _helo,
-        b"EHLO": _ehlo,
-        b"MAIL": _begin,
-        b"RCPT": _recipient,
-        b"DATA": _data,
-        b"RSET": _reset,
-        b"NOOP": _nothing,
-        b"AUTH": _log_in,
-    }
 
 
 def _address(rest: bytes, key: bytes) -> str | None:

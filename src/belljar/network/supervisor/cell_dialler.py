@@ -133,23 +133,19 @@ class CellDialler:
         self._dialled(end, first, 0 if number == errno.EISCONN else number)
 
     def _dialled(self, end: socket.socket, first: First, number: int) -> None:
+        message: dict[str, Any] = {"client": first.client, "target": first.target}
         with end:
-            if not number and self._hand_over(end, first):
-                self._begun[first[:3]] = True
-                _send_again(self._enter, first)
-                return
+            if not number:
+                # Else the gateway is gone, or reads too slowly
+                with suppress(ipc.ClosedError, OSError):
+                    ipc.send(self._gateway, message, [end.fileno()])
+                    self._begun[first[:3]] = True
+                    _send_again(self._enter, first)
+                    return
         self._begun.pop(first[:3], None)
         # No answer, or no room: the client gets none either, and tries again
         if number not in (0, errno.ETIMEDOUT):
             _send_again(self._refuse, first)
-
-    def _hand_over(self, end: socket.socket, first: First) -> bool:
-        message: dict[str, Any] = {"client": first.client, "target": first.target}
-        try:
-            ipc.send(self._gateway, message, [end.fileno()])
-        except (ipc.ClosedError, OSError):  # gone, or it reads too slowly
-            return False
-        return True
 
 
 def _raw(mark: int) -> socket.socket:

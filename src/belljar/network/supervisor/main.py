@@ -39,6 +39,7 @@ from belljar.plan.nft import KnownRules, changed_rules, known_rules
 from belljar.plan.rules import LOCAL_MARK, LOG_GROUP, LOG_SNAP_BYTES, DropReason, counts, logged
 from belljar.process import PORTS_DOWN
 
+_ANY: Final = "0.0.0.0"  # noqa: S104 - of the range's own namespace, which has no way out
 _BACKLOG: Final = 1024  # The kernel caps it at `net.core.somaxconn`.
 # For rules, devices and routes, and for the packet socket.
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
@@ -218,7 +219,8 @@ class _Supervisor:
             self._handle(*ipc.receive(self._owner))
         if time.monotonic() >= self._next_check:
             self._check()
-            self._report_counted()
+            for flow in self._flows.flush():
+                self._report(flow=flow)
 
     def _read_log(self, max_datagrams: int) -> bool:
         """Whether nothing is left."""
@@ -344,10 +346,6 @@ class _Supervisor:
             "not_dialled": 0 if self._dialler is None else self._dialler.not_dialled,
         }
 
-    def _report_counted(self) -> None:
-        for flow in self._flows.flush():
-            self._report(flow=flow)
-
     def _end(self, number: int) -> NoReturn:
         """The last packets and counts, with ports down."""
         self._end_if_changed(self._unexpected())
@@ -357,7 +355,8 @@ class _Supervisor:
         while self._take_all():  # had been on their way when the ports were put down
             listed = self._look_at_rules()
         self._flows.count_lost(logged(listed))
-        self._report_counted()
+        for flow in self._flows.flush():
+            self._report(flow=flow)
         self._report(counters=self._counters(listed))
         self._report(done=number)
         os._exit(0)
@@ -392,30 +391,30 @@ class _Supervisor:
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
     """The range's listeners by name. Raises `OSError`."""
     # UDP is bound to one address: of several, the kernel would not know from which to answer.
-    dns_udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    _bind(dns_udp, layout.resolver, DNS_PORT)
-    found = {"dns_udp": dns_udp}
-    found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
-    if layout.sink_port is not None:
-        found["sink"] = _tcp(layout.sink_port, is_transparent=True)
-    if layout.proxy_port is not None:
-        found["cells"] = _tcp(layout.proxy_port, is_transparent=True)
+    found = {"dns_udp": _bound(socket.SOCK_DGRAM, layout.resolver, DNS_PORT)}
+    found |= {
+        str(port): _bound(socket.SOCK_STREAM, _ANY, port)
+        for port in network.gateway_ports()
+        if port != DNS_PORT
+    }
+    for name, port in (("sink", layout.sink_port), ("cells", layout.proxy_port)):
+        if port is not None:
+            found[name] = _bound(socket.SOCK_STREAM, _ANY, port, is_transparent=True)
     return found
 
 
-def _tcp(port: int, *, is_transparent: bool = False) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if is_transparent:  # it answers for addresses that are not the namespace's own
-        listener.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
-    _bind(listener, "0.0.0.0", port)  # noqa: S104 - the range's own namespace, which has no way out
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def _bind(listener: socket.socket, address: str, port: int) -> None:
+def _bound(
+    kind: socket.SocketKind, address: str, port: int, *, is_transparent: bool = False
+) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, kind)
     try:
+        if is_transparent:  # it answers for addresses that are not the namespace's own
+            listener.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
         listener.bind((address, port))
+        if kind == socket.SOCK_STREAM:
+            listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
         raise OSError(exc.errno, exc.strerror, f"port {port} of the range") from exc
+    return listener

@@ -64,11 +64,16 @@ class Logged:
 def open_log(group: int, snap_bytes: int) -> socket.socket:
     """A non-blocking socket for the group's logs. Raises `OSError`."""
     kernel = _open()
-    _configure(kernel, group, _CFG_COMMAND, struct.pack("=B", _COMMAND_BIND))
-    _configure(kernel, group, _CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET))
-    # Each packet at once, none held back for a batch; the timeout is in hundredths of a second.
-    _configure(kernel, group, _CFG_THRESHOLD, struct.pack(">I", 1))
-    _configure(kernel, group, _CFG_TIMEOUT, struct.pack(">I", 1))
+    head = _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
+    for attribute, value in (
+        (_CFG_COMMAND, struct.pack("=B", _COMMAND_BIND)),
+        (_CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET)),
+        # Each packet at once, none held back for a batch; the timeout is in hundredths of a second.
+        (_CFG_THRESHOLD, struct.pack(">I", 1)),
+        (_CFG_TIMEOUT, struct.pack(">I", 1)),
+    ):
+        body = head + netlink.attribute(attribute, value)
+        netlink.exchange(kernel, netlink.message(_CONFIG, body))
     kernel.settimeout(0.0)
     return kernel
 
@@ -142,11 +147,6 @@ def _open() -> socket.socket:
     kernel.settimeout(5.0)
     syscalls.set_receive_buffer(kernel, _BUFFER_BYTES)
     return kernel
-
-
-def _configure(kernel: socket.socket, group: int, attribute: int, value: bytes) -> None:
-    head = _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group))
-    netlink.exchange(kernel, netlink.message(_CONFIG, head + netlink.attribute(attribute, value)))
 
 
 _NFT_TIMEOUT_S: Final = 20.0

@@ -57,14 +57,6 @@ ATTACKS = {
 }
 
 
-def test_answers_have_the_reason_phrase_of_servers() -> None:
-    """The interim answer and the last one: botocore takes `100` without a word for the answer."""
-    head = b"POST / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n"
-    outcome = talk([head, b"abc"])
-    assert b"HTTP/1.1 100 Continue\r\n" in outcome.answer
-    assert b"HTTP/1.1 200 OK\r\n" in outcome.answer
-
-
 @pytest.mark.promise("5.4")
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_a_request_hides_is_in_an_event(attack: bytes) -> None:

@@ -124,22 +124,6 @@ def test_what_is_cut_while_it_waits_for_room_is_reported() -> None:
     run(scene, unrecorded_bytes=100, alive_every_s=60)
 
 
-def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
-    """No more than the bound is on its way; all of them get through."""
-
-    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
-        for number in range(3000):
-            group.create_task(reporter.record(item(number, 1000)))
-        decoder = EventDecoder()
-        for number in range(3000):
-            message = await heard(there, decoder)
-            assert message.data["what"] == str(number)
-            assert (reporter.posted - number) * 1000 < 100_000 + 2_000
-            there.send(encode_ack(message.id))
-
-    run(scene, unrecorded_bytes=100_000)
-
-
 def test_a_question_counts_until_it_is_answered() -> None:
     """Though nobody waits for it any more; one over the bound never reaches the owner."""
 

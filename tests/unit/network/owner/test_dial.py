@@ -24,7 +24,6 @@ from belljar.network.owner.dial import (
     NotAnUpstreamError,
     Reach,
     RefusedDialError,
-    is_ours,
     problem_of,
     read_authorities,
     wanted,
@@ -206,19 +205,6 @@ def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> No
     assert world.told == "looked_up resolved dialled connected refused refused"
 
 
-def test_what_can_t_be_found_out_now_may_be_later() -> None:
-    """As long as the kernel does not list this host's networks, or the name does not resolve,
-    nothing is dialled or pinned."""
-    world = World(PUBLIC, socket.gaierror(-3, "Temporary failure"), PUBLIC[:1])
-    world.near = OSError(1, "Operation not permitted")
-    world.refuses("can't be read: Operation not permitted")
-    world.near = ()
-    world.refuses("can't be resolved")
-    world.dial()
-    looks = "looked_up resolved refused looked_up resolved refused looked_up resolved"
-    assert world.told == f"{looks} dialled connected"
-
-
 def test_what_is_no_upstream_or_not_on_record_is_not_resolved() -> None:
     """The violation is recorded before it is raised; what can't be recorded isn't looked up."""
     world = World(PUBLIC[:1])
@@ -263,11 +249,3 @@ def test_each_dial_costs_budget() -> None:
     resolved, why = len(world.log), "the upstream's budget for one sample is used up"
     world.refuses("budget for one sample is used up")
     assert world.log[resolved:] == [("refused", "", why)]
-
-
-@pytest.mark.promise("2.7")
-def test_the_kernel_says_what_is_this_host_s() -> None:
-    """Loopback is; an address of a net for documentation is not."""
-    assert is_ours("127.0.0.1")
-    assert not is_ours("203.0.113.7")
-    assert not is_ours("2001:db8::7")

@@ -147,6 +147,16 @@ def test_a_push_is_recorded_and_lives_in_memory(app: App, ledger: Ledger, tmp_pa
     assert "more than" in str(ledger.attempts[2]["refused"])
 
 
+def test_a_broken_tag_keeps_nobody_from_the_references(app: App) -> None:
+    """It is a guest's: what it leads to is not told, and all else is."""
+    tag = GitObject(4, b"no tag at all")
+    body = b"PACK\0\0\0\x02\0\0\0\x01" + b"\x4d" + zlib.compress(tag.content)
+    sent = command(b"refs/tags/v1", new=tag.id) + body + hashlib.sha1(body).digest()  # noqa: S324
+    assert b"ok refs/tags/v1" in push(app, sent)[1]
+    reply = ask(app, "GET", "/thing/info/refs", **REFS)
+    assert (reply.status, tag.id in reply.body) == (200, True)
+
+
 def test_what_cannot_be_taken_is_recorded_with_the_reason(
     app: App, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

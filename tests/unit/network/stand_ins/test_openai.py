@@ -79,7 +79,7 @@ def test_a_stream_adds_up_to_the_answer() -> None:
         ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, "messages[0]"),
         ({"model": "m", "messages": [{"role": "user"}]}, "messages[0]"),
         ({"model": "m", "messages": [{"role": "user", "content": 3}]}, "messages[0]"),
-        ({**ASK, "tools": [{}]}, "tools[0]"),
+        ({**ASK, "tools": [{}]}, "tools"),
         ({**ASK, "messages": ASK["messages"] * 5000}, "4096"),
     ],
 )

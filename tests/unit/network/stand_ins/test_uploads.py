@@ -233,8 +233,8 @@ def test_a_form_is_read_back(fields: dict[str, str], content: bytes) -> None:
     content_type, body = form(fields, {"content": ("a-1.whl", content)}, boundary="b" * 30)
     found = read_form(content_type, body)
     assert (found.wrong, found.fields) == ("", fields)
-    ((field, filename, capture),) = found.files
-    assert (field, filename, capture.total_bytes) == ("content", "a-1.whl", len(content))
+    ((filename, capture),) = found.files
+    assert (filename, capture.total_bytes) == ("a-1.whl", len(content))
     assert capture.sha256 == hashlib.sha256(content).hexdigest()
 
 
@@ -245,7 +245,7 @@ def test_any_form_is_read_or_refused(pieces: list[bytes]) -> None:
     body = b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n'
     for sent in (b"".join(pieces), body + b"".join(pieces)):
         found = read_form("multipart/form-data; boundary=x", sent)
-        assert all(len(each.kept) <= MAX_KEPT_BODY_BYTES for _, _, each in found.files)
+        assert all(len(each.kept) <= MAX_KEPT_BODY_BYTES for _, each in found.files)
 
 
 def test_forms_are_bounded() -> None:
@@ -254,7 +254,7 @@ def test_forms_are_bounded() -> None:
     assert "headers" in read_form(x, b"--x\r\nA: " + b"b" * 20_000 + b"\r\n\r\n\r\n--x--").wrong
     parts = form({f"f{n}": "" for n in range(pypi.MAX_PARTS + 1)}, {})
     files = form({}, {f"f{n}": ("n", b"") for n in range(pypi.MAX_FILES + 1)})
-    assert ("parts" in read_form(*parts).wrong, "files" in read_form(*files).wrong) == (True, True)
+    assert ("parts" in read_form(*parts).wrong, len(read_form(*files).files)) == (True, 7)
     found = read_form(*form({"a": "v" * (pypi.MAX_FIELD_BYTES + 5), "b": "w"}, {}))
     assert (len(found.fields["a"]), found.fields["b"]) == (pypi.MAX_FIELD_BYTES, "w")
 

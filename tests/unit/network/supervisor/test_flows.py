@@ -41,18 +41,6 @@ def test_a_destination_is_reported_once() -> None:
     assert list(flows.flush()) == []
 
 
-def test_what_is_let_through_is_always_named() -> None:
-    """Every destination has its event; of the refused ones the first hundred."""
-    flows = Flows(LAYOUT)
-    flows.attached(2, "agent")
-    for reason, most in (("connection", 300), ("port", FIRST_LISTED)):
-        packets = [replace(PACKET, reason=reason, port=port) for port in range(300)]
-        told = [flow["port"] for packet in packets if (flow := flows.take(packet)) is not None]
-        assert told == list(range(most))
-    (rest,) = flows.flush()
-    assert (rest["reason"], rest["count"]) == ("port", 300 - FIRST_LISTED)
-
-
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(

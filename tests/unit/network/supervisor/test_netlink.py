@@ -64,18 +64,6 @@ def logged(prefix: str, packet: bytes) -> bytes:
     return netlink.message(4 << 8, bytes(4) + attributes)
 
 
-def test_a_refused_connection() -> None:
-    """Why, from where, to where, on which port, how long."""
-    (seen,) = netfilter.parse_log(logged("port", PACKET))
-    assert (seen.reason, seen.device, seen.protocol) == ("port", 3, "tcp")
-    assert (seen.source, seen.destination, seen.port, seen.bytes) == (
-        "10.0.0.2",
-        "10.0.0.1",
-        443,
-        60,
-    )
-
-
 @settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_packet(packet: bytes) -> None:
