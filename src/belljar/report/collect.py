@@ -30,8 +30,8 @@ from belljar.report.signals import Blind, SignalCode
 from belljar.report.source import (
     MAX_LISTED,
     RunSource,
-    exchanges_of,
     facts_of,
+    graph_of,
     plan_of,
     proves_unused,
     targets_of,
@@ -297,7 +297,7 @@ def _unit(
         "lasted_s": found["lasted_s"],
         "destroyed": all(each.is_proven for each in (*cells, *ranges)),
         "proofs": list(_proofs(listed, ranges[:MAX_CELLS], room // MAX_CELLS)),
-        "exchanges": texts_of((e for each in ranges for e in exchanges_of(each, timelines)), room),
+        "graphs": [graph_of(each, source) for each in ranges[:MAX_CELLS]],
         "network": texts_of((line for each in found["ranges"] for line in each["sentences"]), room),
         "show": [
             *(f"--cell-id {shlex.quote(shown(cell.cell_id))}" for cell in listed),

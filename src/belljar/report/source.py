@@ -1,4 +1,4 @@
-"""What a run directory says beside its events: plans, host, versions; what a range used. Pure.
+"""What a run directory says beside its events: plans, host, versions; and a range as a graph. Pure.
 
 Each text of the results went through `timeline.shown`.
 """
@@ -21,6 +21,12 @@ from belljar.report.timeline import Edges, Timelines, shown
 
 MAX_LISTED: Final = 100  # reasons, remarks and the like, of the run and of each sample
 MAX_LIST_CHARS: Final = 64 << 10  # of such a list; a sample's have a part of its share
+_ROW: Final = 26  # units of the drawing, as all below
+_TOP: Final = 34
+# Of a name in the graph.
+_MAX_CHARS: Final = 40
+# Of a side of the graph: more can't be read, and a guest chooses its places.
+_MAX_NODES: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +111,43 @@ def _targets(findings: RunFindings, source: RunSource) -> Iterator[dict[str, Any
         yield {"kind": "host tool", "name": what, "uses": uses}
 
 
-def exchanges_of(found: RangeFindings, timelines: Timelines) -> list[str]:
-    """Who in a range asked which place how often."""
+def graph_of(found: RangeFindings, source: RunSource) -> dict[str, Any]:
+    """Nodes with their places in a drawing, lines between them, and the same as text."""
+    timelines = source.timelines
     edges: Edges = timelines.edges.get(found.range_id) or Counter()
-    return [
-        f"{cell or 'an unknown sender'} → {place}: {count:,} "
-        f"{'allowed' if is_allowed else 'refused'}"
-        for (cell, place, is_allowed), count in edges.items()
-    ]
+    digest = timelines.policies.get(found.range_id, "")
+    plan = _dict(_dict(source.plans.get(digest)).get("network"))
+    cells = list(dict.fromkeys((*found.cells.values(), *(cell for cell, _, _ in edges))))
+    places = dict.fromkeys(
+        str(each.get(name))
+        for kind, name in (("stand_ins", "id"), ("upstreams", "host"))
+        for each in map(_dict, _list(plan.get(kind)))
+    )
+    places |= dict.fromkeys(place for _, place, _ in edges)
+    left = {name: _TOP + _ROW * at for at, name in enumerate(cells[:_MAX_NODES])}
+    right = {name: _TOP + _ROW * at for at, name in enumerate([*places][:_MAX_NODES])}
+    drawn = {edge: count for edge, count in edges.items() if edge[0] in left and edge[1] in right}
+    used = {place for _, place, _ in drawn}
+    return {
+        "name": shown(found.range_id),
+        "height": _TOP + _ROW * max(len(left), len(right), 1),
+        "left": [(_short(name or "?"), y) for name, y in left.items()],
+        "right": [(_short(name), y, name in used) for name, y in right.items()],
+        "lines": [
+            (left[cell], right[place], "allowed" if is_allowed else "refused", count)
+            for (cell, place, is_allowed), count in drawn.items()
+        ],
+        "texts": [
+            f"{shown(cell or 'an unknown sender')} → {shown(place)}: {count:,} "
+            f"{'allowed' if is_allowed else 'refused'}"
+            for (cell, place, is_allowed), count in edges.items()
+        ],
+        "left_out": max(0, len(cells) - len(left)) + max(0, len(places) - len(right)),
+    }
+
+
+def _short(name: str) -> str:
+    return shown(name if len(name) <= _MAX_CHARS else f"{name[: _MAX_CHARS - 1]}…")
 
 
 def plan_of(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def test_hostile_text_makes_no_element_attribute_or_link() -> None:
     tags = {each.tag.rpartition("}")[2] for each in found}
     assert not tags & {"img", "iframe", "object", "embed", "link", "base", "video", "math"}
     drawings = [each for each in found if each.tag.endswith("}svg")]
-    assert [each.get("class") for each in drawings] == ["bar"]
+    assert [each.get("class") for each in drawings] == ["bar", "graph"]
     for each in found:
         assert not [name for name in each.attrib if name.startswith(("on", "style", "src"))]
         assert (each.get("href") or "#").startswith("#")
@@ -266,7 +266,7 @@ def test_what_was_used_and_what_was_not() -> None:
     )
     report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
     (unit,) = report["units"]
-    assert unit["exchanges"] == ["default → a: 2 allowed", "default → 10.9.9.9: 3 refused"]
+    assert unit["graphs"][0]["texts"] == ["default → a: 2 allowed", "default → 10.9.9.9: 3 refused"]
     assert (unit["refusals"], unit["probed"]) == (1, 1)
     assert [each["name"] for each in report["targets"] if not each["uses"]] == ["b: b.example"]
     assert "Can't tell: evidence is missing" in render(report).decode()  # a probe was cut off
