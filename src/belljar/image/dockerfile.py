@@ -164,6 +164,9 @@ class _Translator:
             # buildah 1.28 has no start interval; a cell asks each second anyway
             kept = [f"--{name}={value} " for name, value in flags if name != "start-interval"]
             self.emit(f"HEALTHCHECK {''.join(kept)}{rest}")
+        elif word in {"CMD", "ENTRYPOINT"} and values and not item.is_json:
+            # buildah gives it to /bin/sh, whatever SHELL says
+            self.emit(f"{word} {json.dumps([*state.shell, *values])}")
         elif word in _AS_WRITTEN and (item.is_json or word != "SHELL"):
             state.user = values[0].strip("\"'") if word == "USER" else state.user
             state.shell = values if word == "SHELL" else state.shell
