@@ -80,8 +80,12 @@ class Buildable:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """What later instructions of a stage need of earlier ones, as written."""
+    """What later instructions of a stage need of earlier ones, as written.
 
+    `args`: its lines of ARG, and those of the stages below it.
+    """
+
+    args: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     cwd: str = "/"
     user: str = "root"
@@ -115,6 +119,7 @@ def make_buildable(
             )
         translator = _Translator(stage, state, made)
         translator.emit(f"FROM {source} AS {stage.name}")
+        made.lines += state.args  # a stage inherits those of its base, but not in buildah
         for item in stage.items:
             with at_line(item.line):
                 translator.take(item)
@@ -171,6 +176,7 @@ class _Translator:
             state.user = values[0].strip("\"'") if word == "USER" else state.user
             state.shell = values if word == "SHELL" else state.shell
             self.emit(f"{word} {rest}")
+            state.args += (f"ARG {rest}",) if word == "ARG" else ()
         elif word not in _WITHOUT_EFFECT:
             raise DockerfileError(f"it can't be read: {item.text[:80]}")
 

@@ -104,6 +104,14 @@ def test_a_command_in_words_is_the_shells() -> None:
     assert entrypoint == 'ENTRYPOINT ["bash", "-c", "source x &&  y"]'
 
 
+def test_a_stage_has_the_arguments_of_its_base() -> None:
+    """As in BuildKit: a step would silently use an empty one."""
+    text = "FROM base AS a\nARG X=1\nARG Y\nRUN one\nFROM a AS b\nARG X=2\nFROM b\nRUN $X"
+    made = made_of(text, {"Y": "3"}).text
+    assert made.endswith("FROM b-1 AS stage-2\nARG X=1\nARG Y\nARG X=2\nRUN $X\n")
+    assert "FROM a-0 AS b-1\nARG X=1\nARG Y\nARG X=2\n" in made
+
+
 def test_volumes_are_of_the_result_alone() -> None:
     """buildah would discard what steps write below a volume; those of a base image, and of the
     stages that the last one starts from, are the result's, too."""
