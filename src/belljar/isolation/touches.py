@@ -101,7 +101,7 @@ class FileWatch:
         self._on_access: OnAccess | None = None
         self._on_end: OnEnd | None = None
         self._unsaid: list[str] = []
-        self._has_ended = self._has_lost = self._is_closed = False
+        self._has_failed = self._has_lost = self._is_closed = False
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
         """Report. Either may be called in any thread; what they raise ends the sensor.
@@ -115,17 +115,17 @@ class FileWatch:
 
     def report(self, *, everything: bool = False) -> None:
         """Report what is due."""
-        if self._on_access is None or self._has_ended:
+        if self._on_access is None or self._has_failed:
             return
         try:
             for access in self._limit.due(time.monotonic(), everything=everything):
                 self._on_access(access)
         except Exception as error:  # noqa: BLE001 - the sensor ends, not what it reads from
-            self.end(f"{type(error).__name__}: {error}")
+            self._has_failed = True
+            self._say(f"{type(error).__name__}: {error}")
 
     def end(self, reason: str) -> None:
-        """It sees no more."""
-        self._has_ended = True
+        """It sees no more. What it saw before is reported when it is closed, at the latest."""
         self._say(reason)
 
     def lost(self, reason: str) -> None:
