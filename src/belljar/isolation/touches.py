@@ -192,6 +192,11 @@ class QueueThread:
         """Once."""
         self._thread.start()
 
+    def wake(self) -> None:
+        """Read soon. By whoever stops it, or before that."""
+        if not self._stopping:  # else its descriptor's number may be another's
+            os.eventfd_write(self._wake, 1)
+
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
         """Wait until the queue is empty, or `timeout_s`. Blocking."""
         with self._one_drain:
@@ -261,6 +266,8 @@ class QueueWatch(FileWatch):
             else:
                 self._reads.remove((path, None))
                 self._reads.append((path, time.monotonic()))
+        if phase != "begins":
+            self._thread.wake()  # or it would cover what comes next in an empty queue, too
 
     def offer(self, access: Access) -> None:
         """Count it, unless it may be the host's."""
