@@ -62,7 +62,7 @@ def create(
 
     Run it from a checkout. It holds Belljar and its Python packages, Debian packages with their
     dependencies, guest kernel, images, weights, documentation and examples. Refused, with the
-    names, if anything is missing. After an interruption, the same command goes on.
+    names, if anything is missing. After an interruption, run it again.
 
     The digest that it prints must reach the other host by another way than the bundle.
     """

@@ -216,7 +216,7 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     inputs = {
         "format": _FORMAT,
         "dockerfile": hashlib.sha256(raw).hexdigest(),
-        "context": take_context(request.context, read_ignore(request.context)),
+        "context": take_context(request.context, read_ignore(request.context, dockerfile)),
         "args": dict(sorted(request.args.items())),
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
@@ -238,7 +238,8 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
     os.utime(empty, (0, 0))
-    ignored = read_ignore(request.context)
+    dockerfile = request.dockerfile or _dockerfile_in(request.context)
+    ignored = read_ignore(request.context, dockerfile)
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))

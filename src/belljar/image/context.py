@@ -72,15 +72,21 @@ def parse_ignore(text: str) -> Ignored:
     return Ignored(tuple(rules))
 
 
-def read_ignore(context: Path) -> Ignored:
-    """The rules of a context's `.dockerignore`, if it has one. Raises `PolicyError`."""
-    try:
-        raw = read_regular(context, ".dockerignore", _MAX_IGNORE_BYTES)
-    except FileNotFoundError:
-        return Ignored()
-    except (OSError, ValueError) as error:
-        raise _refused(f"it can't be read: {error}", context / ".dockerignore") from error
-    return parse_ignore(raw.decode("utf-8", "replace"))
+def read_ignore(context: Path, dockerfile: Path) -> Ignored:
+    """The rules of `NAME.dockerignore` beside the Dockerfile, or else of the context's.
+
+    Raises `PolicyError`.
+    """
+    beside = (dockerfile.parent, f"{dockerfile.name}.dockerignore")
+    for directory, name in (beside, (context, ".dockerignore")):
+        try:
+            raw = read_regular(directory, name, _MAX_IGNORE_BYTES)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise _refused(f"it can't be read: {error}", directory / name) from error
+        return parse_ignore(raw.decode("utf-8", "replace"))
+    return Ignored()
 
 
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:

@@ -80,8 +80,12 @@ class Buildable:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """What later instructions of a stage need of earlier ones, as written."""
+    """What later instructions of a stage need of earlier ones, as written.
 
+    `args`: its lines of ARG, and those of the stages below it.
+    """
+
+    args: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     cwd: str = "/"
     user: str = "root"
@@ -115,6 +119,7 @@ def make_buildable(
             )
         translator = _Translator(stage, state, made)
         translator.emit(f"FROM {source} AS {stage.name}")
+        made.lines += state.args  # a stage inherits those of its base, but not in buildah
         for item in stage.items:
             with at_line(item.line):
                 translator.take(item)
@@ -164,10 +169,14 @@ class _Translator:
             # buildah 1.28 has no start interval; a cell asks each second anyway
             kept = [f"--{name}={value} " for name, value in flags if name != "start-interval"]
             self.emit(f"HEALTHCHECK {''.join(kept)}{rest}")
+        elif word in {"CMD", "ENTRYPOINT"} and values and not item.is_json:
+            # buildah gives it to /bin/sh, whatever SHELL says
+            self.emit(f"{word} {json.dumps([*state.shell, *values])}")
         elif word in _AS_WRITTEN and (item.is_json or word != "SHELL"):
             state.user = values[0].strip("\"'") if word == "USER" else state.user
             state.shell = values if word == "SHELL" else state.shell
             self.emit(f"{word} {rest}")
+            state.args += (f"ARG {rest}",) if word == "ARG" else ()
         elif word not in _WITHOUT_EFFECT:
             raise DockerfileError(f"it can't be read: {item.text[:80]}")
 

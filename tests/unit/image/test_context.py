@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
 from belljar.image import context as module
-from belljar.image.context import Ignored, parse_ignore, take_context
+from belljar.image.context import Ignored, parse_ignore, read_ignore, take_context
 from belljar.store.scratch import remove_tree
 
 IGNORED = {  # rules: what they leave out, and what they keep
@@ -39,6 +39,16 @@ def test_dockerignore_says_what_is_left_out(rules: str) -> None:
     ignored, (left_out, kept) = parse_ignore(rules), IGNORED[rules]
     assert all(path in ignored for path in left_out.split())
     assert not any(path in ignored for path in kept.split())
+
+
+@pytest.mark.promise("1.7")
+def test_a_dockerfiles_own_ignore_file_counts_alone(tmp_path: Path) -> None:
+    """As in Docker: without it, what an author left out would be in the cell."""
+    (tmp_path / ".dockerignore").write_text("a")
+    (tmp_path / "x.dockerignore").write_text("solution")
+    own, plain = (read_ignore(tmp_path, tmp_path / name) for name in ("x", "Dockerfile"))
+    assert ("solution" in own, "a" in own) == (True, False)
+    assert ("solution" in plain, "a" in plain) == (False, True)
 
 
 @given(st.text(alphabet="*?[]!\\/ab.#- ^\n", max_size=60))

@@ -88,12 +88,28 @@ def test_each_from_names_the_image_that_was_found() -> None:
         ("RUN [ 1 = 1 ]", ['RUN ["zsh", "-c", "[ 1 = 1 ]"]']),
         ("ENV A='$x' B=\\$x", ["ENV A='$x' B=\\$x"]),
         ("LABEL a=$x\nEXPOSE $x\nMAINTAINER x", []),
-        ("CMD a b\nENTRYPOINT []", ["CMD a b", "ENTRYPOINT []"]),
+        ("CMD []\nENTRYPOINT []", ["CMD []", "ENTRYPOINT []"]),
     ],
 )
 def test_what_buildah_reads_is_left_as_it_is(steps: str, lines: list[str]) -> None:
     """Flags that it lacks, and those that change nothing here, are gone."""
     assert lines_of(steps) == lines
+
+
+def test_a_command_in_words_is_the_shells() -> None:
+    """buildah would give it to /bin/sh: `source` and `[[` of SHELL's bash would fail in the cell."""
+    steps = 'CMD a "b"\nSHELL ["bash", "-c"]\nENTRYPOINT source x && \\\n y'
+    command, _, entrypoint = lines_of(steps)
+    assert command == r'CMD ["zsh", "-c", "a \"b\""]'
+    assert entrypoint == 'ENTRYPOINT ["bash", "-c", "source x &&  y"]'
+
+
+def test_a_stage_has_the_arguments_of_its_base() -> None:
+    """As in BuildKit: a step would silently use an empty one."""
+    text = "FROM base AS a\nARG X=1\nARG Y\nRUN one\nFROM a AS b\nARG X=2\nFROM b\nRUN $X"
+    made = made_of(text, {"Y": "3"}).text
+    assert made.endswith("FROM b-1 AS stage-2\nARG X=1\nARG Y\nARG X=2\nRUN $X\n")
+    assert "FROM a-0 AS b-1\nARG X=1\nARG Y\nARG X=2\n" in made
 
 
 def test_volumes_are_of_the_result_alone() -> None:
