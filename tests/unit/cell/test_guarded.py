@@ -284,7 +284,7 @@ def test_what_is_remembered_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert len(recorder._seen) == len(recorder._told) == 8
     found = [hit["value"] for hit in hits_of(inner) if "value" in hit]
     assert found == [f"p/{each}" for each in (*texts, texts[0])]
-    url = {"url": f"http://a/{texts[0]}", "complete": True}
+    url: dict[str, JsonValue] = {"url": f"http://a/{texts[0]}", "complete": True}
     recorder.record(Event(kind=Kind.NETWORK_HTTP, data=url))
     recorder.close()
     assert not recorder._held
