@@ -1,6 +1,6 @@
 """Cells of each tier on this host, beside Docker: `python bench/bench_cells.py [--tier T] [--rounds N] [--quick] [--json]`.
 
-Create, first output, exec, files, revert and destruction in each tier; whole lives at once. Docker (a daemon of its
+Create, first output, exec, files, revert, a pool and destruction in each tier; whole lives at once. Docker (a daemon of its
 own: see `peer.py`) runs the same command with the same root file system. It gives less than a cell does: no record, no proof.
 A figure is shown with its failures, in JSON with its raw samples; nothing is asserted.
 """
@@ -30,6 +30,7 @@ from peer import IMAGE, Docker, docker
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
+from belljar.cell.pool import open_pool
 from belljar.cli.policy import host_facts
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, PolicyError
 from belljar.image.store import Store
@@ -47,7 +48,10 @@ class Measure(StrEnum):
     CREATE = "cold create"
     FIRST_OUTPUT = "create to first output"
     LIFE = "create to destroyed"
-    REVERT = "revert"
+    POOL_CREATE = "from pool"
+    POOL_FIRST_OUTPUT = "from pool to first output"
+    REVERT = "revert, cold"
+    POOL_REVERT = "revert from pool"
     SNAPSHOT = "snapshot"
     FORK = "fork"
     EXEC = "exec of true"
@@ -58,9 +62,10 @@ class Measure(StrEnum):
 
 SHARES: Final = (50, 95, 99)  # the percentiles that are shown
 PEER: Final = "docker run --rm"  # the subject that others are compared with
-# Each measure is compared with this one of Docker.
+# Each measure is compared with this one of Docker; cells made ahead too, though their making is moved, not saved.
 PEER_MEASURE: Final[Mapping[Measure, Measure]] = {
     Measure.FIRST_OUTPUT: Measure.LIFE,
+    Measure.POOL_FIRST_OUTPUT: Measure.LIFE,
     **{each: each for each in Measure if each.name in {"LIFE", "EXEC", "FILE_IN", "FILE_OUT"}},
     Measure.DESTROY: Measure.DESTROY,
 }
@@ -178,6 +183,8 @@ async def time_tier(work: Workload, figures: Figures, report: Callable[[str], No
         report(f"{work.tier}: snapshots and forks")
         async with open_cell({**work.policy, "snapshots": True}, run=run) as cell:
             await _save(cell, work, figures)
+        report(f"{work.tier}: cells made ahead")
+        await _use_pool(work, run, figures)
         for count in work.in_flight:
             report(f"{work.tier}: {count} at once")
             for _ in range(work.rounds if count == 1 else 1):
@@ -216,6 +223,25 @@ async def _save(cell: Cell, work: Workload, figures: Figures) -> None:
             output = await fork.exec(["cat", _BLOB])
         if output.stdout != b"used\n":
             raise CellError("a fork lacks what its cell had", where=f"cell {fork.id}")
+
+
+async def _use_pool(work: Workload, run: RunDirectory, figures: Figures) -> None:
+    async with open_pool(work.policy, run=run, size=2) as pool:
+        for _ in range(work.rounds):
+            pool.refill()
+            await pool.filled()
+            began = perf_counter()
+            async with pool.cell() as cell:
+                figures.add(BenchRow(work.tier, Measure.POOL_CREATE), (perf_counter() - began) * 1e3)
+                await _hello(cell)
+                figures.add(BenchRow(work.tier, Measure.POOL_FIRST_OUTPUT), (perf_counter() - began) * 1e3)
+        async with pool.cell() as cell:
+            for _ in range(work.rounds):
+                pool.refill()
+                await pool.filled()
+                await cell.exec(["sh", "-c", f"echo used >{_BLOB}"])
+                with figures.timed(BenchRow(work.tier, Measure.POOL_REVERT)):
+                    await cell.revert(verify=False)
 
 
 async def _lives(work: Workload, run: RunDirectory, figures: Figures, count: int) -> None:

@@ -2,7 +2,7 @@
 
 `cli_exec` is `belljar exec` of `echo`, from its start to its end, in turns with `docker run --rm` of the same command, with compiled bytecode as an
 installed package has it. `commands` are other whole commands, and what ten thousand old runs in the store add. `check_cpu` is the processor time of
-`belljar check` of a compose file and of a Dockerfile. Cells, reverts and files are measured by `bench_cells.py`.
+`belljar check` of a compose file and of a Dockerfile. Cells, reverts, files and pools are measured by `bench_cells.py`.
 """
 
 from __future__ import annotations

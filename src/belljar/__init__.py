@@ -1,6 +1,6 @@
 """Belljar runs high-risk AI model evaluations in sealed, ephemeral, recorded cells.
 
-The public interface: `open_cell` and `open_range` with the types they take and give,
+The public interface: `open_cell`, `open_pool` and `open_range` with the types they take and give,
 the errors, and `belljar.sync`, the same for code without `async`. All of it is imported when it is
 first used, so that `import belljar` costs nothing. See docs/python.md.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from belljar.cell.local_tree import Transfer
     from belljar.cell.open import open_cell, open_range
     from belljar.cell.parts import start_run
+    from belljar.cell.pool import Pool, open_pool
     from belljar.cell.range import Range
     from belljar.channel import CommandError, ExecOutput, FileTooLargeError, PtySize, Stream
     from belljar.errors import (
@@ -64,6 +65,7 @@ __all__ = [
     "Plan",
     "Policy",
     "PolicyError",
+    "Pool",
     "ProtocolViolation",
     "PtySize",
     "Range",
@@ -82,6 +84,7 @@ __all__ = [
     "load_policy",
     "load_preset",
     "open_cell",
+    "open_pool",
     "open_range",
     "parse_policy",
     "release",
@@ -98,6 +101,7 @@ _NAMES = {
     "belljar.cell.local_tree": "Transfer",
     "belljar.cell.open": "open_cell open_range",
     "belljar.cell.parts": "start_run",
+    "belljar.cell.pool": "Pool open_pool",
     "belljar.cell.range": "Range",
     "belljar.channel": "CommandError ExecOutput FileTooLargeError PtySize Stream",
     "belljar.errors": "BelljarError CellError ContainmentBreach HostError LedgerError PolicyError"

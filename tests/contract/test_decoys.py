@@ -14,6 +14,7 @@ from belljar.cell.cell import Cell
 from belljar.cell.decoys import KEY_FILE, file_time, read_key
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
+from belljar.cell.pool import open_pool
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.decoys import FILES, digest, mint, origins
@@ -121,3 +122,19 @@ async def test_an_occupied_place_is_refused(
                 pass
         assert recorded(run.path, "decoy.failed")
     assert caught.value.hint
+
+
+@pytest.mark.promise("3.4")
+async def test_a_pooled_cell_gets_its_decoys_when_it_is_taken(
+    carrier: str, tier: str, vm_home: Path
+) -> None:
+    """One that waits has none."""
+    if carrier.startswith("native") or tier != "container":
+        pytest.skip("the pool is the same for each tier")
+    with start_run("test", "decoys", [], home=vm_home) as run:
+        async with open_pool(policy(tier, "standard"), size=1, run=run, home=vm_home) as pool:
+            assert await pool.filled() == 1
+            assert not recorded(run.path, "decoy.placed")
+            async with pool.cell() as cell:
+                await cell.stat("/root/.aws/credentials")
+                assert recorded(run.path, "decoy.placed")

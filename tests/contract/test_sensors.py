@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -42,17 +42,8 @@ async def cell_or_none(
     if carrier.startswith("native"):
         yield None
         return
-    policy = request.getfixturevalue("policy")
-    async with without_decoys(), open_range(policy, home=vm_home) as opened:
-        yield opened.cell
-
-
-@asynccontextmanager
-async def without_decoys() -> AsyncIterator[None]:
-    """Cells that are opened in the block have no decoys, and no sensor, but the test's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("belljar.cell.decoys.decoys_in", lambda *_: nullcontext())
-        yield
+    async with open_range(request.getfixturevalue("policy"), home=vm_home, ahead=True) as opened:
+        yield opened.cell  # nobody took it: it has no decoys, and no sensor, but the test's own
 
 
 def descriptors() -> set[str]:
@@ -179,7 +170,10 @@ async def test_a_read_of_belljars_own_is_no_touch(cell: Cell, tmp_path: Path) ->
     async with watch_files(cell, {own: "own"}, record=touches.record):
         await cell.read_file(own, max_bytes=1000, user="0")
         await cell.download("/root", tmp_path / "root", user="0")
-    assert touches == []
+        assert touches == []
+        await anyio.sleep(0.3)
+        await run(cell, f"cat {own}")
+    assert touches.operations == {"open", "read"}
 
 
 @pytest.mark.promise("5.6")
@@ -316,7 +310,7 @@ async def test_a_cell_that_ends_before_its_sensor_leaves_nothing(
 ) -> None:
     """Destruction is proven as ever; no thread and no descriptor of the sensor's stays."""
     before, threads = descriptors(), threading.enumerate()
-    async with without_decoys(), open_range(policy, home=vm_home) as opened, watched(opened.cell):
+    async with open_range(policy, home=vm_home, ahead=True) as opened, watched(opened.cell):
         destruction = await opened.cell.destroy()
     assert destruction.clean
     assert descriptors() <= before

@@ -102,6 +102,7 @@ class FakeCell:
         self.directory = directory
         self.run = run
         self.dead = False
+        self.death = anyio.Event()
         self.destroyed = False
         self.reason = ""
         self.tier, self.host_pid, self.has_port = "microvm", None, False
@@ -242,9 +243,19 @@ class FakeCell:
         self._alive()
         return 0.0
 
+    async def wait_dead(self) -> str:
+        """As the real one."""
+        await self.death.wait()
+        return "it died"
+
     def die(self) -> None:
         """End it."""
         self.dead = True
+        self.death.set()
+
+    def disconnect(self) -> None:
+        """As the real one."""
+        self.die()
 
     def mark_failed(self, _error: Exception) -> None:
         """As the real one."""
@@ -321,7 +332,7 @@ class FakeCells(RealCells):
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Any]:
         """As the real one, if `are_revertible`."""
         make = partial(self._one, policy, run)
@@ -375,12 +386,14 @@ class RecordedCells(FakeCells):
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
     ) -> AsyncIterator[Any]:
         """As the real one."""
-        async with super().open_range(policy, run=run, home=home) as opened:
+        async with super().open_range(policy, run=run, home=home, ahead=ahead) as opened:
             cell = opened.cell
+            early = {"ahead": True} if ahead else {}
             planned: dict[str, Any] = {
+                **early,
                 "policy_sha256": "0" * 64,
                 "tier": "microvm",
                 "emulated": True,

@@ -20,7 +20,7 @@ from tests.integration.processes import wait_for
 from tests.integration.remains import PROC
 from tests.machine import PATIENCE_S
 
-from belljar import CellError, HostError, kill, open_cell, open_range, release
+from belljar import CellError, HostError, kill, open_cell, open_pool, open_range, release
 from belljar.isolation.hold import hold
 from belljar.store.journal import Journal, JournalEntry
 
@@ -157,10 +157,10 @@ def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
 async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
-    """Neither cell nor range; after the release they are made."""
+    """Neither cell nor range nor pool; after the release they are made."""
     await kill(everything=True, hold=True, reason="incident 7", home=vm_home)
     try:
-        for opening in (open_cell, open_range):
+        for opening in (open_cell, open_range, open_pool):
             with pytest.raises(HostError, match="incident 7"):
                 async with opening("low", home=vm_home):
                     raise AssertionError("it was opened")
@@ -209,11 +209,12 @@ async def test_a_cell_that_is_made_meanwhile_is_refused(
 @pytest.mark.thorough_in("trio")
 @pytest.mark.usefixtures("short_grace")
 async def test_whoever_waits_on_it_is_told(vm_home: Path) -> None:
-    """A command that runs raises, so does the next; an idle cell is killed too."""
+    """A command that runs raises, so does the next; an idle cell of a pool is killed too."""
     async with (
-        open_cell("low", home=vm_home),
+        open_pool("low", size=1, home=vm_home) as pool,
         open_cell("low", home=vm_home) as cell,
     ):
+        await pool.filled()
 
         async def soon() -> None:
             report = await kill(everything=True, reason="stop", home=vm_home)

@@ -24,6 +24,7 @@ from tests.machine import PATIENCE_S
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
+from belljar.cell.pool import open_pool
 from belljar.cell.range import Range
 from belljar.cell.revert import RevertibleCell
 from belljar.errors import CellError, HostError, PolicyError
@@ -345,13 +346,16 @@ def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
 
 
 def test_many_reverts_leave_nothing(vm_home: Path, pytestconfig: pytest.Config) -> None:
-    """One after the other: each gives a clean machine, and memory, descriptors and the
+    """One after the other, from a pool: each gives a clean machine, and memory, descriptors and the
     store are as after the first ones."""
     times = 1000 if pytestconfig.getoption("thorough") else 12
 
     async def revert() -> list[tuple[int, int, int]]:
         sizes = []
-        async with open_cell({**LOW, "resources": SMALL}, home=vm_home) as cell:
+        async with (
+            open_pool({**LOW, "resources": SMALL}, size=2, home=vm_home) as pool,
+            pool.cell() as cell,
+        ):
             for number in range(times):
                 if number % (times // 3) == times // 6:
                     sizes.append(_sizes(vm_home))

@@ -78,6 +78,10 @@ with belljar.sync.open_range({**policy, "network": network}) as opened:
         assert stream.receive() == b"SHOUT"
     running.kill()
     cell.remove("/tmp/tree", recursive=True)
+with belljar.sync.open_pool(policy, size=1) as pool:
+    for _ in range(2):
+        with pool.cell() as cell:
+            assert cell.exec(["echo", "hi"]).stdout == b"hi\\n"
 print("done")
 """
 WAITING = """
@@ -97,11 +101,11 @@ with belljar.sync.open_cell("low") as cell:
         pytest.param([SCRIPT, "microvm"], marks=pytest.mark.thorough),
         [EVERYTHING],
     ],
-    ids=["cell", "microvm", "range"],
+    ids=["cell", "microvm", "range and pool"],
 )
 def test_a_script_without_async(argv: list[str], belljar: Belljar, tmp_path: Path) -> None:
     """A dict as policy, text in and out, files, a running command, threads, snapshots and a proven
-    end; ranges, trees and streams: all as with `async`."""
+    end; ranges, pools, trees and streams: all as with `async`."""
     ran = subprocess.run(
         [sys.executable, "-c", *argv],
         env=belljar.environment(),

@@ -47,8 +47,10 @@ def use(policy: belljar.Policy) -> str:
         cell.write_file("a", "text")
         contents: bytes = cell.read_file("a", max_bytes=10)
     try:
-        with belljar.sync.open_range(Path("policy.yaml")) as opened:
-            return opened.cell.exec(["id"]).check().stdout_text
+        with belljar.sync.open_range(Path("policy.yaml")) as opened, belljar.sync.open_pool(policy) as pool:
+            opened.cell.exec(["true"]).check()
+            with pool.cell() as other:
+                return other.exec(["id"]).stdout_text
     except (belljar.PolicyError, belljar.HostError, belljar.ContainmentBreach) as error:
         return error.hint
     except belljar.CommandError as failed:

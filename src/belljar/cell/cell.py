@@ -96,6 +96,14 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
             self._end_if_dead(error)
             raise
 
+    async def wait_dead(self) -> str:
+        """Until the cell has ended; why it did, as the host saw it."""
+        return await self._live.wait_dead()
+
+    def disconnect(self) -> None:
+        """End every operation of it, in whatever event loop it waits. From any thread."""
+        self._live.client.disconnect()
+
     def mark_failed(self, error: BelljarError) -> None:
         """Its range is dead, which is on record: every operation of it ends, and raises `error`
         from now on. From any thread; `destroy` is still to be called.
@@ -132,7 +140,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         return await take_snapshot(self, Snapshot, name)
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
-        """Go on in another machine, in the policy's clean state.
+        """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
         The files of the policy are in place, with decoys of its own; nothing else of the old
         machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the

@@ -10,10 +10,9 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, LedgerError, PolicyError
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from belljar.signals.streams import StreamScanner
     from belljar.signals.values import Hit, KnownValue, ScanSpec
 
+_Key = TypeVar("_Key")
+
 # Waiting for a scan; what exceeds it is recorded as not scanned.
 MAX_QUEUED_BYTES: Final = 64 << 20
 # Added for each waiting part, so that many small events don't fill the memory.
@@ -48,6 +49,9 @@ MAX_FOREIGN: Final = 20_000
 MAX_HELD: Final = 10_000
 # Events of one value in one operation; after that each power of two.
 MAX_SAME: Final = 20
+# Values that are counted, and digests that the gateway reported: a guest chooses how many there
+# are. Those seen longest ago go; what is seen again then is on record again.
+MAX_COUNTED: Final = 10_000
 
 REDACTED: Final = b"[redacted]"
 WITHHELD: Final = b"[withheld: it could not be scanned]"
@@ -96,8 +100,8 @@ class GuardedRecorder:
         self._thread: threading.Thread | None = None
         self._scanner: Scanner | None = None
         self._streams: StreamScanner | None = None
-        self._seen: Counter[tuple[str, str, str]] = Counter()
-        self._told: set[str] = set()  # digests of what the gateway reported
+        self._seen: dict[tuple[str, str, str], int] = {}
+        self._told: dict[str, int] = {}  # digests of what the gateway reported
         self._held: dict[str, tuple[tuple[str, str, str], Event]] = {}
         self._is_closed = False
         self.passed: dict[bytes, bytes | None] = {}
@@ -116,7 +120,9 @@ class GuardedRecorder:
         number = self._inner.record(event)
         if event.kind is Kind.GUARD_HIT:
             with self._lock:
-                self._told.add(str(event.data.get("digest")))
+                digest = str(event.data.get("digest"))
+                _count(self._told, digest)
+                self._held.pop(digest, None)
         contacts = self._contacts
         if contacts is not None:
             if self._reports_touches:
@@ -252,7 +258,7 @@ class GuardedRecorder:
             self._report_unscanned(each, "the cell ended before it was scanned", *each.parts)
         self._jobs.put(None)  # the loop may have taken the first one
         with self._lock:
-            held = [each for digest, each in self._held.items() if digest not in self._told]
+            held = list(self._held.values())
         for key, event in held:  # the range ended before its gateway had looked
             self._record_counted(key, event)
 
@@ -332,18 +338,18 @@ class GuardedRecorder:
         if part.is_scanned_first and action is not Action.FLAG and not is_known:
             # The gateway reports what it did. If it says nothing until the end, this does.
             with self._lock:
-                is_held = len(self._held) < MAX_HELD or hit.digest in self._held
+                is_told = hit.digest in self._told
+                is_held = not is_told and (hit.digest in self._held or len(self._held) < MAX_HELD)
                 if is_held:
                     self._held.setdefault(hit.digest, (key, event))
-            if is_held:
+            if is_told or is_held:
                 return
         self._record_counted(key, event)
 
     def _record_counted(self, key: tuple[str, str, str], event: Event) -> None:
         """Record the key's first events, then each power of two, with the count."""
         with self._lock:
-            self._seen[key] += 1
-            count = self._seen[key]
+            count = _count(self._seen, key)
         if count <= MAX_SAME or not count & (count - 1):
             self._inner.record(
                 event if count == 1 else replace(event, data={**event.data, "count": count})
@@ -354,6 +360,14 @@ class GuardedRecorder:
             self._inner.record(
                 unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason)
             )
+
+
+def _count(counts: dict[_Key, int], key: _Key) -> int:
+    """Count it among the `MAX_COUNTED` seen last; how often it was."""
+    counts[key] = counts.pop(key, 0) + 1
+    if len(counts) > MAX_COUNTED:
+        del counts[next(iter(counts))]
+    return counts[key]
 
 
 @contextmanager

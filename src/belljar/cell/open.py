@@ -88,12 +88,14 @@ async def open_range(
     run: RunDirectory | None = None,
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
+    ahead: bool = False,
     on_target: OnTarget | None = None,
 ) -> AsyncIterator[Range]:
     """The cells of one sample on a network of their own, destroyed when the block is left, however
     it is left. A policy without a network gives a range of one cell. Besides what `open_cell` has:
 
     Args:
+        ahead: it is made ahead of use, for the record: see `open_pool`.
         on_target: called with each target cell when it runs, before its program is started; what it
             raises ends the range.
 
@@ -106,7 +108,9 @@ async def open_range(
     loaded = resolve_here(policy)
     kind = "cell" if loaded.policy.network is None else "range"
     with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
-        make = partial(_machine, loaded, run=run, home=home, actor=actor, on_target=on_target)
+        make = partial(
+            _machine, loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
+        )
         async with revertible(make) as opened:
             yield opened
 
@@ -118,6 +122,7 @@ async def _machine(
     run: RunDirectory,
     home: Path,
     actor: Actor,
+    ahead: bool,
     on_target: OnTarget | None,
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Range]:
@@ -131,7 +136,7 @@ async def _machine(
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
                 await anyio.to_thread.run_sync(hold_air_gap, run, loaded)
-            make = partial(ready_cell, run_id=run.run_id, home=home, actor=actor)
+            make = partial(ready_cell, run_id=run.run_id, home=home, actor=actor, ahead=ahead)
             if has_network:
                 from belljar.cell.ranges import open_with_network
 
@@ -146,10 +151,12 @@ async def _machine(
                 since = FileClock.now()
                 made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
-                again = partial(_machine, loaded, run=run, home=home, actor=actor, on_target=None)
+                again = partial(
+                    _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
+                )
                 fork = partial(_fork, again)
                 opened.cell.origin = CellOrigin(run, home, parts, since, again, fork)
-            if loaded.policy.decoys:
+            if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
 
                 await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
@@ -172,6 +179,7 @@ async def ready_cell(
     run_id: str,
     home: Path,
     actor: Actor,
+    ahead: bool = False,
     port: GivenPort | None = None,
     place: Mapping[str, str] = MappingProxyType({}),
     part_of: str = "",
@@ -189,7 +197,7 @@ async def ready_cell(
         snapshot,
         home=home,
         recorder=recorder,
-        planned={**place, **planned(loaded, parts)},
+        planned={**place, **planned(loaded, parts, ahead=ahead)},
         port=port,
         part_of=part_of,
         weights=parts.weights,
@@ -269,9 +277,9 @@ def _write_whose(
         raise HostError(what, where=f"cell {cell.id}", hint=STORE_HINT) from error
 
 
-def planned(loaded: LoadedPolicy, parts: Parts) -> dict[str, object]:
+def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
     """Return what the event `cell.planned` says of a cell to come."""
-    early = dict[str, object]()
+    early: dict[str, object] = {"ahead": True} if ahead else {}
     if loaded.weights is not None and (model := loaded.policy.model) is not None:
         about = {"name": loaded.policy.name, "weights": loaded.weights.name}
         early["model"] = {**about, "devices": list(model.devices)}

@@ -97,6 +97,7 @@ class Range:
         network: None when no cell is on one.
         routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
         model_requests: what the gateway asks of the evaluated model; None without a network.
+        from_pool: it was made ahead of use.
         rules: what records it under its policy's `on`, of a cell without a network.
     """
 
@@ -105,6 +106,7 @@ class Range:
     network: Network | None = None
     routers: Mapping[str, Router] = field(default_factory=dict)
     model_requests: ModelRequests | None = None
+    from_pool: bool = False
     rules: StopRulesRecorder | None = None
 
     @property
@@ -118,6 +120,11 @@ class Range:
         """The order that its own cell is killed by, also one that came too late for it."""
         late = None if self.rules is None else self.rules.stopper.order
         return self.cell._live.killed() or late
+
+    def disconnect(self) -> None:
+        """End all operations in its cells, in any event loop. From any thread."""
+        for cell in self.cells.values():
+            cell.disconnect()
 
     def raise_if_dead(self) -> None:
         """Raise what the network died of, if it has."""

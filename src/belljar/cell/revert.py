@@ -115,6 +115,7 @@ class Machines:
                     data: dict[str, JsonValue] = {
                         "from": old.cell.id,
                         "to": opened.cell.id,
+                        "from_pool": opened.from_pool,
                         "duration_ms": round((time.monotonic() - began) * 1000, 3),
                     }
                     if to is not None:

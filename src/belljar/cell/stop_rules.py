@@ -48,8 +48,8 @@ class Stopper:
         self.order: KillOrder | None = None
 
     def stop(self, request: StopRequest) -> None:
-        """Record it, then halt: the sample's cells (`stop_sample`), those of the run,
-        and no new one in it (`stop_run`), or every cell of the store
+        """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
+        ones of its pools, and no new one in it (`stop_run`), or every cell of the store
         (`stop_all`).
 
         Raises what recording raised, after it has acted.

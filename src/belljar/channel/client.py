@@ -46,7 +46,7 @@ from belljar.channel.operations import (
     feed_file,
     judge,
 )
-from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError
+from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, exec_body
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError
@@ -335,7 +335,7 @@ class GuestClient:
         limit_s = request.timeout_s
         async with self.operation(
             OpKind.EXEC,
-            frames.exec_body(request),
+            exec_body(request),
             None if limit_s is None else limit_s + self._timeout.grace_s,
             stdout=request.max_stdout_bytes,
             # a terminal has no standard error of its own

@@ -7,15 +7,11 @@ and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: errors of the calle
 from __future__ import annotations
 
 import errno
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from belljar.channel.outcomes import ExecRequest
+from typing import Final
 
 # A guest agent of another one is refused: templates hold the agent they were made with.
 PROTOCOL_VERSION: Final = 1
@@ -43,8 +39,6 @@ NONCE_BYTES: Final = 16
 # Payload's length, type, flags, reserved, operation; little-endian, without padding.
 HEADER: Final = struct.Struct("<IBBHI")
 _U32: Final = struct.Struct("<I")
-# Switches, timeout in milliseconds, the caps of stdout and stderr, a terminal's rows and columns.
-_EXEC_HEAD: Final = struct.Struct("<IQQQHH")
 # Memory, disk, inodes, processes, capabilities, flags.
 _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
 # Bits of CONFIG's flags, this one and the next.
@@ -208,32 +202,6 @@ def counted_list(values: Iterable[bytes]) -> bytes:
     return _U32.pack(len(items)) + b"".join(items)
 
 
-def exec_body(request: ExecRequest) -> bytes:
-    """The request of an exec. Raises `ValueError` also for a timeout that is none."""
-    if not request.argv:
-        raise ValueError("argv is empty; name the program to run")
-    if request.alone and not request.probe:
-        raise ValueError("only the probe program is run alone")
-    limit_s, pty = request.timeout_s, request.pty
-    # Not `<= 0`, which NaN would pass.
-    if limit_s is not None and not limit_s > 0:
-        raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
-    switches = (request.stdin, pty is not None, request.probe, request.alone, request.service)
-    head = pack(
-        _EXEC_HEAD,
-        sum(1 << bit for bit, is_set in enumerate(switches) if is_set),
-        # 0 means no timeout: one below a millisecond must not become it.
-        0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
-        request.max_stdout_bytes,
-        request.max_stderr_bytes,
-        *((0, 0) if pty is None else (pty.rows, pty.cols)),
-    )
-    words = (text_bytes(word, f"argv[{index}]") for index, word in enumerate(request.argv))
-    user, cwd = text_bytes(request.user, "user"), text_bytes(request.cwd, "cwd")
-    variables = (_variable(name, value) for name, value in request.env.items())
-    return head + counted(user) + counted(cwd) + counted_list(words) + counted_list(variables)
-
-
 def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
     """The request of a file read."""
     return place(user, cwd, path) + pack(struct.Struct("<Q"), max_bytes)
@@ -357,10 +325,3 @@ def place(user: str, cwd: str, path: str, flags: int = 0) -> bytes:
         counted(text_bytes(text, what))
         for text, what in ((user, "user"), (cwd, "cwd"), (path, "path"))
     )
-
-
-def _variable(name: str, value: str) -> bytes:
-    # The first `=` ends the name (environ(7)).
-    if not name or "=" in name:
-        raise ValueError(f"{name!r} is not a name for an environment variable")
-    return text_bytes(f"{name}={value}", f"environment variable {name}")

@@ -6,17 +6,29 @@ A failed file operation is the builtin error that it means.
 from __future__ import annotations
 
 import errno
+import math
 import os
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from belljar.channel.frames import Outcome, ResultFlag, Stage
+from belljar.channel.frames import (
+    Outcome,
+    ResultFlag,
+    Stage,
+    counted,
+    counted_list,
+    pack,
+    text_bytes,
+)
 from belljar.channel.messages import Result
 from belljar.dataclass import dataclass, field
 from belljar.units import printable
 
 # Of a failed command's standard error, in the message.
 MAX_SHOWN_CHARS: Final = 500
+# Switches, timeout in milliseconds, the caps of stdout and stderr, a terminal's rows and columns.
+_EXEC_HEAD: Final = struct.Struct("<IQQQHH")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +83,39 @@ class ExecRequest:
     probe: bool = False
     alone: bool = False
     service: bool = False
+
+
+def exec_body(request: ExecRequest) -> bytes:
+    """The request of an exec. Raises `ValueError` also for a timeout that is none."""
+    if not request.argv:
+        raise ValueError("argv is empty; name the program to run")
+    if request.alone and not request.probe:
+        raise ValueError("only the probe program is run alone")
+    limit_s, pty = request.timeout_s, request.pty
+    # Not `<= 0`, which NaN would pass.
+    if limit_s is not None and not limit_s > 0:
+        raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
+    switches = (request.stdin, pty is not None, request.probe, request.alone, request.service)
+    head = pack(
+        _EXEC_HEAD,
+        sum(1 << bit for bit, is_set in enumerate(switches) if is_set),
+        # 0 means no timeout: one below a millisecond must not become it.
+        0 if limit_s is None else max(1, math.ceil(limit_s * 1000)),
+        request.max_stdout_bytes,
+        request.max_stderr_bytes,
+        *((0, 0) if pty is None else (pty.rows, pty.cols)),
+    )
+    words = (text_bytes(word, f"argv[{index}]") for index, word in enumerate(request.argv))
+    user, cwd = text_bytes(request.user, "user"), text_bytes(request.cwd, "cwd")
+    variables = (_variable(name, value) for name, value in request.env.items())
+    return head + counted(user) + counted(cwd) + counted_list(words) + counted_list(variables)
+
+
+def _variable(name: str, value: str) -> bytes:
+    # The first `=` ends the name (environ(7)).
+    if not name or "=" in name:
+        raise ValueError(f"{name!r} is not a name for an environment variable")
+    return text_bytes(f"{name}={value}", f"environment variable {name}")
 
 
 class OutputTexts:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -30,7 +30,8 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo, ToolParams
 from inspect_ai.util import LimitExceededError
-from pydantic import BaseModel
+from pydantic import BaseModel, FailFast, ValidationError
+from typing_extensions import TypeAliasType
 
 from belljar.harness.model_boundary import STOPPED
 from belljar.network.stand_ins.web import parse_json
@@ -119,6 +120,11 @@ class ModelBridge:
         raise ValueError("the range has ended")
 
 
+_T = TypeVar("_T")
+# A guest's: an error for each of two million wrong items would be gigabytes.
+_Items = TypeAliasType("_Items", Annotated[list[_T], FailFast()], type_params=(_T,))
+
+
 class _Part(BaseModel):
     type: Literal["text"]  # only text is passed on to the model
     text: str = ""
@@ -138,18 +144,18 @@ class _Call(BaseModel):
 
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
+    content: str | _Items[_Part] | None = None
+    tool_calls: _Items[_Call] | None = None
     tool_call_id: str = ""
 
 
 class ChatRequest(BaseModel):
     """The fields of a guest's chat request that are used."""
 
-    messages: list[_Message]
-    tools: list[_Call] | None = None
+    messages: _Items[_Message]
+    tools: _Items[_Call] | None = None
     tool_choice: str | _Call | None = None
-    stop: str | list[str] | None = None
+    stop: str | _Items[str] | None = None
     max_tokens: int | None = None  # the older and the newer name of one limit
     max_completion_tokens: int | None = None
     temperature: float | None = None
@@ -161,7 +167,11 @@ class ChatRequest(BaseModel):
 
 def read_request(body: bytes) -> ChatRequest:
     """Read a chat request. Raises `ValueError`."""
-    return ChatRequest.model_validate(_json(body))
+    try:
+        return ChatRequest.model_validate(_json(body))
+    except ValidationError as error:  # its text is as long as the guest chooses
+        what = f"no chat request: {error.error_count()} of its fields are wrong"
+        raise ValueError(what) from None
 
 
 def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON

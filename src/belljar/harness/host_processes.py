@@ -64,7 +64,8 @@ def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
     spawns = ["multiprocessing"] * len(_SPAWNS & sys.modules.keys())
-    _beside = _place_of(beside) if beside else ""
+    # A package that isn't there has no place: `./` would be the task's.
+    _beside = _place_of(beside) if beside and find_spec(beside) is not None else ""
     _watching = found = HostActivity(Counter(spawns), Counter())
     try:
         yield found

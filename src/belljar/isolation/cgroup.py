@@ -286,8 +286,9 @@ def try_group(parent: Path, limit_file: str) -> bool:
         trial.mkdir()
         is_writable = os.access(trial / limit_file, os.W_OK)
         trial.rmdir()
-    except FileNotFoundError:  # swept from another PID namespace, which doesn't see this process
-        return try_group(parent, limit_file)
+    except FileNotFoundError:
+        # Swept from another PID namespace, which doesn't see this process; or the parent is gone
+        return parent.is_dir() and try_group(parent, limit_file)
     except OSError:
         return False
     return is_writable

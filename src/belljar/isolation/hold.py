@@ -246,6 +246,12 @@ def refuse_if_stopped(home: Path, run_id: str) -> None:
     raise_if_killed(read_order(home, run_id), where=f"run {run_id}")
 
 
+def refuse_to_give(home: Path, run_id: str) -> None:
+    """Both checks, before a run gets an idle cell."""
+    refuse_if_held(home)
+    refuse_if_stopped(home, run_id)
+
+
 def killed_error(order: KillOrder | None, *, where: str) -> KilledError | None:
     """A kill order's error, or None; `where`: kind and id."""
     return None if order is None else KilledError(order, where=where)

@@ -9,6 +9,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -100,8 +101,8 @@ class FileWatch:
         self._limit = AccessLimit()
         self._on_access: OnAccess | None = None
         self._on_end: OnEnd | None = None
-        self._unsaid: list[str] = []
-        self._has_ended = self._has_lost = self._is_closed = False
+        self._unsaid = deque[str]()
+        self._has_failed = self._has_lost = self._is_closed = False
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
         """Report. Either may be called in any thread; what they raise ends the sensor.
@@ -110,22 +111,21 @@ class FileWatch:
         were lost; then it goes on.
         """
         self._on_access, self._on_end = on_access, on_end
-        for reason in self._unsaid:
-            self._say(reason)
+        self._say()
 
     def report(self, *, everything: bool = False) -> None:
         """Report what is due."""
-        if self._on_access is None or self._has_ended:
+        if self._on_access is None or self._has_failed:
             return
         try:
             for access in self._limit.due(time.monotonic(), everything=everything):
                 self._on_access(access)
         except Exception as error:  # noqa: BLE001 - the sensor ends, not what it reads from
-            self.end(f"{type(error).__name__}: {error}")
+            self._has_failed = True
+            self._say(f"{type(error).__name__}: {error}")
 
     def end(self, reason: str) -> None:
-        """It sees no more."""
-        self._has_ended = True
+        """It sees no more. What it saw before is reported when it is closed, at the latest."""
         self._say(reason)
 
     def lost(self, reason: str) -> None:
@@ -145,12 +145,12 @@ class FileWatch:
     async def _stop(self) -> None:
         raise NotImplementedError
 
-    def _say(self, reason: str) -> None:
-        if self._on_end is None:
-            self._unsaid.append(reason)  # at most its end and one loss
-        else:
+    def _say(self, *reasons: str) -> None:
+        # At most its end and one loss. First of all they are kept: `begin` may come meanwhile
+        self._unsaid.extend(reasons)
+        while self._on_end is not None and self._unsaid:
             with suppress(Exception):
-                self._on_end(reason)
+                self._on_end(self._unsaid.popleft())
 
 
 # Entries that are read in one go.
@@ -185,12 +185,19 @@ class QueueThread:
         self._queue, self._read, self._on_error, self._pause_s = queue, read, on_error, pause_s
         self._stopping = self._draining = False
         self._drained, self._one_drain = threading.Event(), threading.Lock()
+        self._waking = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="touch-sensor", daemon=True)
 
     def start(self) -> None:
         """Once."""
         self._thread.start()
+
+    def wake(self) -> None:
+        """Have it read soon. From any thread."""
+        with self._waking:
+            if not self._stopping:  # else its descriptor's number may be another's
+                os.eventfd_write(self._wake, 1)
 
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
         """Wait until the queue is empty, or `timeout_s`. Blocking."""
@@ -208,7 +215,8 @@ class QueueThread:
 
     def stop(self) -> None:
         """End the thread. Once; later drains do nothing."""
-        self._stopping = True
+        with self._waking:
+            self._stopping = True
         with self._one_drain:  # or a late one would write into whatever has the number next
             os.eventfd_write(self._wake, 1)
             self._thread.join()
@@ -261,6 +269,8 @@ class QueueWatch(FileWatch):
             else:
                 self._reads.remove((path, None))
                 self._reads.append((path, time.monotonic()))
+        if phase != "begins":
+            self._thread.wake()  # or it would cover what comes next in an empty queue, too
 
     def offer(self, access: Access) -> None:
         """Count it, unless it may be the host's."""

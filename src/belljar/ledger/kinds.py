@@ -195,7 +195,7 @@ cell.cloned             duration_ms:number
 cell.renewed            done:texts
 cell.taken              waited_ms:number age_ms:number
 cell.reverting          verify:flag
-cell.reverted           from:text to:text from_pool?:flag duration_ms:number
+cell.reverted           from:text to:text from_pool:flag duration_ms:number
 cell.revert_verified    from:text planted:texts found:texts not_checked:texts
 cell.snapshotting       snapshot:text name:text
 cell.snapshot           snapshot:text name:text key:text state:files|machine digest:sha256

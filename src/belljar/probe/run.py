@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 QUICK: Final = "quick"
 ALL: Final = "all"
 END: Final = "end"
+WARM_UP: Final = "warm-up"
 # Far beyond what emulated cells need, as time alone must not make a sample void.
 _QUICK_TIMEOUT_S: Final = 20.0
 _ALL_TIMEOUT_S: Final = 90.0

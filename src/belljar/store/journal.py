@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass, field, from_json, json_of, replace
+from belljar.dataclass import dataclass, field, field_names, from_json, json_of, replace
 from belljar.descriptors import patiently
 from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_process
 from belljar.store.home import sync_file
@@ -36,6 +36,8 @@ LOOK_TIMEOUT_S: Final = 0.5
 _MAX_ENTRY_BYTES: Final = 1 << 16
 # Of an entry. One of another number is left alone, and reported.
 _FORMAT: Final = 1
+# Entries of the first versions lack these.
+_LATER_FIELDS: Final = frozenset({"uid_count", "processes", "part_of"})
 # What people are shown of a cell; removal reads the entry alone.
 _ABOUT_SUFFIX: Final = ".about"
 # Its dot keeps a draft out of the entries.
@@ -98,9 +100,11 @@ class JournalEntry:
     def from_json(cls, data: Mapping[str, Any]) -> JournalEntry:
         """Inverse of `to_json`. Raises `ValueError`."""
         try:
-            entry: JournalEntry = from_json(
-                cls, {name: value for name, value in data.items() if name != "version"}
-            )
+            words = {name: value for name, value in data.items() if name != "version"}
+            # Without a part of it a cell would be taken for one of which nothing is left
+            if lacking := set(field_names(cls)) - words.keys() - _LATER_FIELDS:
+                raise KeyError(min(lacking))
+            entry: JournalEntry = from_json(cls, words)
             if data["version"] != _FORMAT or _IDS[entry.kind].fullmatch(entry.cell_id) is None:
                 raise ValueError("not an entry of this version")
         except (KeyError, TypeError, AttributeError, OverflowError) as exc:

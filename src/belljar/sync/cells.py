@@ -26,6 +26,8 @@ from belljar.cell.cell import Cell as AsyncCell
 from belljar.cell.cell import Snapshot as AsyncSnapshot
 from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
+from belljar.cell.pool import Pool as AsyncPool
+from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
 from belljar.channel import ExecOutput, Stream
 from belljar.events import Actor
@@ -167,7 +169,7 @@ class Snapshot(_Facade[AsyncSnapshot]):
 
 
 class Cell(_Facade[AsyncCell]):
-    """A running sandbox. Made only by `belljar.sync.open_cell` or a range; may be used by
+    """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
     several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
     """
 
@@ -198,6 +200,7 @@ class Cell(_Facade[AsyncCell]):
     note = _at_once(AsyncCell.note)
     check_health = _waiting(AsyncCell.check_health)
     ping = _waiting(AsyncCell.ping)
+    wait_dead = _waiting(AsyncCell.wait_dead)
     destroy = _waiting(AsyncCell.destroy)
     snapshot = _mirrored(AsyncCell.snapshot, lambda call, loop: Snapshot(loop.call(call), loop))
 
@@ -225,7 +228,16 @@ class Range:
         return {OWN_CELL: self.cell, **self.targets}
 
 
+class Pool(_Facade[AsyncPool]):
+    """Cells made ahead. Made only by `belljar.sync.open_pool`."""
+
+    cell = _mirrored(AsyncPool.cell, lambda call, loop: _entered(call(), Cell, loop))
+    range = _mirrored(AsyncPool.range, lambda call, loop: _entered(call(), Range, loop))
+    filled = _waiting(AsyncPool.filled)
+
+
 open_cell = _opening(cell_open.open_cell, Cell)
+open_pool = _opening(open_async_pool, Pool)
 
 
 def open_range(

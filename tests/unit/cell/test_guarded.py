@@ -268,6 +268,28 @@ def test_what_a_gateway_looks_at_is_reported_once(is_told: bool) -> None:
     assert [hit.get("by") for hit in hits_of(inner)] == ["gateway" if is_told else None]
 
 
+def test_what_is_remembered_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest chooses how many there are; what is seen again after too many others is on record."""
+    monkeypatch.setattr(guarded_module, "MAX_COUNTED", 8)
+    inner, recorder = guarded(range=Action.BLOCK)
+    texts = [f"protected-value-{number:02}" for number in range(30)]
+    protected = ValueSource.PROTECTED
+    recorder.know([KnownValue(id=f"p/{each}", text=each, source=protected) for each in texts])
+    for text in (*texts, texts[0]):
+        recorder.record(output(text.encode()))
+        recorder.record(
+            Event(kind=Kind.GUARD_HIT, data={"digest": recorder.spec.digest(text.encode())})
+        )
+    assert recorder.flush()
+    assert len(recorder._seen) == len(recorder._told) == 8
+    found = [hit["value"] for hit in hits_of(inner) if "value" in hit]
+    assert found == [f"p/{each}" for each in (*texts, texts[0])]
+    url: dict[str, JsonValue] = {"url": f"http://a/{texts[0]}", "complete": True}
+    recorder.record(Event(kind=Kind.NETWORK_HTTP, data=url))
+    recorder.close()
+    assert not recorder._held
+
+
 def hits_of(inner: MemoryRecorder) -> list[Mapping[str, JsonValue]]:
     """The data of the guard's findings."""
     return [event.data for event in inner.events if event.kind is Kind.GUARD_HIT]

@@ -236,3 +236,21 @@ def test_any_json_is_read_or_refused(messages: Any, tools: Any) -> None:  # noqa
         conversation_of(read_request(json.dumps({"messages": messages, "tools": tools}).encode()))
     except ValueError:
         return
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        '{"messages": [%s]}',
+        '{"messages": [{"role": "user", "content": [%s]}]}',
+        '{"messages": [{"role": "assistant", "tool_calls": [%s]}]}',
+        '{"messages": [], "tools": [%s]}',
+        '{"messages": [], "stop": [%s]}',
+    ],
+)
+def test_a_request_of_many_wrong_items_costs_no_more_than_one(request_of: str) -> None:
+    """An error for each of them would be gigabytes of this host's memory."""
+    body = (request_of % ",".join(["0"] * 50_000)).encode()
+    with pytest.raises(ValueError, match="fields are wrong") as raised:
+        read_request(body)
+    assert int(str(raised.value).split()[3]) < 10

@@ -69,6 +69,14 @@ sys.audit("subprocess.Popen", "raylet", ["raylet"], None, None)
         assert bool(found.programs) is is_counted
 
 
+def test_an_engine_that_is_not_installed_hides_nothing() -> None:
+    """A fleet without Ray still sees what a script beside it, `./task.py`, connects to."""
+    inside = compile("connect(None, ('203.0.113.9', 9))", "./task.py", "exec")
+    with watched_host(beside="no_such_package") as found:
+        exec(inside, {"connect": partial(sys.audit, "socket.connect")})  # noqa: S102
+    assert found.connections
+
+
 def test_what_stays_on_this_host_is_not() -> None:
     """Loopback, Unix sockets, the kernel's own sockets, and addresses to listen at."""
     with watched_host() as found:

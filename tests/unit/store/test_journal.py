@@ -60,6 +60,15 @@ def test_an_entry_names_only_its_own(tmp_path: Path, field: str) -> None:
         Journal(tmp_path).remove("../../etc/passwd")
 
 
+def test_an_entry_that_lacks_a_part_is_none(tmp_path: Path) -> None:
+    """It would be taken for a cell of which nothing is left, and forgotten."""
+    for field in ("cgroups", "directories", "host_uid", "supervisor", "child", "namespaces"):
+        words = entry(tmp_path).to_json()
+        del words[field]
+        with pytest.raises(ValueError, match="entry"):
+            JournalEntry.from_json(words)
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

@@ -15,20 +15,24 @@ PAIRS = [
     (belljar.Cell, sync.Cell),
     (belljar.RunningCommand, sync.RunningCommand),
     (belljar.CellStream, sync.CellStream),
+    (belljar.Pool, sync.Pool),
     (belljar.Range, sync.Range),
 ]
 OPENERS = [
     (belljar.open_cell, sync.open_cell),
+    (belljar.open_pool, sync.open_pool),
     (belljar.open_range, sync.open_range),
 ]
-# By class or opener: what is for ranges, the harness or services' programs, of the thread
+# By class or opener: what is for pools, ranges, the harness or services' programs, of the thread
 # that works in it, of anyio's streams, or done by leaving a block.
 NOT_OFFERED = {
-    "Cell": "failure mark_failed record_death run_probe_program make_directory last_op guard watch",
+    "Cell": "disconnect failure mark_failed record_death run_probe_program make_directory last_op"
+    " guard watch",
     "RunningCommand": "leave take_output left end",
     "CellStream": "aclose abort extra extra_attributes",
-    "open_range": "on_target",
-    "Range": "raise_if_dead routers model_requests killed rules",
+    "open_range": "ahead on_target",
+    "Range": "disconnect raise_if_dead routers model_requests killed rules",
+    "Pool": "aclose refill",
 }
 
 

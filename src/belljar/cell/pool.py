@@ -1,0 +1,363 @@
+"""A pool of cells made and probed ahead of use: taking one costs milliseconds.
+
+A pooled cell is like any other in journal, ledger and proof. It serves one taker, once. The pool
+lives in the event loop of its takers: no task group stays open between a cell's opening and its
+end, so a task that ends when the cell is made can open it, and its taker can end it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from belljar.cell.base import spawn_task
+from belljar.cell.open import open_range
+from belljar.cell.parts import start_run
+from belljar.cell.range import Range
+from belljar.cell.revert import revertible
+from belljar.errors import CellError, ContainmentBreach, first_of
+from belljar.events import Actor, Event, Kind, Recorder
+from belljar.host.settings import PolicyLike, resolve_here
+from belljar.isolation.hold import refuse_if_held, refuse_to_give
+from belljar.ledger.rundir import RunDirectory
+from belljar.probe.model import ProbeReport, Verdict
+from belljar.probe.run import WARM_UP, breach_of, probe_cell
+from belljar.store.home import belljar_home
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+
+# Each idle cell holds memory as a running one does.
+MAX_SIZE: Final = 16
+# Of a cell's lifetime, which counts from its making: one that has waited longer would be missed
+# by the sample that takes it.
+STALE_SHARE: Final = 0.05
+# A cell that was just made answers in milliseconds; one that needs longer is as good as dead.
+_ANSWER_TIMEOUT_S: Final = 2.0
+# For takers to give their cells back by themselves when the pool ends.
+_END_TIMEOUT_S: Final = 10.0
+UNUSED: Final = "it was made ahead and nobody took it"
+
+
+@dataclass(slots=True, eq=False)
+class _Idle:
+    """A cell that nobody has taken; closing `owner` destroys it."""
+
+    opened: Range
+    owner: AsyncExitStack
+    made_s: float
+    watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+class Pool:
+    """Warmed cells of one plan, in one event loop. Made by `open_pool`.
+
+    Args:
+        recorder: of taken cells.
+        open_one: a cell of the pool's plan: `open_range` with `ahead` alone.
+        warm_up: the quick probes in it, recorded.
+        size: of idle cells, at most.
+        refuse: raises to the taker, before it takes a cell and before it gets it.
+        taken: entered before the taker gets a cell, left after it.
+
+    Attributes:
+        error: the first of what nobody waits for; a breach, which ends the pool, before others.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        open_one: Callable[..., AbstractAsyncContextManager[Range]],
+        warm_up: Callable[[Range], Awaitable[ProbeReport]],
+        size: int,
+        refuse: Callable[[], None],
+        taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext,
+    ) -> None:
+        self.error: Exception | None = None
+        self._recorder, self._open_one, self._warm_up = recorder, open_one, warm_up
+        self._size, self._refuse, self._taken = size, refuse, taken
+        self._idle: list[_Idle] = []
+        self._out: list[_Idle] = []
+        self._working_on = 0  # cells that are looked at or destroyed: `aclose` awaits them
+        self._filling: anyio.CancelScope | None = None
+        self._is_closed = False
+        self._changed = anyio.Event()
+
+    @asynccontextmanager
+    async def cell(self) -> AsyncIterator[Cell]:
+        """A cell of its own, as `open_cell` gives one. Otherwise as `range`."""
+        async with self.range() as opened:
+            yield opened.cell
+
+    def range(self) -> AbstractAsyncContextManager[Range]:
+        """A cell with its range, as `open_range` gives one: idle, or else opened now. Another is
+        made in its place.
+
+        Raises as `open_range`; and `ContainmentBreach` when a warm-up of this pool found a way out.
+        """
+        return revertible(self._machine)
+
+    @asynccontextmanager
+    async def _machine(self) -> AsyncIterator[Range]:
+        self._refuse()
+        idle = await self._take()
+        async with AsyncExitStack() as stack:
+            if idle is not None:
+                stack.push_async_exit(partial(self._give_back, idle))
+                opened = replace(idle.opened, from_pool=True)
+            else:
+                opened = await stack.enter_async_context(self._open_one(ahead=False))
+                self._stop_if_breached()  # a warm-up may have found a way out meanwhile
+            self._refuse()  # the hold may have come while the cell was asked whether it answers
+            self.refill()
+            if idle is not None:
+                await stack.enter_async_context(self._taken(opened.cell))
+            yield opened
+
+    async def _give_back(self, idle: _Idle, *error: Any) -> None:  # noqa: ANN401 - as `__aexit__`
+        """Destroy it. Raises what leaving `open_cell` raises."""
+        with anyio.CancelScope(shield=True), self._working():
+            try:
+                await idle.owner.__aexit__(*error)
+            finally:
+                self._out.remove(idle)
+
+    def refill(self) -> None:
+        """Have idle cells made. Never waits."""
+        if self._filling is None and not self._is_ended():
+            self._filling = anyio.CancelScope()
+            spawn_task(partial(self._fill, self._filling))
+
+    async def filled(self) -> int:
+        """Wait until none is being made; the number of idle cells."""
+        while self._filling is not None:
+            await self._changed.wait()
+        return len(self._idle)
+
+    async def _take(self) -> _Idle | None:
+        """A cell that answers, on record as taken; None: the taker opens one."""
+        asked_s = time.monotonic()
+        while self._idle and not self._is_ended():
+            idle = self._idle.pop(0)
+            idle.watching.cancel()
+            with self._working():
+                try:
+                    if await self._may_be_taken(idle):
+                        data = {
+                            "waited_ms": round((time.monotonic() - asked_s) * 1000, 3),
+                            "age_ms": round((time.monotonic() - idle.made_s) * 1000, 3),
+                        }
+                        cell_id = idle.opened.cell.id
+                        event = Event(kind=Kind.CELL_TAKEN, cell_id=cell_id, data=data)
+                        self._recorder.record(event)
+                        self._out.append(idle)
+                        return idle
+                finally:
+                    if idle not in self._out:
+                        await self._destroy(idle)
+        self._stop_if_breached()
+        return None
+
+    async def _may_be_taken(self, idle: _Idle) -> bool:
+        useful_s = STALE_SHARE * idle.opened.cell.plan.limits.lifetime_s
+        if time.monotonic() > idle.made_s + useful_s or not await _answers(idle.opened.cell):
+            return False
+        return idle.opened.killed() is None and not self._is_ended()
+
+    def _stop_if_breached(self) -> None:
+        if isinstance(found := self.error, ContainmentBreach):
+            # An error of its own for each, since it comes to hold the taker's traceback
+            raise ContainmentBreach(found.what, where=found.where, hint=found.hint)
+
+    def _is_ended(self) -> bool:
+        return self._is_closed or isinstance(self.error, ContainmentBreach)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        self._working_on += 1
+        try:
+            yield
+        finally:  # whatever interrupts it: `aclose` waits for this
+            self._working_on -= 1
+            self._change()
+
+    def _change(self) -> None:
+        # An anyio event can't be cleared: each change has its own.
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _fill(self, scope: anyio.CancelScope) -> None:
+        """Make cells, one after another, until there are enough or one fails: the next
+        request has it tried again.
+        """
+        try:
+            with scope:
+                while len(self._idle) < self._size and not self._is_ended():
+                    if not await self._make_one():
+                        break
+        except Exception as error:  # noqa: BLE001
+            # Nothing that goes wrong here ends the cells that are out.
+            self._note(error)
+        finally:
+            self._filling = None
+            self._change()
+
+    async def _make_one(self) -> bool:
+        """Whether there is one more idle cell."""
+        made_s, owner = time.monotonic(), AsyncExitStack()
+        try:
+            opened = await owner.enter_async_context(self._open_one(ahead=True))
+        except Exception as error:  # noqa: BLE001 - on record; a taker meets it in its own
+            if (breach := first_of(error, ContainmentBreach)) is not None:
+                self._note(breach)
+            return False
+        idle = _Idle(opened, owner, made_s)
+        try:
+            report = await self._warm_up(opened)
+            if (breach := breach_of(report, opened.cell.id)) is not None:
+                self._note(breach)
+            # A killed one may still run: its processes take a moment to end
+            is_good = report.verdict is Verdict.CONTAINED and opened.killed() is None
+            if is_good and not self._is_ended():
+                self._idle.append(idle)
+                spawn_task(partial(self._watch, idle))
+        finally:
+            if idle not in self._idle:
+                await self._destroy(idle)
+        return idle in self._idle
+
+    async def _watch(self, idle: _Idle) -> None:
+        """Destroy it when it dies before it is taken: whoever killed it waits for the proof."""
+        # A host out of descriptors can't watch it; whether it lives is asked when it is taken
+        with idle.watching, suppress(OSError):
+            await idle.opened.cell.wait_dead()
+            if idle in self._idle:  # else it was taken at this moment
+                self._idle.remove(idle)
+                with self._working():
+                    await _answers(idle.opened.cell)  # that it does not, and why, is on record
+                    await self._destroy(idle)
+
+    async def _destroy(self, idle: _Idle) -> None:
+        """Destroy it untaken. What that found is noted."""
+        idle.watching.cancel()
+        with anyio.CancelScope(shield=True), self._working():
+            try:
+                async with idle.owner:
+                    await idle.opened.cell.destroy(reason=UNUSED)
+            except Exception as error:  # noqa: BLE001
+                self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        breach = first_of(error, ContainmentBreach)
+        if self.error is None or (breach and not isinstance(self.error, ContainmentBreach)):
+            self.error = breach or error
+
+    async def aclose(self) -> None:
+        """Make and give out nothing more; destroy idle cells, and ten seconds later those that were
+        not given back: their operations are ended first.
+        """
+        self._is_closed = True
+        with anyio.CancelScope(shield=True):
+            if self._filling is not None:
+                self._filling.cancel()
+            for idle in self._out:
+                idle.opened.disconnect()
+            while self._idle:
+                await self._destroy(self._idle.pop())
+            with anyio.move_on_after(_END_TIMEOUT_S):
+                while self._out:
+                    await self._changed.wait()
+            # A copy: a taker may give its cell back meanwhile.
+            for idle in tuple(self._out):
+                try:
+                    await idle.owner.aclose()
+                except Exception as error:  # noqa: BLE001
+                    self._note(error)
+            while self._filling is not None or self._working_on:  # else their ends had no proof
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def open_pool(
+    policy: PolicyLike = None,
+    *,
+    size: int = 1,
+    run: RunDirectory | None = None,
+    home: Path | None = None,
+    actor: Actor = Actor.OPERATOR,
+) -> AsyncIterator[Pool]:
+    """A pool of warmed cells of one policy. Works under asyncio and trio.
+
+    `pool.cell()` takes one, as `open_cell` opens one, only sooner. If none can be made ahead, which
+    is recorded, it opens one. A cell that died, was not contained at its warm-up, or has waited for
+    a twentieth of its lifetime is not given out.
+
+    Leaving the block destroys unused cells, with proof; ten seconds later also those that were not
+    given back.
+
+    Args:
+        policy, run, home, actor: as `open_cell`'s. All cells share the run directory.
+        size: idle cells, 1 to 16. Each uses memory as a running cell does.
+
+    Raises:
+        ContainmentBreach, HostError: at the end: a warm-up found a way out, or the destruction of
+            an unused cell left something or could not be proven.
+    """
+    if not 1 <= size <= MAX_SIZE:
+        raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")
+    home = home or belljar_home()
+    refuse_if_held(home)
+    loaded = resolve_here(policy)
+    taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
+    with nullcontext(run) if run else start_run("pool", loaded.source, [], home=home) as run:
+        if loaded.policy.decoys:
+            from belljar.cell.decoys import decoys_in  # late: most policies have none
+
+            taken = partial(decoys_in, loaded=loaded, run=run)
+        pool = Pool(
+            run.recorder,
+            open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
+            warm_up=partial(_probe, run.recorder),
+            size=size,
+            refuse=partial(refuse_to_give, home, run.run_id),
+            taken=taken,
+        )
+        pool.refill()
+        try:
+            yield pool
+        finally:
+            await pool.aclose()
+            if isinstance(pool.error, ContainmentBreach):  # whatever else was raised
+                raise pool.error
+        if pool.error is not None:
+            raise pool.error
+
+
+async def _probe(recorder: Recorder, opened: Range) -> ProbeReport:
+    router = opened.routers.get(opened.cell.id)
+    return await probe_cell(
+        opened.cell, recorder=recorder, router=router, phase=WARM_UP, actor=Actor.BELLJAR
+    )
+
+
+async def _answers(cell: Cell) -> bool:
+    try:
+        await cell.ping(timeout_s=_ANSWER_TIMEOUT_S)
+    except CellError:
+        return False
+    return True
