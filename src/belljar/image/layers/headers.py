@@ -207,6 +207,8 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         what = f"of the type {printable(kind)!r}, which an image may not hold"
         raise LayerError(f"{printable(name[:200])!r} is {what}")
     known = _KINDS[kind]
+    if known is ImageEntryKind.FILE and name.endswith(b"/") and not size:
+        known = ImageEntryKind.DIRECTORY  # archives older than POSIX have its name alone
     mtime_s = extra.mtime_s
     if mtime_s is None:  # a time before 1970 is 1970
         mtime_s = 0 if header[136] == 0xFF else _number(header[136:148], "time")
