@@ -89,7 +89,7 @@ Fault = tuple[Sequence[str], Sequence[str], Mapping[str, str], str]
 # a name behind `@` one of `programs`.
 QEMU = hide("qemu-system-x86_64", "qemu-system-x86_64-microvm")
 FAULTS: Mapping[str, Fault] = {
-    "image missing": (["IMAGE"], [], {}, "default"),
+    "image missing": (["IMAGE"], [], {}, "belljar image ls"),
     "QEMU missing": (["high"], QEMU, {}, "belljar setup"),
     "QEMU too old": (["high"], [line.replace("/dev/null", "@qemu") for line in QEMU], {}, "8.2"),
     "runtime missing": (CONTAINER, [], runtime("no-such-runtime"), "unset it to use runc"),
