@@ -388,7 +388,8 @@ class Disk(Gauge):
 
     def measure(self, scene: Scene) -> float:
         """Blocks, each file once; where this user may not see what the cell's processes hold, all that is used on the disk."""
-        if scene.in_cell and not any(may_see_files(pid) for pid in scene.pids()):
+        may_see = os.geteuid() == 0 or any(may_see_files(pid) for pid in scene.pids())
+        if scene.in_cell and not may_see:
             status = os.statvfs(self.scratch)
             return (status.f_blocks - status.f_bfree) * status.f_frsize
         return allocated(
