@@ -106,7 +106,7 @@ def test_mappers_that_are_missing_or_may_do_nothing(
     empty.touch(mode=0o644)
     hidden = (f"mount --bind {empty} {shutil.which(name)}" for name in ("newuidmap", "newgidmap"))
     assert "install the package uidmap" in refused(user, *hidden)
-    assert "no-new-privileges" in refused(grouped, prefix=("setpriv", "--no-new-privs"))
+    assert "--add-subuids" in refused(grouped, prefix=("setpriv", "--no-new-privs"))
 
 
 @pytest.mark.promise("1.3")

@@ -111,14 +111,17 @@ def add_env_files(cell: Converted) -> None:
     """Add a service's `env_file` below its `environment`. Raises `CannotKeepError`."""
     found = dict[str, str]()
     for file in cell.model.env_file:
-        path = printable(file)
+        path = printable(file.path)
         try:
             if cell.home is None:
                 raise ValueError(_NO_DIRECTORY)
-            read = read_dotenv(cell.home.read_text(cell.home.path(file)))
+            read = read_dotenv(cell.home.read_text(cell.home.path(file.path)))
         except (OSError, ValueError) as error:
             why = f"{path}: {printable(reason(error))}"
             is_missing = isinstance(error, FileNotFoundError)
+            if is_missing and not file.required:
+                cell.changed("env_file", f"{path} does not exist, and is not required")
+                continue
             hint = "make it; an example is often beside it" if is_missing else ""
             raise refusal(cell.where, "env_file", why, hint=hint) from error
         found |= {name: value for name, value in read.items() if value is not None}

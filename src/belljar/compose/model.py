@@ -34,6 +34,10 @@ def _names_as_keys(value: object) -> object:
     return value if isinstance(value, Mapping) else dict.fromkeys(names_in(value))
 
 
+def _short_env_file(value: object) -> object:
+    return {"path": value} if isinstance(value, str) else value
+
+
 def _short_mount(value: object) -> object:
     """`[SOURCE:]TARGET[:OPTIONS]`."""
     if isinstance(value, Mapping):
@@ -207,6 +211,13 @@ class Mount(Part):
         return self
 
 
+class EnvFile(Part):
+    """One of a service's `env_file`."""
+
+    path: Text
+    required: Switch = True
+
+
 class Build(Part):
     """A service's `build`."""
 
@@ -236,7 +247,7 @@ class Service(Part):
     entrypoint: Command | None = None
     environment: Annotated[dict[str, str | None], BeforeValidator(values.pairs)] = {}
     env_file: Annotated[
-        list[Text],
+        list[Annotated[EnvFile, BeforeValidator(_short_env_file)]],
         Field(max_length=_MAX_ENV_FILES),
         BeforeValidator(lambda value: each(value or [])),
     ] = []
