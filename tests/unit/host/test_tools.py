@@ -29,7 +29,9 @@ def install(folder: Path, name: str, script: str) -> Path:
 VMM = Tool(name="vmm", package="vmm-package", use="the microVM", needed=True, needed_min="8.2")
 
 
-def facts_of(tool: Tool, cache: Path = Path("/proc/nonexistent/tools.json")) -> tuple[str, bool, str]:
+def facts_of(
+    tool: Tool, cache: Path = Path("/proc/nonexistent/tools.json")
+) -> tuple[str, bool, str]:
     """(version, ok, hint) of one tool."""
     fact = tool_facts((tool,), cache, search_path="/nonexistent")[0]
     return fact.version, fact.ok, fact.hint
