@@ -45,6 +45,12 @@ _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "
     "the model may see"
 )
+# Of earlier versions: not misspelt.
+_REMOVED: Final = (
+    *(("network", "record", "bodies"), ("network", "record", "streams")),
+    *(("model", "weights", "file"), ("model", "weights", "directory")),
+)
+
 # ---- where a policy comes from
 
 
@@ -257,6 +263,8 @@ def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetai
 def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     match error["type"]:
         case "extra_forbidden":
+            if error["loc"] in _REMOVED:
+                return "is no longer a field: leave it out"
             hint = did_you_mean(str(error["loc"][-1]), sorted(_fields(Strict)))
             return f"there is no such field{hint}"
         case "missing":

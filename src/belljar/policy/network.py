@@ -135,7 +135,7 @@ class Network(Strict):
         Mapping[str, AnyStandIn],
         BeforeValidator(_read_ids, json_schema_input_type=dict[str, AnyStandIn]),
     ] = Field(default_factory=dict, description="Simulated endpoints, by name.")
-    upstreams: Annotated[tuple[Upstream, ...], list_of(MAX_UPSTREAMS)] = Field(
+    upstreams: Annotated[tuple[Upstream, ...], list_of(MAX_UPSTREAMS, min_count=0)] = Field(
         default=(), description="REAL services that the gateway may dial. Risk low and medium only."
     )
     own_cell: OwnCell | None = Field(

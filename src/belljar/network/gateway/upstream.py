@@ -53,12 +53,15 @@ REWRITING: Final = frozenset(
 # With `REWRITING`: refused, as front ends take them for another host or address.
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
 # By which frameworks take another method than the judged one: `_method` (Rails, Laravel) and the
-# fields' names, of a query or form, in lower case and with `-` for `_`.
+# fields' names, of a query or form, in any case and with `_` for `-`. Searched for in what was
+# sent, not in copies: a gateway has no memory for those of a large form.
 _PARAMETER: Final = re.compile(
-    rb"(?<![a-z0-9])(?:-method|%s)(?![a-z0-9-])" % b"|".join(sorted(METHOD_OVERRIDES))
+    rb"(?i)(?<![a-z0-9])(?:[-_]method|%s)(?![a-z0-9_-])"
+    % b"|".join(name.replace(b"-", b"[-_]") for name in sorted(METHOD_OVERRIDES))
 )
-# A part's name that is encoded, which few clients do.
-_ENCODED_PART: Final = re.compile(rb"\bname\s*=\s*\"?[^\";\r\n]{0,63}%")
+# A part's name that is encoded, which few clients do. Without a step back: a body of blanks, or of
+# such names, would keep the gateway for half a minute.
+_ENCODED_PART: Final = re.compile(rb"(?i)\bname\s*+=\s*+\"?+[^\";\r\n%]{0,63}+%")
 # To decode one takes time in which the gateway does nothing else.
 MAX_FORM_BYTES: Final = 1 << 20
 Fields = Iterable[tuple[bytes, bytes]]
@@ -209,10 +212,10 @@ def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
         query += b"&" + body
     texts = [unquote_to_bytes(query)]
     if any(kind.startswith(b"multipart/") for kind in kinds):
-        if _ENCODED_PART.search(body.lower()):
+        if _ENCODED_PART.search(body):
             return "its form has a part whose name is encoded"
         texts.append(body)
-    named = any(_PARAMETER.search(text.lower().replace(b"_", b"-")) for text in texts)
+    named = any(map(_PARAMETER.search, texts))
     return "its query or form has a parameter that names a method" if named else ""
 
 

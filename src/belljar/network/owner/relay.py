@@ -130,7 +130,8 @@ class RunSpending:
     def _left_bytes(self, account: _Account) -> int:
         plan = account.plan
         of_run = plan.run_budget_bytes - self._of_host(plan.host)
-        return min(plan.budget_bytes - account.spent_bytes, of_run)
+        # Samples may have other budgets for the run: one's may be overspent by the others.
+        return max(0, min(plan.budget_bytes - account.spent_bytes, of_run))
 
 
 class _UpstreamRelay:

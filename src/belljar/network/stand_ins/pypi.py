@@ -13,6 +13,7 @@ import html
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
 from functools import cached_property
@@ -68,7 +69,7 @@ def page(title: str, lines: Iterable[str]) -> str:
 # ---- uploads
 
 MAX_PARTS: Final = 2000
-MAX_FILES: Final = 7  # Of one event; others are not kept.
+MAX_FILES: Final = 7  # Of one event, with room for another body.
 # Without a bound, each of 2,000 parts would search the whole body for its headers' end.
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10  # Of one field; the rest is cut.
@@ -89,11 +90,13 @@ class Form:
 
 def read_form(content_type: str, body: bytes) -> Form:
     """Return the parts of a multipart/form-data body (RFC 7578). A field's first value counts."""
-    form, head = Form(), Message()
+    form, head, boundary = Form(), Message(), b""
     head["content-type"] = content_type
-    if head.get_content_type() != "multipart/form-data" or not head.get_boundary():
+    with suppress(ValueError, LookupError):  # a guest may name any encoding (RFC 2231)
+        if head.get_content_type() == "multipart/form-data":
+            boundary = re.escape((head.get_boundary() or "").encode("utf-8", "surrogateescape"))
+    if not boundary:
         return Form(wrong="the content type is not multipart/form-data with a boundary")
-    boundary = re.escape(str(head.get_boundary()).encode("utf-8", "surrogateescape"))
     marks = list(
         islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--|\r\n)", body), MAX_PARTS + 1)
     )
@@ -118,7 +121,10 @@ def read_form(content_type: str, body: bytes) -> Form:
         if b"filename" not in named:
             value = bytes(content[:MAX_FIELD_BYTES]).decode("utf-8", "replace")
             form.fields.setdefault(named.get(b"name", ""), value)
-        elif len(form.files) < MAX_FILES:
+        elif len(form.files) == MAX_FILES:
+            form.wrong = f"more than {MAX_FILES} files"
+            break
+        else:
             capture = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
             capture.feed(content)
             form.files.append((named[b"filename"], capture))

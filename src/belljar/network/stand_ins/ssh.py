@@ -160,9 +160,18 @@ class _Server(asyncssh.SSHServer):
         """Refuse to forward."""
         return self._refuse_channel(f"forward to {dest_host}:{dest_port}")
 
+    def unix_connection_requested(self, dest_path: str) -> Any:  # noqa: ANN401 - asyncssh's union
+        """Refuse to forward."""
+        return self._refuse_channel(f"forward to {dest_path}")
+
     async def server_requested(self, listen_host: str, listen_port: int) -> bool:
         """Refuse to listen."""
         await self._connection.record(_step("listen", f"{listen_host}:{listen_port}"))
+        return False
+
+    async def unix_server_requested(self, listen_path: str) -> bool:
+        """Refuse to listen."""
+        await self._connection.record(_step("listen", listen_path))
         return False
 
     async def _refuse_channel(self, what: str) -> NoReturn:

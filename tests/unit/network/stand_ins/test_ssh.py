@@ -151,11 +151,13 @@ def test_the_real_client_gets_nothing_else(service: Minted, tmp_path: Path) -> N
         batch = ("-o", "BatchMode=yes")
         forwarded = ssh(*batch, "-W", "127.0.0.1:80", "bastion")
         listened = ssh(*batch, "-o", "ExitOnForwardFailure=yes", "-N", "-R", "8080:a:80", "bastion")
+        ssh(*batch, "-o", "ExitOnForwardFailure=yes", "-N", "-R", "/run/x.sock:a:80", "bastion")
         ssh(*batch, "-s", "bastion", "sftp")
     assert "administratively prohibited" in forwarded.stderr
     assert "remote port forwarding failed" in listened.stderr
     assert {("forward", b"forward to 127.0.0.1:80"), ("subsystem", b"sftp")} <= {*commands(ledger)}
-    assert any(name == "listen" for name, _ in commands(ledger))
+    listening = [what for name, what in commands(ledger) if name == "listen"]
+    assert (len(listening), listening[1:]) == (2, [b"/run/x.sock"])
 
 
 @pytest.mark.promise("5.6")

@@ -255,8 +255,21 @@ def test_forms_are_bounded() -> None:
     parts = form({f"f{n}": "" for n in range(pypi.MAX_PARTS + 1)}, {})
     files = form({}, {f"f{n}": ("n", b"") for n in range(pypi.MAX_FILES + 1)})
     assert ("parts" in read_form(*parts).wrong, len(read_form(*files).files)) == (True, 7)
+    assert "files" in read_form(*files).wrong
     found = read_form(*form({"a": "v" * (pypi.MAX_FIELD_BYTES + 5), "b": "w"}, {}))
     assert (len(found.fields["a"]), found.fields["b"]) == (pypi.MAX_FIELD_BYTES, "w")
+
+
+@pytest.mark.parametrize("value", ["utf-7''+2AA-", "x%00''y", "undefined''x", "punycode''\xff"])
+def test_no_encoding_of_a_boundary_keeps_an_upload_off_the_record(
+    tmp_path: Path, value: str
+) -> None:
+    """The library that reads it raises for some: the upload is refused, on record."""
+    ledger = Ledger()
+    head = {"content-type": f"multipart/form-data; boundary*={value}"}
+    app = pypi.make(context_for(tmp_path, ledger))
+    assert ask(app, "POST", "/legacy/", headers=head, body=b"--x--").status == 400
+    assert [each["refused"] != "" for each in ledger.attempts] == [True]
 
 
 def test_what_begins_as_a_boundary_is_content() -> None:

@@ -98,3 +98,15 @@ def test_a_body_beyond_its_bound_is_not_read_on() -> None:
     app = Client(http_app(handle, max_body_bytes=1000))
     assert app.ask("POST", "/", chunks=[bytes(500)] * 2).body == bytes(1000)
     assert app.ask("POST", "/", chunks=[bytes(100)] * 50).status == 413
+
+
+def test_a_body_of_one_piece_is_not_copied() -> None:
+    """A gateway has no memory for several copies of the largest one."""
+    sent, got = bytes(1000), list[bytes]()
+
+    async def handle(it: Request) -> Answer:
+        got.append(it.body)
+        return Answer()
+
+    Client(http_app(handle)).ask("POST", "/", chunks=[sent])
+    assert got[0] is sent
