@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
+from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
@@ -370,23 +368,6 @@ LONG_FIELDS = (
     *("command: '{}'=$$", "command: '{}'=${A:-b}", "command: '{}'=${A:-${A:-b}}"),
     *("command: '{}'=${", "command: [{}]=*t, ", "labels: [{}]=<<, "),
 )
-
-
-def calls(read: Callable[[], object]) -> int:
-    """How many calls of functions reading takes; no clock is asked."""
-    counted = 0
-
-    def count(_frame: FrameType, _event: str, _argument: object) -> None:
-        nonlocal counted
-        counted += 1
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        read()
-    finally:
-        sys.setprofile(before)
-    return counted
 
 
 @pytest.mark.parametrize("field", LONG_FIELDS)
