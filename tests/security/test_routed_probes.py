@@ -57,7 +57,7 @@ def test_a_lost_refusal_is_not_a_way_out() -> None:
 
 
 def said_of_a_closed_port(name: str, setup: str) -> str:
-    """What a probe says of port 40000, where nothing listens, in a network namespace prepared so."""
+    """Return what a probe says of port 40000, where nothing listens, in a namespace prepared so."""
     given = "".join(f"{each}=40000\n" for each in ("udp", "tcp", "tcp6"))
     script = f'ip link set lo up && {setup} && exec "$0" "$1"'
     argv = ["unshare", "--net", "sh", "-c", script, str(PROGRAM), f"network.{name}"]

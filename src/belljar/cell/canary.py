@@ -189,8 +189,8 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
 
 
 def memory_has(machine: Sandbox, needle: bytes) -> bool | None:
-    """Whether the memory of any process of a machine has these bytes; None: not in what could be
-    searched. Blocking.
+    """Return whether the memory of any process of a machine has these bytes; None: not in what
+    could be searched. Blocking.
 
     That of a VMM is the guest's memory, that of a gVisor sandbox its processes' too. Raises
     `OSError` where it can't be read.

@@ -373,7 +373,7 @@ class ExecOperations(CellBase):
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:
-        """Who the agent's own program runs as: the workload's user, by number if that is root.
+        """Return the user of the agent's own program: the workload's, by number if that is root.
 
         Root needs nothing of the cell's account files, which hostile root may have rewritten: then
         a user with fewer rights would be probed.

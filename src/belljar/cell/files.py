@@ -109,7 +109,7 @@ class FileOperations(CellBase):
         await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
 
     def _options(self, user: str | None, timeout_s: float | None) -> dict[str, Any]:
-        """What every operation on files gives the channel."""
+        """Return what every operation on files gives the channel."""
         limit_s = timeout_s or self.plan.limits.exec_timeout_s
         return {"user": self._user(user), "cwd": self.plan.workdir, "timeout_s": limit_s}
 

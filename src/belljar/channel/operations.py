@@ -37,7 +37,7 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeout:
-    """How long the host waits beyond the guest's own timeout, and then for a killed operation."""
+    """The host's wait beyond the guest's own timeout, and then for a killed operation."""
 
     grace_s: float = 10.0
     kill_s: float = 10.0

@@ -77,7 +77,7 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
 
 
 def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Check]:
-    """Whether there is a hold, and whether the kill switch halts a container."""
+    """Check for a hold, and try the kill switch on a container."""
     from anyio import run
 
     from belljar.isolation.hold import RELEASE_HINT, read_hold

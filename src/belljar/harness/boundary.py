@@ -1,4 +1,4 @@
-"""What `belljar run` controls in Inspect: no sandbox provider but Belljar's, no refused tool.
+"""The controls of `belljar run` in Inspect: no sandbox provider but Belljar's, no refused tool.
 
 Other providers are refused in the registry, in their base class, and at the start of a sample.
 Tools that act outside of a cell are checked where a model is offered them, where they are called,

@@ -307,7 +307,7 @@ class SelectedTask:
     limits: tuple[int, ...] = ()
 
     def at_once(self, cells: int) -> int:
-        """How many samples a unit may run at a time: `cells`, or the operator's own limit."""
+        """Return how many samples a unit may run at once: `cells`, or the operator's own limit."""
         return min(cells, *self.limits) if self.limits else cells
 
     def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:

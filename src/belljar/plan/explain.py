@@ -54,7 +54,7 @@ def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ..
 
 
 def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
-    """What the author should know of a cell of this tier here."""
+    """Return what the author should know of a cell of this tier here."""
     if tier is Tier.CONTAINER:
         yield (
             "shared kernel: the workload's system calls are answered by this host's kernel, so a "

@@ -90,7 +90,7 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
 
 
 def range_sentences(found: RangeFindings) -> Iterator[str]:
-    """What happened in a range, but for its requests."""
+    """Return what happened in a range, but for its requests."""
     for title, group in (
         ("attempts to publish, push or send", found.attempts),
         ("names looked up that exist here", found.names_found),

@@ -142,7 +142,7 @@ def _forms(value: KnownValue) -> Iterator[_Form]:
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """What was undone; None: other text of these letters."""
+    """Return what was undone; None: other text of these letters."""
     inner = form.inner
     if piece == inner:
         return form.names

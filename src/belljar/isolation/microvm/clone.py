@@ -125,7 +125,7 @@ async def open_vm(
 def _load(
     saved: SavedMachine, plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
 ) -> Template:
-    """What a machine of this plan is made from, checked. Blocking.
+    """Return what a machine of this plan is made from, checked. Blocking.
 
     Raises `CellError` when it was changed or deleted; `HostError` when a machine of this plan
     would be another one here and now.

@@ -108,7 +108,7 @@ class Wire(Sandbox):
         await self._expect(_RELAYS, "did not open its link")
 
     def explain(self, end: JailEnd) -> str:
-        """How its wire ended."""
+        """Return how its wire ended."""
         if end.signal is not None:
             return f"its wire was killed by signal {signal_name(end.signal)}"
         return f"its wire ended: {self.diagnosis() or f'status {end.status}'}"

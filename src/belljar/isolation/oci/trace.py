@@ -85,7 +85,7 @@ class Trace:
 
     @property
     def is_live(self) -> bool:
-        """Whether the sandbox sends its points."""
+        """Return whether the sandbox sends its points."""
         return self._has_greeted and not self._has_ended
 
     def _read(self) -> int:

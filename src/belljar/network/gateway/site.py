@@ -48,7 +48,7 @@ class Guard:
             self._streams = StreamScanner(scanner)
 
     def scans(self, stand_in: str) -> bool:
-        """Whether what goes there is scanned first."""
+        """Return whether what goes there is scanned first."""
         action = self._rules.action(self._place(stand_in))
         return self._streams is not None and action in _SCANNED_FIRST
 
@@ -60,7 +60,7 @@ class Guard:
         data: bytes,
         common: Mapping[str, JsonValue],
     ) -> tuple[list[Item], bool]:
-        """What to record of a scan of one part of a flow, and whether to block it.
+        """Return what to record of a scan of one part of a flow, and whether to block it.
 
         Takes a few `SCAN_TIMEOUT_S` at most. `common`: fields of all events.
         """

@@ -365,7 +365,7 @@ class _Relay:
             to.sock.shutdown(socket.SHUT_WR)
 
     def _items_of(self, way: _Direction, data: bytes) -> list[Item]:
-        """What is to be on record before these bytes go on."""
+        """Return what is to be on record before these bytes go on."""
         items: list[Item] = []
         way.capture.feed(data)
         if not self._is_opened:
