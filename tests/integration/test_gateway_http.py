@@ -31,6 +31,7 @@ def _fresh(gateway: Gateway) -> None:
     gateway.owner.events.clear()
 
 
+@pytest.mark.promise("5.5")
 def test_a_browser_gets_a_page_over_tls(chromium: Callable[..., Browser], tmp_path: Path) -> None:
     """It offers HTTP/2 and post-quantum keys, and falls back; what it asks is on record."""
     with running(tmp_path, kinds={"shop": "catch_all"}) as gateway:
