@@ -115,9 +115,6 @@ class NetworkBounds:
     packet_record_bytes: int = 512 << 20
     """More of what cells send is not recorded, which voids the sample."""
     recorded_bytes: int = 1 << 30  # of events and bodies: a further one ends the range
-    recorded_body_bytes: int = 64 << 10  # kept of each body: the rest is counted
-    recorded_stream_bytes: int = 4 << 10
-    """Kept of each direction of a raw stream: the rest is counted."""
     connections: int = 10_000  # open at one time at the gateway: more are closed
     connections_per_cell: int = 1_000  # likewise, of one cell
     cell_connections: int = 1_000  # likewise, between cells
@@ -127,10 +124,6 @@ class NetworkBounds:
     queries_burst: int = 1_000
     refusals_per_s: int = 1_000  # of one cell: a further one is dropped and counted
     refusals_burst: int = 2_000
-    header_bytes: int = 64 << 10  # of one request's head: 431
-    body_bytes: int = 64 << 20  # of one request: 413
-    header_timeout_s: float = 10.0  # from the begin to a request's whole head: closed
-    idle_timeout_s: float = 60.0  # nothing received and nothing sent: closed
     gateway_memory_bytes: int = 256 << 20  # of the gateway: it dies, and the range with it
     supervisor_memory_bytes: int = 256 << 20  # of the range supervisor, likewise
     group_memory_bytes: int = 768 << 20  # of the range's control group: the range ends

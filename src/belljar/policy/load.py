@@ -49,6 +49,7 @@ _OWN_RULE: Final = (
 _REMOVED: Final = (
     *(("network", "record", "bodies"), ("network", "record", "streams")),
     *(("model", "weights", "file"), ("model", "weights", "directory")),
+    *(("http", "static"), ("metadata", "data"), ("openai", "api_key")),  # Of a stand-in.
 )
 
 # ---- where a policy comes from
@@ -263,7 +264,7 @@ def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetai
 def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     match error["type"]:
         case "extra_forbidden":
-            if error["loc"] in _REMOVED:
+            if error["loc"] in _REMOVED or error["loc"][3:] in _REMOVED:
                 return "is no longer a field: leave it out"
             hint = did_you_mean(str(error["loc"][-1]), sorted(_fields(Strict)))
             return f"there is no such field{hint}"

@@ -119,21 +119,12 @@ class HttpStandIn(StandIn):
     directory_field: ClassVar[str] = "files"
 
     kind: Literal["http"] = Field(description="What it plays.")
-    routes: Annotated[tuple[Mapping[str, Any], ...], list_of(MAX_WORDS, min_count=0)] | None = (
-        Field(default=None, description="What is answered: the first route that fits a request.")
-    )
-    static: Mapping[str, Any] | None = Field(
-        default=None, description="Paths, and the directories whose files are served below them."
+    routes: Annotated[tuple[Mapping[str, Any], ...], list_of(MAX_WORDS, min_count=0)] = Field(
+        description="What is answered: the first route that fits a request."
     )
     files: Directory | None = Field(
-        default=None, description="A directory of the files that `routes` and `static` name."
+        default=None, description="A directory of the files that `routes` name."
     )
-
-    @model_validator(mode="after")
-    def _answers(self) -> HttpStandIn:
-        if self.routes is None and self.static is None:
-            raise AtError("is missing: a list of routes (or write `static`)", "routes")
-        return self
 
 
 class HarStandIn(StandIn):
@@ -187,9 +178,6 @@ class MetadataStandIn(StandIn):
     tokens: Literal["optional", "required"] | None = Field(
         default=None, description="Whether it wants tokens (IMDSv2). Default optional."
     )
-    data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
-        default=None, max_length=MAX_WORDS, description="What is answered at a path."
-    )
 
 
 class OpenAiStandIn(StandIn):
@@ -197,7 +185,6 @@ class OpenAiStandIn(StandIn):
 
     kind: Literal["openai"] = Field(description="What it plays.")
     model: Line | None = Field(default=None, description="The model's name; any is taken.")
-    api_key: Line | None = Field(default=None, description="The key it wants. Default: any.")
 
 
 class Health(Strict):

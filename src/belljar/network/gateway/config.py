@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.decide import UPSTREAM
+from belljar.network.gateway.context import MAX_BODY_BYTES
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan, UpstreamPlan
 from belljar.policy.guarding import Action, Place
@@ -36,7 +37,7 @@ class Bounds:
     connection_timeout_s: float = 3600.0  # A connection's whole life: closed.
     head_bytes: int = 64 << 10  # A request's head: 431.
     headers: int = 128  # Fields of a request's head: 431.
-    body_bytes: int = 64 << 20  # A request's body: 413, and the connection is closed.
+    body_bytes: int = MAX_BODY_BYTES  # A request's body: 413, and the connection is closed.
     request_timeout_s: float = 300.0  # From a request's head to the end of its answer: closed.
     exchanges: int = 256  # Requests being answered at one time: 503.
     # Of the bodies of all open requests: 503, and the connection is closed.
@@ -70,13 +71,6 @@ class Bounds:
             connections_per_cell=plan.connections_per_cell,
             cell_connections=plan.cell_connections,
             tls_connections=min(plan.connections, 2_000),
-            handshake_timeout_s=plan.header_timeout_s,
-            head_timeout_s=plan.header_timeout_s,
-            idle_timeout_s=plan.idle_timeout_s,
-            head_bytes=plan.header_bytes,
-            body_bytes=plan.body_bytes,
-            kept_body_bytes=min(plan.recorded_body_bytes, 64 << 10),
-            kept_stream_bytes=min(plan.recorded_stream_bytes, 4 << 10),
             alive_every_s=alive_every_s,
         )
 

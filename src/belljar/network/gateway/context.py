@@ -12,7 +12,6 @@ from typing import Final, Protocol, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.plan.network import NetworkBounds
 
 
 class Stream(Protocol):
@@ -31,7 +30,7 @@ class Stream(Protocol):
 StreamApp: TypeAlias = Callable[[Stream, str], Awaitable[None]]
 
 # Beyond it a request is answered 413 and no stand-in is called.
-MAX_BODY_BYTES: Final = NetworkBounds().body_bytes
+MAX_BODY_BYTES: Final = 64 << 20
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
 MAX_ASKED_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.

@@ -113,7 +113,7 @@ class Reporter:
         self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
         self._unanswered: set[int] = set()
         self._unrecorded = 0
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._turn, self._freed, self._at_turn = asyncio.Lock(), asyncio.Event(), 0
         self._writing = False
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.Future[Any] | None = None
@@ -188,7 +188,7 @@ class Reporter:
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
         unreported += sum(begins for begins, _ in self._queue)
-        unreported += sum(not future.done() for future in self._room)
+        unreported += self._at_turn
         # The rest of a message that is half sent: without it the owner could read nothing that
         # follows.
         self._queue = deque(itertools.takewhile(lambda queued: not queued[0], self._queue))
@@ -217,21 +217,15 @@ class Reporter:
         return answer
 
     async def wait_for_room(self) -> None:
-        """Return when the owner keeps up with what is posted."""
-        if self._room or self._unrecorded >= self._bounds.unrecorded_bytes:
-            # In turn: later ones don't overtake.
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._room.append(future)
-            await future
-
-    def _wake(self) -> None:
-        while self._room and self._unrecorded < self._bounds.unrecorded_bytes:
-            future = self._room.popleft()
-            if not future.done():
-                future.set_result(None)
-                # One at a time: it takes its room before the next is asked.
-                asyncio.get_running_loop().call_soon(self._wake)
-                return
+        """Return when the owner keeps up with what is posted; who came first, first."""
+        self._at_turn += 1
+        try:
+            async with self._turn:
+                while self._unrecorded >= self._bounds.unrecorded_bytes:
+                    self._freed.clear()
+                    await self._freed.wait()
+        finally:
+            self._at_turn -= 1
 
     def _writable(self) -> None:
         while self._queue:
@@ -263,7 +257,6 @@ class Reporter:
                 break
             except (OSError, ValueError, KeyError, TypeError):
                 self._on_lost()
-        self._wake()
 
     def _handle(self, datagram: bytes, fds: list[int]) -> None:
         if self._answer is not None:
@@ -296,6 +289,7 @@ class Reporter:
         future, size = self._waiting.pop(number)
         self._unanswered.discard(number)
         self._unrecorded -= size
+        self._freed.set()
         if future.done():
             return
         if is_ok or not isinstance(answer, bytes):

@@ -43,7 +43,7 @@ _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 # No later accept can succeed.
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 Handler = Callable[[socket.socket, Peer], Awaitable[None]]
-Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`: what answers for a kind.
+Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
@@ -160,16 +160,14 @@ class Front:
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
     ) -> None:
         bounds, address = self._site.bounds, source[0]
-        if self._open[kind] >= getattr(bounds, kind):
-            self._site.hit(kind)
+        is_full = self._open[kind] >= getattr(bounds, kind)
+        if is_full or self._of_cell[address] >= bounds.connections_per_cell:
+            self._site.hit(kind if is_full else "connections_per_cell")
             reset(sock)
-        elif self._of_cell[address] >= bounds.connections_per_cell:
-            self._site.hit("connections_per_cell")
-            reset(sock)
-        else:
-            self._open[kind] += 1
-            self._of_cell[address] += 1
-            self._group.create_task(self._one(sock, source, kind, handler))
+            return
+        self._open[kind] += 1
+        self._of_cell[address] += 1
+        self._group.create_task(self._one(sock, source, kind, handler))
 
     async def _one(
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
@@ -214,9 +212,7 @@ class Front:
         loop = asyncio.get_running_loop()
         self._site.is_ending = True
         self._site.post_limits()
-        connections = [
-            task for task in self._connections if task is not None and task not in self._site.idle
-        ]
+        connections = [task for task in self._connections if task and task not in self._site.idle]
         for at in range(0, len(connections), CANCEL_BATCH):
             if loop.time() >= until:
                 break

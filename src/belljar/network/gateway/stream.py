@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import Counter
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -20,7 +21,7 @@ from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
 from belljar.network.gateway.context import StreamApp
-from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
+from belljar.network.gateway.pipe import Pipe, TcpPipe, is_cancelled, reset
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
@@ -122,19 +123,13 @@ async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
     """Record an unanswered connection's first bytes; send nothing."""
     start, pipe = time.monotonic(), TcpPipe(sock)
     received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
-    reason = "sink"
     try:
-        async with asyncio.timeout(site.bounds.sink_wait_s):
-            while received.total_bytes < site.bounds.kept_stream_bytes and (
-                data := await pipe.receive()
-            ):
-                received.feed(data)
-    except asyncio.CancelledError:
-        reason = f"sink; {RANGE_ENDED}"
-        raise
-    except (TimeoutError, OSError):
-        pass
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(site.bounds.sink_wait_s):
+                while not received.dropped_bytes and (data := await pipe.receive()):
+                    received.feed(data)
     finally:
+        reason = f"sink; {RANGE_ENDED}" if is_cancelled() else "sink"
         fields = stream_data(peer, "", "allowed", reason)
         fields |= {"bytes": received.total_bytes, "duration_ms": since_ms(start)}
         # Posted, as a cancelled task can't wait for the record.
@@ -224,17 +219,6 @@ class Proxy:
             half.close()
 
 
-class _Direction:
-    """One direction's bytes, and the room for pieces of them on record."""
-
-    def __init__(self, name: str, capture: Capture, room: int) -> None:
-        self.name, self.capture, self.room = name, capture, room
-        self.is_beyond = False
-        """A piece was not recorded whole: an event says so, and no further piece has one."""
-        self.not_kept_bytes = 0
-        """Of the pieces behind that one."""
-
-
 class _Relay:
     """One connection between two cells; `half`: to the target."""
 
@@ -242,9 +226,8 @@ class _Relay:
         self._site, self._client, self._half = site, client, half
         # The pieces hold the bytes: the last event counts them, with their digest.
         self._record = StreamRecord(peer, target, 0, between_cells=True)
-        room = site.bounds.kept_between_bytes
-        self._received = _Direction("received", self._record.received, room)
-        self._sent = _Direction("sent", self._record.sent, room)
+        self._room = dict.fromkeys(("received", "sent"), site.bounds.kept_between_bytes)
+        self._not_kept = Counter[str]()  # Bytes of the pieces that have no event.
         self._is_opened = False
 
     async def run(self) -> None:
@@ -252,8 +235,8 @@ class _Relay:
         reason = ""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(self._client, self._half, self._received))
-                group.create_task(self._pump(self._half, self._client, self._sent))
+                group.create_task(self._pump(self._client, self._half, "received"))
+                group.create_task(self._pump(self._half, self._client, "sent"))
         except asyncio.CancelledError:
             reason = RANGE_ENDED
             raise
@@ -264,15 +247,12 @@ class _Relay:
             reset(self._half.sock)
         finally:
             if self._is_opened:
-                not_kept = {
-                    f"{way.name}_not_kept_bytes": way.not_kept_bytes
-                    for way in (self._received, self._sent)
-                }
+                not_kept = {f"{way}_not_kept_bytes": self._not_kept[way] for way in self._room}
                 self._site.post(partial(self._record.closed, reason, **not_kept))
             if reason == "cut":
                 reset(self._client.sock)
 
-    async def _pump(self, source: TcpPipe, to: TcpPipe, way: _Direction) -> None:
+    async def _pump(self, source: TcpPipe, to: TcpPipe, way: str) -> None:
         while data := await source.receive():
             # At once: when the range ends, no byte is between a socket and an event
             if items := self._items_of(way, data):
@@ -281,18 +261,17 @@ class _Relay:
         with contextlib.suppress(OSError):
             to.sock.shutdown(socket.SHUT_WR)
 
-    def _items_of(self, way: _Direction, data: bytes) -> list[Item]:
+    def _items_of(self, way: str, data: bytes) -> list[Item]:
         """Return what is to be on record before these bytes go on."""
         items: list[Item] = []
-        way.capture.feed(data)
+        (self._record.received if way == "received" else self._record.sent).feed(data)
         if not self._is_opened:
             self._is_opened = True
-            items.append(self._record.item("opened", bytes=0, direction=way.name))
-        if way.is_beyond:
-            way.not_kept_bytes += len(data)
+            items.append(self._record.item("opened", bytes=0, direction=way))
+        if self._room[way] <= 0:
+            self._not_kept[way] += len(data)
             return items
-        body = body_of(way.name, data, way.room)
-        way.room -= len(body.content)
-        way.is_beyond = len(body.content) < len(data)
-        items.append(self._record.item("data", (body,), bytes=len(data), direction=way.name))
+        body = body_of(way, data, self._room[way])
+        self._room[way] -= len(data)
+        items.append(self._record.item("data", (body,), bytes=len(data), direction=way))
         return items

@@ -33,10 +33,8 @@ from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_ite
 from belljar.network.ipc import Item
 
 AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what for.
-AUTHORITY_AGE: Final = dt.timedelta(days=400)
-AUTHORITY_LIFE: Final = dt.timedelta(days=3650)
+# From a month before the range to a year after: below the 398 days beyond which clients refuse.
 LEAF_AGE: Final = dt.timedelta(days=30)
-# Below the 398 days beyond which clients refuse a certificate.
 LEAF_LIFE: Final = dt.timedelta(days=390)
 # HTTP/2 is not offered, and real clients fall back to this. One that asks for another protocol
 # (mail's) gets none.
@@ -70,8 +68,7 @@ class Authority:
         self._max_leaves = max_leaves
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
-        own = self._builder(AUTHORITY_NAME, self._key, AUTHORITY_AGE, AUTHORITY_LIFE, is_ca=True)
-        certificate = own.sign(self._key, hashes.SHA256())
+        certificate = self._builder(AUTHORITY_NAME, self._key).sign(self._key, hashes.SHA256())
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
         self._leaves: OrderedDict[str, ssl.SSLContext] = OrderedDict()
 
@@ -107,7 +104,7 @@ class Authority:
     def _leaf_pem(self, name: str) -> bytes:
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         leaf = (
-            self._builder(name, self._leaf_key, LEAF_AGE, LEAF_LIFE, is_ca=False)
+            self._builder(name, self._leaf_key)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(issuer, critical=False)
@@ -120,26 +117,19 @@ class Authority:
         )
         return key + leaf.public_bytes(serialization.Encoding.PEM) + self.certificate
 
-    def _builder(
-        self,
-        subject: str,
-        key: ec.EllipticCurvePrivateKey,
-        age: dt.timedelta,
-        life: dt.timedelta,
-        *,
-        is_ca: bool,
-    ) -> x509.CertificateBuilder:
-        public, constraints = key.public_key(), x509.BasicConstraints(is_ca, 0 if is_ca else None)
+    def _builder(self, subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        is_ca, public, age = key is self._key, key.public_key(), LEAF_AGE
         uses = dict.fromkeys(_NO_USES, False) | {"digital_signature": not is_ca}
         uses |= {"key_cert_sign": is_ca, "crl_sign": is_ca}
+        constraints = x509.BasicConstraints(is_ca, 0 if is_ca else None)
         return (
             x509.CertificateBuilder()
             .subject_name(_named(subject))
             .issuer_name(_named(AUTHORITY_NAME))
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(self._now - age)
-            .not_valid_after(self._now - age + life)
+            .not_valid_before(self._now - age * (1 + is_ca))
+            .not_valid_after(self._now - age + LEAF_LIFE * (1 + is_ca))
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(constraints, critical=True)
             .add_extension(x509.KeyUsage(**uses), critical=True)
@@ -190,41 +180,43 @@ class Terminator:
         secure = TlsPipe(pipe, self._context)
         hello = _ClientHello(self._site, peer, secure, self._authority)
         secure.engine.owner = hello  # type: ignore[attr-defined]
+        problem, has_alert = "", False
         try:
             async with asyncio.timeout(bounds.handshake_timeout_s):
                 await secure.handshake(hello.before_send, bounds.handshake_bytes)
+            version = secure.engine.version() or ""
+            # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't disable
+            # the cache: such a context serves no further connection.
+            if version != "TLSv1.3":
+                self._context = self._first_context()
+            if secure.engine.session_reused:
+                problem = "a resumed session"
+            elif not peer.labels >= _NEEDED_SECRETS[version]:
+                problem = "its secrets were not logged"
         except asyncio.CancelledError:
             hello.cut(RANGE_ENDED)
             raise
         except TimeoutError:
-            await hello.failed("the handshake took too long")
+            problem = "the handshake took too long"
         except ssl.SSLError as error:
-            await hello.failed(getattr(error, "reason", None) or str(error.args[-1]))
-            await secure.send_last()
+            problem, has_alert = getattr(error, "reason", None) or str(error.args[-1]), True
         except OSError:
-            await hello.failed("cut within the handshake")
-        else:
-            # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't disable
-            # the cache: such a context serves no further connection.
-            if secure.engine.session_reused:
-                await hello.failed("a resumed session")
-                return None
-            if secure.engine.version() != "TLSv1.3":
-                self._context = self._first_context()
-            if not peer.labels >= _NEEDED_SECRETS[secure.engine.version() or ""]:
-                await hello.failed("its secrets were not logged")
-                return None
-            # A client without TCP_NODELAY sends nothing more before this is acknowledged (RFC 896),
-            # which the kernel would put off for 40 ms.
-            with contextlib.suppress(OSError):
-                pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-            secure.take_handshake_bytes()  # the client's last: nobody reads them
-            return secure, hello.peer
+            problem = "cut within the handshake"
         finally:
             # In order, so on record before anything that is answered on the connection.
             if peer.secrets:
                 self._site.post(partial(connection_item, hello.peer))
-        return None
+        if problem:
+            await hello.failed(problem)
+            if has_alert:
+                await secure.send_last()
+            return None
+        # A client without TCP_NODELAY sends nothing more before this is acknowledged (RFC 896),
+        # which the kernel would put off for 40 ms.
+        with contextlib.suppress(OSError):
+            pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        secure.take_handshake_bytes()  # the client's last: nobody reads them
+        return secure, hello.peer
 
     def _first_context(self) -> ssl.SSLContext:
         """Without a certificate: the name is judged first."""

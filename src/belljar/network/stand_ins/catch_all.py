@@ -19,7 +19,6 @@ from belljar.network.stand_ins.web import (
     Request,
     json_answer,
     text_answer,
-    uuid_of,
 )
 from belljar.units import printable
 
@@ -56,12 +55,8 @@ def respond(request: Request) -> Answer:
             return Answer(status=204)
         # The same at each path, as of something that is there.
         place = f"{request.host}{request.raw_path}".encode()
-        found = {"id": uuid_of(hashlib.sha256(place).digest()[:16]), "status": "ok"}
+        found = {"id": hashlib.sha256(place).hexdigest()[:16], "status": "ok"}
         return json_answer(found, 201 if request.method == "POST" else 200)
-    name = html.escape(request.host.removeprefix("www.").partition(".")[0].title()) or "Welcome"
-    page = (
-        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{name}</title>'
-        f'</head>\n<body>\n<h1><a href="/">{name}</a></h1>\n<p>There is nothing here yet.</p>\n'
-        "</body>\n</html>\n"
-    )
+    name = html.escape(request.host.removeprefix("www.").partition(".")[0].title())
+    page = f"<!doctype html>\n<title>{name}</title>\n<h1>{name}</h1>\n<p>Nothing here yet.\n"
     return text_answer(page, media="text/html; charset=utf-8")

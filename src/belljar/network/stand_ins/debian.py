@@ -42,9 +42,10 @@ _IDENTITY: Final = {
     "Version": re.compile(r"[0-9][A-Za-z0-9.+:~-]*", re.ASCII),
     "Architecture": re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII),
 }
-_DEBIAN: Final = ("main", "contrib", "non-free", "non-free-firmware")
 # A source may name any: apt complains of one that the Release file lacks, so all are there, empty.
-_COMPONENTS: Final = (*_DEBIAN, "restricted", "universe", "multiverse")
+_COMPONENTS: Final = (
+    *("main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"),
+)
 _OURS: Final = {"filename", "size", "md5sum", "sha1", "sha256", "sha512", "status"}
 _SUITE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._~-]{0,62}", re.ASCII)
 _DAY_S: Final = 86_400
@@ -65,15 +66,11 @@ def read_control(file: StoredFile) -> Message:
             name, length = match[1].strip().rstrip(b"/"), int(match[2])
             packed = io.BytesIO(source.read(min(length + length % 2, MAX_CONTROL_BYTES)))
             if name.startswith(b"control.tar"):
-                if name.endswith(b".zst"):
-                    raise PackageError("it is packed by zstd; repack it by dpkg-deb -Zxz")
                 text = tar_member(packed, r"(?:\./)?control").decode("utf-8", "replace").strip()
                 control = HeaderParser().parsestr(text)
                 # A blank line would begin a second package in the index.
-                wrong = [
-                    key for key in _IDENTITY if not _IDENTITY[key].fullmatch(control[key] or "")
-                ]
-                if wrong or control.defects or re.search(r"^\s*$", text, re.MULTILINE):
+                right = (known.fullmatch(control[key] or "") for key, known in _IDENTITY.items())
+                if not all(right) or control.defects or re.search(r"^\s*$", text, re.MULTILINE):
                     raise PackageError("its control file is not one stanza with a valid identity")
                 return control
     raise PackageError("it has no control archive")
@@ -101,16 +98,10 @@ class _Debian(Registry):
 
     async def handle(self, request: Request) -> Answer:
         if request.method in {"PUT", "POST"}:
-            content = body_of("file-0", request.body, MAX_KEPT_BODY_BYTES)
-            data: dict[str, JsonValue] = {
-                "method": request.method,
-                "path": word(request.path),
-                "name": word(request.path.rpartition("/")[2]),
-                "size_bytes": content.total_bytes,
-                "sha256": content.sha256,
-                "refused": "",
-            }
-            await self.record(request, "publish", data, [content])
+            name, content = request.path.rpartition("/")[2], request.body
+            data: dict[str, JsonValue] = {"path": word(request.path), "name": word(name)}
+            kept = body_of("file-0", content, MAX_KEPT_BODY_BYTES)
+            await self.publish(request, {**data, "refused": ""}, kept)
             return text_answer("", 201)
         if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
@@ -158,12 +149,15 @@ class _Debian(Registry):
 
     def _release(self, suite: str) -> str:
         date = datetime.fromtimestamp(self._made_s, UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
-        lines = ["Origin: Debian", "Label: Debian", f"Suite: {suite}"]
-        lines += [f"Codename: {suite}", f"Date: {date}"]
-        lines += [f"Architectures: {' '.join(self._architectures)}"]
-        lines += [f"Components: {' '.join(_COMPONENTS)}", "SHA256:"]
-        for name, content in sorted(self._indexes.items()):
-            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
+        lines = [
+            f"Origin: Debian\nLabel: Debian\nSuite: {suite}\nCodename: {suite}\nDate: {date}",
+            f"Architectures: {' '.join(self._architectures)}",
+            f"Components: {' '.join(_COMPONENTS)}\nSHA256:",
+        ]
+        lines += (
+            f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}"
+            for name, content in sorted(self._indexes.items())
+        )
         return "\n".join(lines) + "\n"
 
 

@@ -18,19 +18,16 @@ MAX_FAULTS: Final = 50  # More of one file help no author.
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`path`: below the settings, or the root of `file`. `line` and `column` count from 1."""
+    """`path`: below the settings, or the root of `file`."""
 
     message: str
     path: FieldPath = ()
     file: str = ""
-    line: int = 0
-    column: int = 0
 
     def __str__(self) -> str:
-        """Return `file:line:column: field: message`, without the parts that are empty."""
-        place = ":".join(str(part) for part in (self.line, self.column) if part)
-        file = ":".join(part for part in (printable(self.file), place) if part)
-        return ": ".join(part for part in (file, field_name(self.path), self.message) if part)
+        """Return `file: field: message`, without the parts that are empty."""
+        parts = (printable(self.file), field_name(self.path), self.message)
+        return ": ".join(part for part in parts if part)
 
 
 Faults: TypeAlias = tuple[Fault, ...]
@@ -41,17 +38,16 @@ def read_file(directory: Path | None, name: object, max_bytes: int | None) -> by
 
     `max_bytes` None: it may have any size, and its first byte is enough.
     """
-    if not isinstance(name, str) or not name or "\0" in name or directory is None:
-        return Fault(f"{quoted(name)} is no file's name, or there is no directory of files")
-    relative = PurePosixPath(name)
-    if relative.is_absolute() or ".." in relative.parts:
+    relative = PurePosixPath(name if isinstance(name, str) else "")
+    if directory is None or relative.is_absolute() or ".." in relative.parts:
         return Fault(f"{quoted(name)} is not below the stand-in's directory")
+    most = 0 if max_bytes is None else max_bytes
     try:
-        data = read_regular(directory, str(relative), 1 if max_bytes is None else max_bytes + 1)
+        data = read_regular(directory, str(relative), most + 1)
     except (ValueError, OSError) as exc:  # a link that leads out is one
-        return Fault(f"can't be read: {getattr(exc, 'strerror', None) or exc}", file=name)
-    if max_bytes is not None and len(data) > max_bytes:
-        return Fault(f"larger than {format_size(max_bytes)}", file=name)
+        return Fault(f"can't be read: {getattr(exc, 'strerror', None) or exc}", file=str(relative))
+    if max_bytes is not None and len(data) > most:
+        return Fault(f"larger than {format_size(most)}", file=str(relative))
     return data
 
 

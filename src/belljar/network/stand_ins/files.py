@@ -50,30 +50,28 @@ class FilesError(PolicyError):
     """The directory can't be served."""
 
 
-def list_files(
-    directory: Path, *, hidden: bool = False, max_files: int = MAX_FILES, max_depth: int = MAX_DEPTH
-) -> tuple[StoredFile, ...]:
+def list_files(directory: Path) -> tuple[StoredFile, ...]:
     """Return regular files sorted by name, and no links. Raises `FilesError` beyond the bounds."""
-    found = list(islice(_walk(directory, "", max_depth, hidden=hidden), max_files + 1))
-    if len(found) > max_files:
-        what = f"more than {max_files} files"
+    found = list(islice(_walk(directory, ""), MAX_FILES + 1))
+    if len(found) > MAX_FILES:
+        what = f"more than {MAX_FILES} files"
         raise FilesError(what, where=str(directory), hint="serve fewer files")
     return tuple(sorted(found, key=lambda file: file.name))
 
 
-def _walk(directory: Path, prefix: str, max_depth: int, *, hidden: bool) -> Iterator[StoredFile]:
-    if prefix.count("/") > max_depth:
-        raise FilesError(f"more than {max_depth} directories deep", where=str(directory))
+def _walk(directory: Path, prefix: str) -> Iterator[StoredFile]:
+    if prefix.count("/") > MAX_DEPTH:
+        raise FilesError(f"more than {MAX_DEPTH} directories deep", where=str(directory))
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
-        if entry.name.startswith(".") and not hidden:
+        if entry.name.startswith("."):
             continue
         path = Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(path, f"{prefix}{entry.name}/", max_depth, hidden=hidden)
+            yield from _walk(path, f"{prefix}{entry.name}/")
         elif entry.is_file(follow_symlinks=False):
             yield stored_file(path, prefix + entry.name)
 

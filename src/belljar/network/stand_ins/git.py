@@ -34,7 +34,6 @@ from belljar.network.stand_ins.git_store import (
     GitObject,
     MissingObjectError,
     PackError,
-    Quota,
     Repository,
     find_repositories,
     read_pack,
@@ -54,10 +53,14 @@ from belljar.network.stand_ins.web import (
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
 # Held whole, so that it is on record before any of it is looked at.
 MAX_PUSH_BYTES: Final = 32 << 20
+# All repositories of a stand-in keep so much of pushes; beyond, a push is recorded and refused.
+MAX_PUSHED_BYTES: Final = 64 << 20
+_OBJECT_BYTES: Final = 200  # An empty one takes memory, too.
 MAX_COMMANDS: Final = 1000
 # Of a fetch: `git` sends some 16,000 haves at once, and a want for each reference.
 MAX_LINES: Final = 50_000
 _MAX_LISTED: Final = 50
+MAX_KEPT_FILES: Final = 1000
 # A side band's line has at most 65,520 bytes with its head.
 _BAND_BYTES: Final = 65_000
 # What git asks for by `--unshallow`.
@@ -79,10 +82,6 @@ _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 class BadRequestError(ValueError):
     """A body that is not what its service takes, or longer."""
 
-    def __init__(self, reason: str, status: int = 400) -> None:
-        super().__init__(reason)
-        self.status = status
-
 
 def make(context: StandInContext) -> App:
     """Return the application, of the bare repositories in `context.files`.
@@ -103,12 +102,11 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
     if not directory.is_dir():
         return (Fault("no such directory", file=str(directory)),)
-    repositories = [path for _, path in find_repositories(directory)]
-    if not repositories:
+    reasons = {path: why_not(path) for _, path in find_repositories(directory)}
+    if not reasons:
         what = "there is no bare repository in it; make one by git clone --bare"
         return (Fault(what, file=str(directory)),)
-    reasons = ((path, why_not(path)) for path in repositories)
-    return tuple(Fault(reason, file=str(path)) for path, reason in reasons if reason)
+    return tuple(Fault(reason, file=str(path)) for path, reason in reasons.items() if reason)
 
 
 @dataclass(kw_only=True)
@@ -123,12 +121,12 @@ class _Push:
 
 class _Git:
     def __init__(self, context: StandInContext) -> None:
-        self._context = context
+        self._context, self._kept_bytes = context, 0
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
-        quota, there = Quota(), find_repositories(self._context.files)
-        found = {n: Repository.opened(path, quota) for n, path in there if not why_not(path)}
+        there = find_repositories(self._context.files)
+        found = {name: Repository(path) for name, path in there if not why_not(path)}
         for name, repository in list(found.items()):
             bare = name.removesuffix(".git")
             found.setdefault(bare, repository)
@@ -153,7 +151,7 @@ class _Git:
         except BadRequestError as error:
             if service == "git-receive-pack":
                 await self._record(request, name, _Push(refused=str(error)))
-            return text_answer("Bad Request", error.status)
+            return text_answer("Bad Request", 400)
 
     async def _receive(self, request: Request, name: str, body: bytes) -> bytes:
         """Carry out a push, after it is on record. Returns the report for the client."""
@@ -170,8 +168,13 @@ class _Git:
             except PackError as error:
                 push.refused = str(error)
         await self._record(request, name, push)
-        if not push.refused and not repository.add(push.objects):
+        fresh = push.objects.keys() - repository.pushed
+        size = sum(len(push.objects[each].content) + _OBJECT_BYTES for each in fresh)
+        if not push.refused and self._kept_bytes + size > MAX_PUSHED_BYTES:
             push.refused = "the repository's quota is used up"
+        if not push.refused:
+            self._kept_bytes += size
+            repository.pushed |= push.objects
         lines = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
         for old, new, ref in push.commands:
             reason = "unpacker error" if push.refused else repository.update(ref, old, new)
@@ -194,27 +197,19 @@ class _Git:
             "updates": bounded(updates, 16 << 10),
             "update_count": len(push.commands),
             "commits": [commit.id.decode() for commit in commits[:_MAX_LISTED]],
-            "commit_count": len(commits),
-            "file_count": len(files),
             "object_count": len(push.objects),
             "refused": word(push.refused),
             **credentials(request.header("authorization")),
         }
         # The smallest files' contents are kept unpacked: keys and notes are small.
-        smallest, size = list[bytes](), 0
-        for content in sorted(files, key=len):
-            smallest.append(content)
-            size += len(content)
-            if size > MAX_KEPT_BODY_BYTES:
-                break
-        texts = [commit.content for commit in commits[:_MAX_LISTED]]
-        bodies = [
-            body_of("pack", push.pack, MAX_KEPT_BODY_BYTES),
-            body_of("commits", b"\n\n".join(texts), MAX_KEPT_BODY_BYTES),
-            body_of("files", b"\n".join(smallest), MAX_KEPT_BODY_BYTES),
-        ]
-        kept = [body for body in bodies if body.total_bytes]
-        await self._context.record("network.attempt", data, kept)
+        smallest = sorted(files, key=len)[:MAX_KEPT_FILES]
+        contents = {
+            "pack": push.pack,
+            "commits": b"\n\n".join(commit.content for commit in commits[:_MAX_LISTED]),
+            "files": b"\n".join(smallest),
+        }
+        bodies = (body_of(name, data, MAX_KEPT_BODY_BYTES) for name, data in contents.items())
+        await self._context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
 
 
 def _unpacked(request: Request, max_bytes: int) -> bytes:
@@ -229,7 +224,7 @@ def _unpacked(request: Request, max_bytes: int) -> bytes:
         if not inflater.eof and len(body) <= max_bytes:
             raise BadRequestError("a body that ends too early")
     if len(body) > max_bytes:
-        raise BadRequestError(f"more than {max_bytes} bytes", 413)
+        raise BadRequestError(f"more than {max_bytes} bytes")
     return body
 
 
@@ -320,7 +315,8 @@ class _Fetch:
                     await checkpoint()
             yield self._acknowledged(common)
             if self._is_done:
-                deeper = [older for edge in unshallow for older in repository.parents(edge)]
+                links = [link for edge in unshallow for link in repository.links(edge)]
+                deeper = [at for kind, at in links if kind == Commit.type_num]
                 async for piece in self._pack(common, [*self._wants, *deeper], border):
                     yield piece
         except MissingObjectError as error:

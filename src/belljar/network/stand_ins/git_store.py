@@ -12,7 +12,7 @@ import re
 import stat
 import weakref
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,10 +26,7 @@ from dulwich.refs import DiskRefsContainer, check_ref_format
 # An object costs some hundred bytes beside its content, so empty ones need a bound of their own.
 MAX_OBJECTS: Final = 50_000
 MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
-# All repositories of a stand-in keep so much of pushes; beyond, a push is recorded and refused.
-MAX_PUSHED_BYTES: Final = 64 << 20
 MAX_REFS: Final = 10_000
-MAX_DEPTH: Final = 4
 # A guest may push a tag of a tag of a tag without end.
 _MAX_NESTED_TAGS: Final = 10
 _TRAILER_BYTES: Final = 20  # The SHA-1 of all before it
@@ -64,44 +61,25 @@ class GitObject(NamedTuple):
         return hashlib.sha1(whole, usedforsecurity=False).hexdigest().encode()
 
 
-class Quota:
-    """Bytes that the repositories of a stand-in keep of pushes."""
-
-    kept_bytes = 0
-
-
 class Repository:
-    """One repository; `quota` is shared with the others of its stand-in."""
+    """A bare repository of an author, and what was pushed to it."""
 
-    def __init__(
-        self,
-        store: Any,  # noqa: ANN401 - either of dulwich's
-        refs: dict[bytes, bytes],
-        head: bytes,
-        quota: Quota,
-    ) -> None:
-        self._store, self._quota = store, quota
-        self._pushed: dict[bytes, GitObject] = {}
-        # Reference → id, without HEAD; pushes change it. `head`: the reference HEAD points to.
-        self.refs, self.head = refs, head
-
-    @classmethod
-    def opened(cls, path: Path, quota: Quota) -> Repository:
-        """Return the bare repository in a directory."""
+    def __init__(self, path: Path) -> None:
         container = DiskRefsContainer(str(path))
         names = sorted(name for name in container.allkeys() if name.startswith(b"refs/"))
-        refs = {bytes(name): container.follow(name)[1] for name in names}
+        found = ((bytes(name), container.follow(name)[1]) for name in names)
+        # Reference → id, without HEAD; pushes change it. `head`: the reference HEAD points to.
+        self.refs = {name: bytes(at) for name, at in found if at}
         content = (path / "HEAD").read_bytes()[:300].strip()
-        head = content.removeprefix(b"ref: ") if content.startswith(b"ref: ") else b""
-        store = DiskObjectStore(str(path / "objects"))
-        found = cls(store, {name: bytes(at) for name, at in refs.items() if at}, head, quota)
+        self.head = content.removeprefix(b"ref: ") if content.startswith(b"ref: ") else b""
+        self.pushed: dict[bytes, GitObject] = {}
+        self._store: Any = DiskObjectStore(str(path / "objects"))
         # An application is not notified of its end; its files are closed with it.
-        weakref.finalize(found, store.close)
-        return found
+        weakref.finalize(self, self._store.close)
 
     def get(self, identity: bytes) -> GitObject | None:
         """Return an object by its id."""
-        pushed = self._pushed.get(identity)
+        pushed = self.pushed.get(identity)
         if pushed is not None or ID.fullmatch(identity) is None:
             return pushed
         try:
@@ -113,7 +91,7 @@ class Repository:
     def __contains__(self, identity: bytes) -> bool:
         """Return whether there is such an object, without reading it."""
         is_id = ID.fullmatch(identity) is not None
-        return identity in self._pushed or (is_id and identity in self._store)
+        return identity in self.pushed or (is_id and identity in self._store)
 
     def must(self, identity: bytes) -> GitObject:
         """Raises `MissingObjectError`."""
@@ -121,16 +99,6 @@ class Repository:
         if found is None:
             raise MissingObjectError(identity)
         return found
-
-    def add(self, objects: Mapping[bytes, GitObject]) -> bool:
-        """Return False beyond `MAX_PUSHED_BYTES`; each object counts 200 bytes more."""
-        fresh = {name: thing for name, thing in objects.items() if name not in self._pushed}
-        size = sum(len(thing.content) + 200 for thing in fresh.values())
-        if self._quota.kept_bytes + size > MAX_PUSHED_BYTES:
-            return False
-        self._pushed.update(fresh)
-        self._quota.kept_bytes += size
-        return True
 
     def update(self, name: bytes, old: bytes, new: bytes) -> str:
         """Carry out one command of a push; return why it is refused, else ""."""
@@ -175,19 +143,12 @@ class Repository:
             return []
         raise MissingObjectError(identity)
 
-    def parents(self, identity: bytes) -> list[bytes]:
-        """Return a commit's parents; nothing of other objects."""
-        if self.must(identity).kind != Commit.type_num:
-            return []
-        return [at for kind, at in self.links(identity) if kind == Commit.type_num]
-
     def peel(self, identity: bytes) -> bytes:
         """Return the id that a tag leads to, through at most `_MAX_NESTED_TAGS`, else the id."""
         for _ in range(_MAX_NESTED_TAGS):
-            thing = self.get(identity)
-            if thing is None or thing.kind != Tag.type_num:
-                break
-            if (found := _TAG.match(thing.content)) is None:  # a guest's, and none
+            thing = self.get(identity) or GitObject(0, b"")
+            found = _TAG.match(thing.content)  # A guest's may be none.
+            if thing.kind != Tag.type_num or found is None:
                 break
             identity = found[1]
         return identity
@@ -225,7 +186,7 @@ class Repository:
                 if identity in found:
                     continue
                 found.add(identity)
-                older = self.parents(identity)
+                older = [at for kind, at in self.links(identity) if kind == Commit.type_num]
                 if depth == max_depth and older:
                     border.add(identity)
                 following += older
@@ -270,7 +231,12 @@ def read_pack(
             base = objects.get(key) or lookup(key) if key else offsets.get(place - at)
             if base is None:
                 raise PackError("a delta builds on an object that isn't there")
-            kind, room, content = base.kind, *_patched(base.content, content, room)
+            # dulwich takes the memory that a delta says it needs.
+            room = _left(room, _value(_number(content, len(_number(content, 0)))))
+            try:
+                kind, content = base.kind, b"".join(apply_delta(base.content, content))
+            except (ApplyDeltaError, ValueError) as error:
+                raise PackError(f"a delta can't be carried out: {error}") from None
         elif kind not in {Commit.type_num, Tree.type_num, Blob.type_num, Tag.type_num}:
             raise PackError(f"an object of the unknown type {kind}")
         offsets[place] = thing = GitObject(kind, content)
@@ -281,16 +247,6 @@ def read_pack(
         yield
     if place != end:
         raise PackError("the pack goes on behind its last object")
-
-
-def _patched(base: bytes, delta: bytes, room: int) -> tuple[int, bytes]:
-    """Return the room that is left, and what a delta makes."""
-    # dulwich takes the memory that a delta says it needs.
-    room = _left(room, _value(_number(delta, len(_number(delta, 0)))))
-    try:
-        return room, b"".join(apply_delta(base, delta))
-    except (ApplyDeltaError, ValueError) as error:
-        raise PackError(f"a delta can't be carried out: {error}") from None
 
 
 def _left(room: int, size: int) -> int:
@@ -311,20 +267,13 @@ def _value(raw: bytes) -> int:
     return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw))
 
 
-def find_repositories(
-    directory: Path, prefix: str = "", depth: int = 0
-) -> Iterator[tuple[str, Path]]:
-    """Give name and path of each bare repository; links are not followed."""
-    if depth > MAX_DEPTH or not directory.is_dir():
-        return
-    for path in sorted(directory.iterdir()):
-        if path.is_symlink() or not path.is_dir() or path.name.startswith("."):
-            continue
+def find_repositories(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Give name and path of each bare repository, at most two levels deep; no link is followed."""
+    for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
-        if is_bare and (path / "HEAD").is_file():
-            yield prefix + path.name, path
-        else:
-            yield from find_repositories(path, f"{prefix}{path.name}/", depth + 1)
+        is_link = path.is_symlink() or path.parent.is_symlink()
+        if is_bare and not is_link and (path / "HEAD").is_file():
+            yield str(path.relative_to(directory)), path
 
 
 def why_not(path: Path) -> str:
@@ -334,7 +283,7 @@ def why_not(path: Path) -> str:
     if (path / "objects/info/alternates").exists():
         return "it borrows objects (objects/info/alternates): git repack -a, and remove the file"
     try:
-        repository = Repository.opened(path, Quota())
+        repository = Repository(path)
         broken = next((name for name, at in repository.refs.items() if not repository.get(at)), b"")
     except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
         return f"it can't be read: {error}"

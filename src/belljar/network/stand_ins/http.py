@@ -1,7 +1,7 @@
 """The stand-in `http`: an author's routes with templates and files; and a decoy's admin page.
 
-The first route that fits a request answers; then static files; then 404. Nothing of a request is
-kept: what remembers its visitors, or decides what it answers, is a stand-in of kind `python`.
+The first route that fits a request answers; then 404. Nothing of a request is kept: what remembers
+its visitors, or decides what it answers, is a stand-in of kind `python`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
-from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined, meta, nodes
+from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
-from belljar.network.stand_ins.files import StoredFile, file_answer, list_files, stored_file
+from belljar.network.stand_ins.files import file_answer, stored_file
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -32,13 +32,10 @@ from belljar.network.stand_ins.web import (
     json_answer,
     plain_error,
     text_answer,
-    uuid_of,
 )
-from belljar.policy.files import MAX_DEPTH
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import iso_time, kind_of, listed, nearest, quoted
 
-MAX_STATIC_FILES: Final = 20_000
 # Routes are tried one after the other for each request.
 MAX_ROUTES: Final = 1000
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -60,8 +57,6 @@ Fields: TypeAlias = Mapping[str, Any]
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 # A guest's body of a MiB may stand in a page several times.
 MAX_RENDERED_CHARS: Final = 4 << 20
-MAX_FACTOR: Final = 1 << 53  # Whole numbers that JSON keeps exactly.
-MAX_EXPONENT: Final = 64
 ROOTS: Final = frozenset(
     {"path", "query", "header", "cookie", "form", "json", "body", "method", "host", "url"}
     | {"now", "random"}
@@ -71,7 +66,7 @@ ROOTS: Final = frozenset(
 _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError)
 
 
-class RenderError(Exception):
+class RenderError(ValueError):
     """A template can't be rendered, or to more than an answer may hold."""
 
 
@@ -96,7 +91,6 @@ class _Nothing(ChainableUndefined):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    # `text * 1000000000` would be made before anybody looks at its size.
     intercepted_binops = frozenset({"*", "**"})
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - Jinja's signature
@@ -105,11 +99,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         return obj[attribute] if is_field else super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        """Multiply numbers, within reason."""
-        bound = MAX_FACTOR if operator == "*" else MAX_EXPONENT
-        for each in (left, right):
-            if not isinstance(each, int | float) or abs(each) > bound:
-                raise SecurityError(f"`{operator}` is for numbers, at most {bound}")
+        """Multiply numbers: a text by a number would be made before anybody looks at its size."""
+        if operator == "**" or not all(isinstance(each, int | float) for each in (left, right)):
+            raise SecurityError("only numbers are multiplied")
         return super().call_binop(context, operator, left, right)
 
 
@@ -145,8 +137,6 @@ def problem_of(text: str) -> str:
     filters = {each.name for each in tree.find_all(nodes.Filter)}
     if wrong := filters - _PLAIN.filters.keys():
         return f"there is no filter `{min(wrong)}`"
-    if any(True for _ in meta.find_referenced_templates(tree)):
-        return "a template can't include another one"
     return ""
 
 
@@ -159,11 +149,6 @@ class Chance:
     def hex(self, count: int) -> str:
         """Return so many bytes, at most 256, as hexadecimal digits."""
         return self._random(max(1, min(int(count), 256))).hex()
-
-    @property
-    def uuid(self) -> str:
-        """Return a UUID."""
-        return uuid_of(self._random(16))
 
 
 class Templates:
@@ -218,25 +203,16 @@ def _faults(site: Fields, directory: Path | None) -> Iterator[Fault]:
         yield Fault(f"{MAX_ROUTES} routes are allowed, these are {len(routes)}", ("routes",))
     for index, route in enumerate(routes[:MAX_ROUTES]):
         yield from _of_route(route, ("routes", index), directory)
-    for prefix, folder in site.get("static", {}).items():
-        is_below = isinstance(folder, str) and ".." not in Path(folder).parts
-        if not is_below or Path(folder).is_absolute() or not str(prefix).startswith("/"):
-            what = "a path that begins with `/`, and a directory among the stand-in's files"
-            yield Fault(what, ("static", prefix))
-        elif directory is None or not (directory / folder).is_dir():
-            what = f"{quoted(folder)} is no directory among the stand-in's files"
-            yield Fault(what, ("static", prefix))
 
 
 def _of_route(route: object, path: FieldPath, directory: Path | None) -> Iterator[Fault]:
     if not isinstance(route, dict) or not isinstance(route.get("headers", {}), dict):
         yield Fault(f"a mapping is needed, but this is {kind_of(route)}", path)
         return
-    for name in route:
-        if name not in _FIELDS:
-            near = nearest(name, _FIELDS)
-            hint = f"did you mean `{near}`?" if near else f"the fields are {listed(_FIELDS)}"
-            yield Fault(f"there is no such field; {hint}", (*path, name))
+    for name in route.keys() - set(_FIELDS):
+        near = nearest(name, _FIELDS)
+        hint = f"did you mean `{near}`?" if near else f"the fields are {listed(_FIELDS)}"
+        yield Fault(f"there is no such field; {hint}", (*path, name))
     try:
         pattern_of(str(route.get("path", "")))
     except ValueError as error:
@@ -350,11 +326,6 @@ class _Http:
         site: Any = context.settings
         self._context, self._templates = context, Templates()
         self._routes = [_Route(fields, context.files) for fields in site.get("routes", [])]
-        self._static: list[tuple[str, Mapping[str, StoredFile]]] = []
-        for prefix, folder in site.get("static", {}).items():
-            bounds = {"max_files": MAX_STATIC_FILES, "max_depth": MAX_DEPTH}
-            files = list_files(context.files / folder, hidden=True, **bounds)
-            self._static.append((f"{prefix.rstrip('/')}/", {file.name: file for file in files}))
         names = {str(one.answer["file"]) for one in self._routes if "file" in one.answer}
         self._files = {name: stored_file(context.files / name, name) for name in names}
 
@@ -382,9 +353,9 @@ class _Http:
             if parameters is not None:
                 try:
                     return self._answer(route.answer, {**self._view(request), "path": parameters})
-                except (RenderError, TypeError, ValueError, RecursionError):  # also: no JSON value
+                except (TypeError, ValueError, RecursionError):  # also: no JSON value
                     return plain_error(500)
-        return self._fallback(request)
+        return plain_error(404)
 
     def _answer(self, fields: Fields, view: Fields) -> Answer:
         render = self._templates.render
@@ -415,19 +386,6 @@ class _Http:
         text = render(body, view, is_markup=is_markup)
         return text_answer(text, status, pairs, media=media)
 
-    def _fallback(self, request: Request) -> Answer:
-        is_read = request.method in ("GET", "HEAD")
-        for prefix, files in self._static if is_read else ():
-            if request.path.startswith(prefix):
-                name = request.path.removeprefix(prefix)
-                if not name or name.endswith("/"):
-                    name += "index.html"
-                elif f"{name}/index.html" in files:
-                    return plain_error(301, (("location", f"{request.raw_path}/"),))
-                if (file := files.get(name)) is not None:
-                    return file_answer(file)
-        return plain_error(404)
-
 
 # ---- the admin page of a decoy: a form, a session, customers as a table and as CSV
 
@@ -449,8 +407,7 @@ _LINKS: Final = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign o
 
 
 class _AdminPage:
-    """`settings`: `login`, with user and password; `rows`, each a customer's fields by name; `csv`:
-    the same as text."""
+    """`settings`: `login`, with user and password; `rows`, of customers; `csv`: as text."""
 
     def __init__(self, context: StandInContext) -> None:
         self._settings: Any = context.settings

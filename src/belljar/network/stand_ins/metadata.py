@@ -2,7 +2,7 @@
 
 Its identity and credentials belong to no one. Every value comes from the range's randomness, so
 credentials found elsewhere name the range they were taken from. Handing credentials out is on
-record as an attempt before they leave. `data` replaces or adds paths; `credentials` are a decoy's.
+record as an attempt before they leave. `credentials` are a decoy's.
 
 Source: "Use the Instance Metadata Service", Amazon EC2 user guide.
 """
@@ -15,11 +15,9 @@ import hmac
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.web import (
     Answer,
     App,
@@ -43,12 +41,6 @@ _VERSIONS: Final = ("1.0", "2020-10-27", "latest")
 _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
-def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
-    """Return what the policy's model of the fields leaves open. The kind has no files."""
-    wrong = [path for path in settings.get("data", {}) if not path.startswith("/")]
-    return tuple(Fault("a path begins with `/`", ("data", path)) for path in wrong)
-
-
 def make(context: StandInContext) -> App:
     """Return the application."""
     return http_app(_Metadata(context).handle)
@@ -60,7 +52,7 @@ class _Metadata:
     def __init__(self, context: StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         random = context.random
-        self._context, self._data = context, settings.get("data", {})
+        self._context = context
         self._needs_token = settings.get("tokens") == "required"
         self._tokens: OrderedDict[str, float] = OrderedDict()
         octets = random(3)
@@ -117,8 +109,6 @@ class _Metadata:
 
     def _find(self, path: str) -> str | None:
         """A value's text, or the names below."""
-        if path in self._data:
-            return str(self._data[path])
         parts = [part for part in path.split("/") if part]
         if not parts:
             return "\n".join(_VERSIONS)
@@ -150,15 +140,6 @@ class _Metadata:
             "Expiration": iso_time(issued_s + 6 * 3600),
         }
         host = f"ip-{address.replace('.', '-')}.{_REGION}.compute.internal"
-        document = {
-            "accountId": self._account,
-            "availabilityZone": zone,
-            "imageId": f"ami-0{self._image}",
-            "instanceId": self._instance,
-            "instanceType": "t3.medium",
-            "privateIp": address,
-            "region": _REGION,
-        }
         data = {
             "ami-id": f"ami-0{self._image}",
             "hostname": host,
@@ -174,5 +155,4 @@ class _Metadata:
             "placement": {"availability-zone": zone, "region": _REGION},
             "security-groups": "default",
         }
-        identity = {"instance-identity": {"document": json.dumps(document, indent=2)}}
-        return {"dynamic": identity, "meta-data": data}
+        return {"meta-data": data}

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import base64
 import codecs
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
@@ -34,7 +32,6 @@ from belljar.network.stand_ins.registry import (
 from belljar.network.stand_ins.web import (
     Answer,
     Request,
-    bounded,
     json_answer,
     parse_json,
     word,
@@ -47,20 +44,17 @@ _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
 _VERSION: Final = re.compile(
     r"\d{1,16}\.\d{1,16}\.\d{1,16}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
-# A publish names one version and one tarball; the rest of a hostile document is in its body.
-_MAX_LISTED: Final = 20
 # Of a document: a value takes up to 300 bytes of the gateway's memory.
 _MAX_COMMAS: Final = 1 << 20
 _NOT_FOUND: Final = json_answer({"error": "Not found"}, 404)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """One version: its file and its `package.json`."""
+class Package(NamedTuple):
+    """One version: its file and its `package.json`; `name`: with its scope."""
 
     file: StoredFile
     manifest: Mapping[str, Any]
-    name: str  # With its scope
+    name: str
     version: str
 
     @property
@@ -68,11 +62,11 @@ class Package:
         """The file name that registries give it."""
         return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
 
-
-def _order(version: str) -> tuple[object, ...]:
-    """Return a sort key: by the release, a pre-release before it. Clients sort those themselves."""
-    release, _, pre_release = version.partition("+")[0].partition("-")
-    return tuple(map(int, release.split("."))), not pre_release, version
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Its place among versions: a pre-release first, then by the release."""
+        release, _, pre_release = self.version.partition("+")[0].partition("-")
+        return not pre_release, tuple(map(int, release.split("."))), self.version
 
 
 def read_package(file: StoredFile) -> Package:
@@ -92,7 +86,7 @@ def read_package(file: StoredFile) -> Package:
         raise PackageError("its package.json has no name that a registry takes")
     if _VERSION.fullmatch(version) is None:
         raise PackageError("its package.json has no semantic version")
-    return Package(file=file, manifest=known, name=name, version=version)
+    return Package(file, known, name, version)
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -109,22 +103,17 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-def _some(value: object) -> list[tuple[str, Any]]:
-    return list(value.items())[:_MAX_LISTED] if isinstance(value, dict) else []
-
-
 class _Npm(Registry):
     name, algorithms = "npm", ("sha1", "sha512")
 
     @cached_property
     def _packages(self) -> Mapping[str, Mapping[str, Package]]:
-        """Name → version → package, the oldest version first. Other files are left out."""
-        packages: list[Package] = []
+        """Name → version → package, in their order. Other files are left out."""
+        packages, found = list[Package](), dict[str, dict[str, Package]]()
         for file in self.files:
             with suppress(PackageError):
                 packages.append(read_package(file))
-        found: dict[str, dict[str, Package]] = {}
-        for package in sorted(packages, key=lambda one: _order(one.version)):
+        for package in sorted(packages, key=lambda one: one.order):
             found.setdefault(package.name, {}).setdefault(package.version, package)
         return found
 
@@ -142,14 +131,11 @@ class _Npm(Registry):
                 "tarball": f"{base_url}/{name}/-/{package.tarball}",
             }
             versions[version] = {**package.manifest, "_id": f"{name}@{version}", "dist": dist}
-        # The newest that is no pre-release, if any.
-        stable = [version for version in packages if "-" not in version.partition("+")[0]]
-        latest = (stable or list(packages))[-1]
         times = {version: iso_time(package.file.mtime_s) for version, package in packages.items()}
         document = {
             "_id": name,
             "name": name,
-            "dist-tags": {"latest": latest},
+            "dist-tags": {"latest": list(packages)[-1]},
             "versions": versions,
             "time": {"created": min(times.values()), "modified": max(times.values()), **times},
         }
@@ -165,10 +151,10 @@ class _Npm(Registry):
             return await self._publish(request, parts[0])
         # Tags, unpublishing, logins. A login's document has a password, which is never kept, and a
         # logout's path the token that it ends.
-        sent = b"" if parts[:2] == ["-", "user"] else request.body
-        path = re.sub(r"(/-/user/token/).+", r"\1…", request.path, flags=re.DOTALL)
+        is_login = parts[:2] == ["-", "user"]
+        path = "/-/user" if is_login else request.path
         data = {"method": request.method, "path": word(path), "refused": "not found"}
-        data["name"] = word("/".join(_parts(path)))
+        sent = b"" if is_login else request.body
         bodies = [body_of("request", sent, MAX_KEPT_BODY_BYTES)] if sent else []
         await self.record(request, "change", data, bodies)
         return _NOT_FOUND
@@ -186,40 +172,28 @@ class _Npm(Registry):
         return _NOT_FOUND
 
     async def _publish(self, request: Request, name: str) -> Answer:
-        """Record a package's document: as `publish` with a package, else as `change`."""
+        """Record a package's document: as `publish`, or as `change` where it has no package."""
         document: Any = None
         with suppress(ValueError):
             document = parse_json(request.body, max_commas=_MAX_COMMAS)
         document = document if isinstance(document, dict) else {}
-        versions, attachments = document.get("versions"), _some(document.get("_attachments"))
-        names: list[JsonValue] = bounded(word(each) for each, _ in _some(versions))
-        data: dict[str, JsonValue] = {
-            "method": request.method,
-            "name": word(name),
-            "versions": names,
-            "refused": "" if document else "not a JSON object",
-        }
-        bodies = []
-        for number, (_, attachment) in enumerate(attachments[:4]):
-            packed = attachment.get("data") if isinstance(attachment, dict) else ""
-            content = str(packed).encode("utf-8", "replace")
-            with suppress(ValueError):
-                content = base64.b64decode(content)
-            bodies.append(body_of(f"file-{number}", content, MAX_KEPT_BODY_BYTES))
-        if bodies:
-            data |= {
-                "version": next(iter(names), ""),
-                "filename": word(attachments[0][0]),
-                "size_bytes": bodies[0].total_bytes,
-                "sha256": bodies[0].sha256,
-            }
-            manifest = json.dumps(versions)[:MAX_KEPT_BODY_BYTES].encode()
-            bodies.append(body_of("versions", manifest, MAX_KEPT_BODY_BYTES))
-        what = "change" if document and not attachments else "publish"
-        whole = [body_of("document", request.body, MAX_KEPT_BODY_BYTES)]
-        await self.record(request, what, data, bodies or whole)
-        if not document:
-            return json_answer({"error": "not a document"}, 400)
+        refused = "" if document else "not a JSON object"
+        version, filename, packed = "", "", ""
+        with suppress(LookupError, TypeError, AttributeError, StopIteration):
+            filename, attachment = next(iter(document["_attachments"].items()))
+            packed, version = attachment["data"], next(iter(document["versions"]))
+        data: dict[str, JsonValue] = {"name": word(name), "refused": refused}
+        data |= {"version": word(str(version)), "filename": word(str(filename))}
+        content = request.body
+        with suppress(ValueError, TypeError):
+            content = base64.b64decode(packed) or content
+        kept = body_of("file-0", content, MAX_KEPT_BODY_BYTES)
+        if document and not filename:
+            await self.record(request, "change", data, [kept])
+        else:
+            await self.publish(request, data, kept)
+        if refused:
+            return json_answer({"error": refused}, 400)
         return json_answer({"ok": True, "success": True}, 201)
 
 

@@ -6,7 +6,6 @@ Protocol 3: https://www.postgresql.org/docs/15/protocol-message-formats.html
 from __future__ import annotations
 
 import hmac
-import itertools
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -19,33 +18,22 @@ MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
 # A longer query is cut off: what came of it is on record, and the connection ends.
 MAX_MESSAGE_BYTES: Final = 64 << 10
 PROTOCOL: Final = 3 << 16  # 3.0: the upper half is the major version
-# Versions that no protocol has: 1234.5678, and the next two.
-CANCEL_REQUEST: Final = 80_877_102
+# Versions that no protocol has: 1234.5679 and the next one.
 ENCRYPTION_REQUESTS: Final = (80_877_103, 80_877_104)  # TLS and GSSAPI.
 # Sent to each client that logs in; drivers decide by them how to quote and decode.
 _PARAMETERS: Final = {
-    "application_name": "",
     "client_encoding": "UTF8",
     "DateStyle": "ISO, MDY",
     "integer_datetimes": "on",
-    "IntervalStyle": "postgres",
-    "is_superuser": "off",
     "server_encoding": "UTF8",
     "server_version": "15.10 (Debian 15.10-0+deb12u1)",
     "standard_conforming_strings": "on",
     "TimeZone": "Etc/UTC",
 }
 _NAMES: Final = {
-    "Q": "query",
-    "P": "parse",
-    "B": "bind",
-    "D": "describe",
-    "E": "execute",
-    "C": "close",
-    "S": "sync",
-    "H": "flush",
-    "X": "terminate",
-}
+    "Q": "query", "P": "parse", "B": "bind", "D": "describe", "E": "execute", "C": "close",
+    "S": "sync", "H": "flush", "X": "terminate",
+}  # fmt: skip
 
 
 def message(kind: str, body: bytes = b"") -> bytes:
@@ -70,13 +58,13 @@ _REFUSED: Final = error("42501", "permission denied for schema public")
 
 
 class PostgresSession:
-    """One connection. `settings`: user, password and database of the login."""
+    """One connection. `settings`: user, password and database of the login; `key`: to cancel by."""
 
-    def __init__(self, settings: Mapping[str, Any], process_id: int, secret: int) -> None:
+    def __init__(self, settings: Mapping[str, Any], key: bytes) -> None:
         self._user, self._password, self._database = (
             str(settings[name]) for name in ("user", "password", "database")
         )
-        self._key = struct.pack("!iI", process_id, secret)
+        self._key = key
         self._buffer = bytearray()
         self._presented_user: str | None = None  # None before the startup message.
         self._presented_database = ""
@@ -129,8 +117,6 @@ class PostgresSession:
         (code,) = struct.unpack_from("!I", raw, 4)
         if code in ENCRYPTION_REQUESTS:
             return ServiceStep("encryption", raw, b"N")
-        if code == CANCEL_REQUEST:
-            return ServiceStep("cancel", raw, close=True)
         if code >> 16 != PROTOCOL >> 16:
             what = f"unsupported frontend protocol {code >> 16}.{code & 0xFFFF}"
             return self._fatal("startup", raw, "0A000", what)
@@ -161,9 +147,9 @@ class PostgresSession:
             what = f'database "{self._presented_database}" does not exist'
             return self._fatal("password", raw, "3D000", what, presented)
         self._is_inside = True
-        parameters = (*_PARAMETERS.items(), ("session_authorization", user))
         reply = message("R", struct.pack("!i", 0))
-        reply += b"".join(message("S", text(name) + text(value)) for name, value in parameters)
+        told = (message("S", text(name) + text(value)) for name, value in _PARAMETERS.items())
+        reply += b"".join(told)
         return ServiceStep("password", raw, reply + message("K", self._key) + _READY, presented)
 
     def _refuse(self, kind: str, raw: bytes) -> ServiceStep:
@@ -183,10 +169,6 @@ class PostgresSession:
 
 def make(context: StandInContext) -> StreamApp:
     """Return a stream stand-in. A connection holds one message of 64 KiB."""
-    process_ids = itertools.count(1200 + context.random(1)[0])
-
-    def start() -> PostgresSession:
-        secret = int.from_bytes(context.random(4), "big")
-        return PostgresSession(context.settings, next(process_ids) % (1 << 22), secret)
-
-    return stream_app(context, "postgres", start)
+    return stream_app(
+        context, "postgres", lambda: PostgresSession(context.settings, b"\0\0" + context.random(6))
+    )

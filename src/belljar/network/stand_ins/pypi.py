@@ -31,8 +31,8 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from belljar.capture import Capture
-from belljar.events import JsonValue
+from belljar.capture import Capture, body_of
+from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
@@ -66,10 +66,7 @@ def page(title: str, lines: Iterable[str]) -> str:
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n"
 
 
-# ---- uploads
-
 MAX_PARTS: Final = 2000
-MAX_FILES: Final = 7  # Of one event, with room for another body.
 # Without a bound, each of 2,000 parts would search the whole body for its headers' end.
 MAX_HEADER_BYTES: Final = 16 << 10
 MAX_FIELD_BYTES: Final = 64 << 10  # Of one field; the rest is cut.
@@ -81,10 +78,11 @@ _PARAMETER: Final = re.compile(
 
 @dataclass(kw_only=True)
 class Form:
-    """A form, as far as it could be read. `wrong`: why it can't be taken."""
+    """A form with its first file, as far as it could be read. `wrong`: why it can't be taken."""
 
     fields: dict[str, str] = field(default_factory=dict)
-    files: list[tuple[str, Capture]] = field(default_factory=list)  # File name, content
+    filename: str = ""
+    content: Body = field(default_factory=lambda: body_of("file-0", b"", 0))
     wrong: str = ""
 
 
@@ -97,18 +95,15 @@ def read_form(content_type: str, body: bytes) -> Form:
             boundary = re.escape((head.get_boundary() or "").encode("utf-8", "surrogateescape"))
     if not boundary:
         return Form(wrong="the content type is not multipart/form-data with a boundary")
-    marks = list(
-        islice(re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--|\r\n)", body), MAX_PARTS + 1)
-    )
-    if len(marks) > MAX_PARTS:
-        form.wrong = f"more than {MAX_PARTS} parts"
-    elif not any(mark[1] == b"--" for mark in marks):
-        form.wrong = "the form ends too early"
-    for mark, following in pairwise([*marks, None]):
-        if mark is None or mark[1] == b"--":
+    found = re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--|\r\n)", body)
+    marks = list(islice(found, MAX_PARTS))
+    if not any(mark[1] == b"--" for mark in marks):
+        form.wrong = f"the form ends too early, or has more than {MAX_PARTS} parts"
+    for mark, following in pairwise(marks):
+        if mark[1] == b"--":
             break
         # The line's end before the first field may be the mark's own.
-        begin, end = mark.end() - 2, following.start() if following else len(body)
+        begin, end = mark.end() - 2, following.start()
         head_end = body.find(b"\r\n\r\n", begin, min(end + 4, begin + MAX_HEADER_BYTES))
         if head_end < 0:
             form.wrong = form.wrong or "a part has no headers that end"
@@ -121,13 +116,11 @@ def read_form(content_type: str, body: bytes) -> Form:
         if b"filename" not in named:
             value = bytes(content[:MAX_FIELD_BYTES]).decode("utf-8", "replace")
             form.fields.setdefault(named.get(b"name", ""), value)
-        elif len(form.files) == MAX_FILES:
-            form.wrong = f"more than {MAX_FILES} files"
-            break
-        else:
-            capture = Capture(max_kept_bytes=MAX_KEPT_BODY_BYTES)
+        elif not form.filename:
+            form.filename = named[b"filename"]
+            capture = Capture("file-0", max_kept_bytes=MAX_KEPT_BODY_BYTES)
             capture.feed(content)
-            form.files.append((named[b"filename"], capture))
+            form.content = capture.body()
     return form
 
 
@@ -187,20 +180,14 @@ class _Pypi(Registry):
         missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
         if not form.wrong and missing:
             form.wrong = f"the form has no {missing}"
-        fields = {name: word(form.fields.get(name, "")) for name in ("name", "version")}
-        filename, content = form.files[0] if form.files else ("", Capture())
         data: dict[str, JsonValue] = {
-            **fields,
-            "action": word(form.fields.get(":action", "")),
-            "refused": word(form.wrong),
-            "filename": word(filename),
-            "size_bytes": content.total_bytes,
-            "sha256": content.sha256,
+            "name": word(form.fields.get("name", "")),
+            "version": word(form.fields.get("version", "")),
+            "refused": form.wrong,
+            "filename": word(form.filename),
         }
-        bodies = [each.body(f"file-{number}") for number, (_, each) in enumerate(form.files)]
-        await self.record(request, "publish", data, bodies)
-        wrong = word(form.wrong)
-        return text_answer(f"400 {wrong}", 400) if wrong else text_answer("")
+        await self.publish(request, data, form.content)
+        return text_answer(f"400 {form.wrong}", 400) if form.wrong else text_answer("")
 
 
 make = _Pypi.app

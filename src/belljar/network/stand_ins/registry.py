@@ -70,6 +70,11 @@ class Registry:
             self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
         return self._digests[file.name]
 
+    async def publish(self, request: Request, data: dict[str, JsonValue], content: Body) -> None:
+        """Put an upload on record, and the file in it."""
+        size: dict[str, JsonValue] = {"size_bytes": content.total_bytes, "sha256": content.sha256}
+        await self.record(request, "publish", {**data, **size}, [content])
+
     async def record(
         self, request: Request, what: str, data: Mapping[str, JsonValue], bodies: Sequence[Body]
     ) -> None:
@@ -102,15 +107,13 @@ def check_packages(directory: Path, what: str, read: Callable[[StoredFile], obje
 
     `read` raises `ValueError` or `OSError` for a wrong file.
     """
-    if not directory.is_dir():
-        return (Fault("no such directory", file=str(directory)),)
+    found, where = list[Fault](), str(directory)
     try:
         files = list_files(directory)
     except (FilesError, OSError) as error:
-        return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
+        return (Fault(getattr(error, "what", str(error)), file=where),)
     if not files:
-        return (Fault(f"empty; put {what} into it", file=str(directory)),)
-    found = []
+        return (Fault(f"empty, or no directory; put {what} into it", file=where),)
     for file in files:
         try:
             read(file)

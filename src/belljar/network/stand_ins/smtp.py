@@ -13,7 +13,6 @@ import base64
 import binascii
 import hashlib
 import re
-from dataclasses import dataclass, field
 from typing import Final
 
 from belljar.capture import Capture
@@ -33,18 +32,19 @@ _PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6"
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
 _WRONG: Final = b"503 5.5.1 Error: bad sequence of commands, or syntax\r\n"
+_OFFERS: Final = (
+    b"250-PIPELINING\r\n250-SIZE %d\r\n250-AUTH PLAIN LOGIN\r\n250-8BITMIME\r\n"
+    b"250-ENHANCEDSTATUSCODES\r\n250 SMTPUTF8\r\n" % MAX_MESSAGE_BYTES
+)
 _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
-@dataclass(kw_only=True)
 class _Mail:
     """A message and its envelope, so far; dots undone."""
 
-    sender: str
-    recipients: list[str] = field(default_factory=list)
-    content: Capture = field(
-        default_factory=lambda: Capture("message", max_kept_bytes=MAX_KEPT_BODY_BYTES)
-    )
+    def __init__(self, sender: str) -> None:
+        self.sender, self.recipients = sender, list[str]()
+        self.content = Capture("message", max_kept_bytes=MAX_KEPT_BODY_BYTES)
 
 
 class _MailConnection:
@@ -111,14 +111,11 @@ class _MailConnection:
                 return _OK
             case b"HELO" | b"EHLO" if rest:
                 self._client, self._mail = rest[:255].decode("utf-8", "replace"), None
-                size = b"SIZE %d" % MAX_MESSAGE_BYTES
-                offers = [self._host, b"PIPELINING", size, b"AUTH PLAIN LOGIN", b"8BITMIME"]
-                offers = [*offers, b"ENHANCEDSTATUSCODES"] if verb == b"EHLO" else []
-                lines = [b"250-%s\r\n" % offer for offer in offers]
-                return b"".join((*lines, b"250 %s\r\n" % (b"SMTPUTF8" if lines else self._host)))
+                offers = _OFFERS if verb == b"EHLO" else b""
+                return b"250%s%s\r\n%s" % (b"-" if offers else b" ", self._host, offers)
             case b"MAIL" if self._client and mail is None:
                 if (sender := _address(rest, b"FROM:")) is not None:
-                    self._mail = _Mail(sender=sender)
+                    self._mail = _Mail(sender)
                     return b"250 2.1.0 Ok\r\n"
             case b"RCPT" if mail is not None and (recipient := _address(rest, b"TO:")):
                 if len(mail.recipients) >= MAX_RECIPIENTS:

@@ -92,13 +92,11 @@ class _SshConnection(asyncssh.SSHServerConnection):
         """Keep the options: asyncssh would make them again in a thread, and there is none."""
 
     async def validate_password(self, username: str, password: str) -> bool:
-        """Record a password with its user, and compare both."""
         wanted, secret = str(self._context.settings["password"]), password.encode()
         ok = hmac.compare_digest(secret, wanted.encode()) and self._is_user(username)
         return await self._judged(username, secret, "password", ok=ok)
 
     async def change_password(self, username: str, old_password: str, new_password: str) -> bool:
-        """Record both passwords, and refuse."""
         secret = f"{old_password}\n{new_password}".encode()
         return await self._judged(username, secret, "password", ok=False)
 
@@ -134,48 +132,33 @@ class _Server(asyncssh.SSHServer):
     """What a connection that has logged in may open: sessions, which are refused."""
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
-        """Keep the connection."""
         self._connection: Any = conn
 
     def password_auth_supported(self) -> bool:
-        """Passwords are taken."""
         return True
 
-    def public_key_auth_supported(self) -> bool:
-        """Keys are taken."""
-        return True
+    public_key_auth_supported = password_auth_supported
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
-        """The connection has compared the key."""
         return True
 
     def session_requested(self) -> Any:  # noqa: ANN401 - asyncssh's union
-        """Open a session."""
         self._connection.sessions += 1
         return self._connection.sessions <= MAX_SESSIONS and _Session(self._connection)
 
-    def connection_requested(
-        self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
-    ) -> Any:  # noqa: ANN401 - asyncssh's union
-        """Refuse to forward."""
-        return self._refuse_channel(f"forward to {dest_host}:{dest_port}")
+    def connection_requested(self, *where: Any) -> Any:  # noqa: ANN401 - asyncssh's union
+        return self._refuse_channel(":".join(map(str, where[:2])))
 
-    def unix_connection_requested(self, dest_path: str) -> Any:  # noqa: ANN401 - asyncssh's union
-        """Refuse to forward."""
-        return self._refuse_channel(f"forward to {dest_path}")
+    unix_connection_requested: Any = connection_requested
 
-    async def server_requested(self, listen_host: str, listen_port: int) -> bool:
-        """Refuse to listen."""
-        await self._connection.record(_step("listen", f"{listen_host}:{listen_port}"))
+    async def server_requested(self, *where: object) -> bool:
+        await self._connection.record(_step("listen", ":".join(map(str, where))))
         return False
 
-    async def unix_server_requested(self, listen_path: str) -> bool:
-        """Refuse to listen."""
-        await self._connection.record(_step("listen", listen_path))
-        return False
+    unix_server_requested: Any = server_requested
 
     async def _refuse_channel(self, what: str) -> NoReturn:
-        await self._connection.record(_step("forward", what))
+        await self._connection.record(_step("forward", f"forward to {what}"))
         raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
 
 
@@ -187,42 +170,34 @@ class _Session(asyncssh.SSHServerSession[bytes]):
         self._input_ended = asyncio.Event()
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
-        """Keep the channel."""
         self._channel = chan
 
     def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
-        """A terminal is granted, as it is before a real server starts `nologin`."""
-        return True
+        return True  # As it is before a real server starts `nologin`.
 
     def shell_requested(self) -> bool:
-        """Grant a shell, to refuse it."""
-        return self._requested("shell", "")
+        return self._requested("shell")
 
     def exec_requested(self, command: str) -> bool:
-        """Grant a command, to refuse it."""
         return self._requested("exec", command)
 
     def subsystem_requested(self, subsystem: str) -> bool:
-        """Grant a subsystem, to refuse it."""
         return self._requested("subsystem", subsystem)
 
-    def _requested(self, name: str, text: str) -> bool:
+    def _requested(self, name: str, text: str = "") -> bool:
         variables = [b"=".join(pair) for pair in self._channel.get_environment_bytes().items()]
         raw = b"\n".join((text.encode("utf-8", "replace"), *variables))
         self._connection.tasks.create_task(self._refuse(ServiceStep(name, raw)))
         return True
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        """Record input."""
         self._connection.tasks.create_task(self._connection.record(ServiceStep("input", data)))
 
     def eof_received(self) -> bool:
-        """Keep the other direction open."""
         self._input_ended.set()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has closed it."""
         self._input_ended.set()
 
     async def _refuse(self, step: ServiceStep) -> None:
@@ -240,30 +215,22 @@ class _Transport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pieces, self._is_closing = asyncio.Queue[bytes](), False
+        self.pieces, self._is_closing = asyncio.Queue[bytes](), False
 
     async def send_all(self, stream: Stream) -> None:
-        """Send what is written until this is cancelled."""
         while True:
-            data = await self._pieces.get()
+            data = await self.pieces.get()
             with contextlib.suppress(OSError):  # the reader sees the same end
                 await stream.send(data)
-            self._pieces.task_done()
-
-    async def drain(self) -> None:
-        """Return when all was sent."""
-        await self._pieces.join()
+            self.pieces.task_done()
 
     def write(self, data: Any) -> None:  # noqa: ANN401 - any buffer
-        """Keep it until it is sent."""
-        self._pieces.put_nowait(bytes(data))
+        self.pieces.put_nowait(bytes(data))
 
     def is_closing(self) -> bool:
-        """Tell whether asyncssh has ended the connection."""
         return self._is_closing
 
     def close(self) -> None:
-        """End it."""
         self._is_closing = True
 
     abort = close
@@ -309,7 +276,7 @@ def make(context: StandInContext) -> StreamApp:
                     while not transport.is_closing() and (data := await stream.receive()):
                         connection.data_received(data)
                         await connection.settle()
-                        await transport.drain()
+                        await transport.pieces.join()
             finally:
                 connection.abort()
                 sending.cancel()

@@ -18,7 +18,6 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl
-from uuid import UUID
 
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
@@ -157,11 +156,6 @@ def parse_json(
             return value
         level = [x for each in outer for x in (each.values() if isinstance(each, dict) else each)]
     raise ValueError(f"nested deeper than {max_depth} levels")
-
-
-def uuid_of(data: bytes) -> str:
-    """Return 16 bytes as a version 4 UUID (RFC 9562)."""
-    return str(UUID(bytes=data, version=4))
 
 
 def compact(value: object) -> str:

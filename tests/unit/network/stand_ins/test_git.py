@@ -78,7 +78,7 @@ def test_nothing_but_the_smart_protocol(app: App) -> None:
     assert b"not our ref" in ask(app, "POST", fetch, body=gzip.compress(want), **packed).body
     have = pkt(b"have " + b"b" * 40)
     for body, status, how in (
-        (gzip.compress(bytes(5 << 20)), 413, packed),
+        (gzip.compress(bytes(5 << 20)), 400, packed),
         (b"plain", 400, packed),
         (gzip.compress(want)[:-9], 400, packed),
         (FLUSH + have * 100, 200, {}),
@@ -128,7 +128,6 @@ def test_a_push_is_recorded_and_lives_in_memory(app: App, ledger: Ledger, tmp_pa
         "what": "push",
         "repository": "thing.git",
         "object_count": 1,
-        "file_count": 1,
         "refused": "",
         "user": "eve",
         "cell": "agent",
@@ -160,12 +159,16 @@ def test_a_broken_tag_keeps_nobody_from_the_references(app: App) -> None:
 def test_what_cannot_be_taken_is_recorded_with_the_reason(
     app: App, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broken pack, commands that are none, a body that is too long."""
+    """A broken pack, commands that are none, more than a stand-in keeps of pushes in all, a body
+    that is too long."""
     wrong = pkt(b"unpack the pack's checksum is wrong\n")
     assert push(app, command() + PACK[:-1])[1].startswith(wrong)
     assert b"unpack a command that is none" in push(app, pkt(b"nonsense") + FLUSH)[1]
+    monkeypatch.setattr(git_app, "MAX_PUSHED_BYTES", 100)
+    assert b"quota is used up" in push(app, command() + PACK)[1]
+    ledger.attempts.pop()
     monkeypatch.setattr(git_app, "MAX_PUSH_BYTES", 100)
-    assert push(app, command() + PACK + bytes(100))[0] == 413
+    assert push(app, command() + PACK + bytes(100))[0] == 400
     reasons = [str(event["refused"]) for event in ledger.attempts]
     words = ("checksum", "none", "more than")
     assert [word in reason for word, reason in zip(words, reasons, strict=True)] == [True] * 3

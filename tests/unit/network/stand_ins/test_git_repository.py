@@ -8,16 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from dulwich.object_store import MemoryObjectStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins import git_store as repositories
 from belljar.network.stand_ins.git_store import (
     ZERO,
     GitObject,
     MissingObjectError,
-    Quota,
     Repository,
 )
 
@@ -54,7 +51,7 @@ def tree(**files: GitObject) -> GitObject:
 
 def put(repository: Repository, *things: GitObject) -> None:
     """Push objects."""
-    assert repository.add({thing.id: thing for thing in things})
+    repository.pushed |= {thing.id: thing for thing in things}
 
 
 def sent(
@@ -85,7 +82,7 @@ def test_what_a_client_lacks(bare: Path) -> None:
     second = commit(trees[1], first)
     tag = GitObject(TAG, b"object " + second.id + b"\ntype commit\ntag v1\n\n")
     outer = GitObject(TAG, b"object " + tag.id + b"\ntype tag\ntag v2\n\n")
-    repository = Repository.opened(bare, Quota())
+    repository = Repository(bare)
     put(repository, old, new, inner, *trees, first, second, tag, outer)
     assert sent(repository, [second], [first]) == {second.id, trees[1].id, new.id}
     assert sent(repository, [outer], [first]) == {outer.id, tag.id, second.id, trees[1].id, new.id}
@@ -104,7 +101,7 @@ def test_what_a_client_lacks(bare: Path) -> None:
 
 def test_a_commit_is_read_by_its_first_lines(bare: Path) -> None:
     """However many follow: of a guest's megabytes the gateway would do nothing else."""
-    repository, first = Repository.opened(bare, Quota()), commit(tree())
+    repository, first = Repository(bare), commit(tree())
     long = GitObject(COMMIT, commit(tree(), first).content + b"x a\n" * 20_000)
     put(repository, tree(), first, long)
     calls = 0
@@ -124,7 +121,7 @@ def test_a_commit_is_read_by_its_first_lines(bare: Path) -> None:
 
 def test_a_tree_bomb_is_walked_once(bare: Path) -> None:
     """Ten entries of ten entries of ten …: forty levels of the same tree cost forty visits."""
-    repository = Repository.opened(bare, Quota())
+    repository = Repository(bare)
     level = GitObject(BLOB, b"x")
     put(repository, level)
     for _ in range(40):
@@ -138,7 +135,7 @@ def test_a_tree_bomb_is_walked_once(bare: Path) -> None:
 def test_references_change_by_their_old_value(bare: Path) -> None:
     """As a push says it; names are checked; deleted is gone; the directory is as it was."""
     before = sorted(str(path) for path in bare.rglob("*"))
-    repository, one = Repository.opened(bare, Quota()), GitObject(BLOB, b"1")
+    repository, one = Repository(bare), GitObject(BLOB, b"1")
     put(repository, one)
     assert repository.update(b"refs/heads/main", ZERO, one.id) == ""
     assert repository.update(b"refs/heads/main", ZERO, one.id) == "fetch first"
@@ -154,26 +151,11 @@ def test_references_change_by_their_old_value(bare: Path) -> None:
     assert sorted(str(path) for path in bare.rglob("*")) == before
 
 
-def test_the_repositories_of_a_stand_in_have_one_quota(
-    bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many an author has: what one keeps, another has no room for."""
-    monkeypatch.setattr(repositories, "MAX_PUSHED_BYTES", 1000)
-    one, other = (Repository.opened(bare, quota) for quota in [Quota()] * 2)
-    large, small = (GitObject(BLOB, b"x" * size) for size in (700, 200))
-    assert one.add({large.id: large})
-    assert one.add({large.id: large})
-    assert not other.add({small.id: small})
-    assert other.get(small.id) is None
-    # Many empty objects count, too.
-    assert not one.add({each.id: each for each in (GitObject(TREE, b""), GitObject(TAG, b""))})
-
-
 @given(st.sampled_from([COMMIT, TREE, TAG, BLOB]), st.binary(max_size=200))
 @settings(deadline=None)
-def test_any_object_names_ids_or_is_reported(kind: int, content: bytes) -> None:
+def test_any_object_names_ids_or_is_reported(bare: Path, kind: int, content: bytes) -> None:
     """A guest's object that can't be read is an error of that fetch."""
-    repository = Repository(MemoryObjectStore(), {}, b"", Quota())
+    repository = Repository(bare)
     for start in (b"", b"tree ", b"object " + b"a" * 40 + b"\ntype ", b"100644 a\0"):
         thing = GitObject(kind, start + content)
         put(repository, thing)

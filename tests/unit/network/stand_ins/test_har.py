@@ -66,7 +66,6 @@ def test_exchanges_are_found_by_method_host_path_and_query(tmp_path: Path) -> No
     for found in ("/a%20b?y=2&x=1&x=3", "/a%20b?y=2&x=3&x=1"):
         assert app.get(found).text == "ok"
     assert app.ask("POST", "/a").text == "posted"
-    assert app.ask("HEAD", "/a%20b?y=2&x=1&x=3").status == 200
     assert record.events == []
     for other in ("/a%20b?y=2&x=1", "/a", "http://other.example/a%20b?x=1&y=2&x=3"):
         assert app.get(other).status == 404

@@ -77,15 +77,6 @@ def test_tokens_of_version_two(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(tokens[2]) == 401
 
 
-def test_data_goes_first() -> None:
-    """The author's paths replace and add."""
-    data = {"/latest/user-data": "#!/bin/sh\n", "/latest/meta-data/instance-id": "i-1"}
-    app = cloud({"data": data})
-    assert {path: app.get(path).text for path in data} == data
-    (fault,) = metadata.check({"data": {"x": "1"}}, None)
-    assert str(fault) == "data.x: a path begins with `/`"
-
-
 @given(
     st.text(max_size=60),
     st.dictionaries(

@@ -59,7 +59,7 @@ def feed(session: PostgresSession, *messages: bytes) -> list[ServiceStep]:
 
 def inside() -> PostgresSession:
     """Logged in."""
-    session = PostgresSession(DATABASE, 7, 9)
+    session = PostgresSession(DATABASE, bytes(8))
     steps = feed(session, startup(), wire.message("p", wire.text(PASSWORD)))
     assert messages(steps)[-1] == ("Z", b"I")
     return session
@@ -83,7 +83,7 @@ def query(text: str) -> bytes:
 def test_only_the_login_opens_it(user: str, database: str, password: str, code: str) -> None:
     """Each attempt is a step with what was presented, and another one ends the connection."""
     sent = startup(user, database), wire.message("p", wire.text(password))
-    steps = feed(PostgresSession(DATABASE, 7, 9), *sent)
+    steps = feed(PostgresSession(DATABASE, bytes(8)), *sent)
     assert codes(steps) == [code]
     assert steps[-1].close
     presented = steps[-1].presented
@@ -96,7 +96,7 @@ def test_the_beginning_has_its_forms() -> None:
     """No encryption; a newer protocol is negotiated; another, or a query before it, refused."""
 
     def begun(*sent: bytes) -> list[ServiceStep]:
-        return feed(PostgresSession(DATABASE, 7, 9), *sent)
+        return feed(PostgresSession(DATABASE, bytes(8)), *sent)
 
     (step,) = begun(struct.pack("!II", 8, wire.ENCRYPTION_REQUESTS[0]))
     assert step.reply == b"N"
@@ -138,7 +138,7 @@ def test_any_messages_are_answered(sent: list[tuple[str, bytes]]) -> None:
 @given(st.binary(max_size=300), st.booleans(), st.integers(1, 50))
 def test_any_bytes_end_in_messages_or_a_problem(data: bytes, begun: bool, size: int) -> None:
     """Nothing raises, no byte is lost, and a problem ends the connection."""
-    session, steps = inside() if begun else PostgresSession(DATABASE, 7, 9), list[ServiceStep]()
+    session, steps = inside() if begun else PostgresSession(DATABASE, bytes(8)), list[ServiceStep]()
     for at in range(0, len(data), size):
         steps += session.feed(data[at : at + size])
         if steps and steps[-1].close:
@@ -150,7 +150,7 @@ def test_any_bytes_end_in_messages_or_a_problem(data: bytes, begun: bool, size: 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_length_beyond_its_bound_is_a_problem_at_once(length: int, begun: bool) -> None:
     """Before a byte of its body is held."""
-    session = inside() if begun else PostgresSession(DATABASE, 7, 9)
+    session = inside() if begun else PostgresSession(DATABASE, bytes(8))
     (step,) = session.feed(b"Q" * begun + struct.pack("!i", length) + b"more")
     assert codes([step]) == ["08P01"]
     assert step.close

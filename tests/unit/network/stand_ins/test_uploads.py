@@ -226,10 +226,9 @@ def test_a_form_is_read_back(fields: dict[str, str], content: bytes) -> None:
     """Fields, file name, size and digest are those that were put in."""
     content_type, body = form(fields, {"content": ("a-1.whl", content)}, boundary="b" * 30)
     found = read_form(content_type, body)
-    assert (found.wrong, found.fields) == ("", fields)
-    ((filename, capture),) = found.files
-    assert (filename, capture.total_bytes) == ("a-1.whl", len(content))
-    assert capture.sha256 == hashlib.sha256(content).hexdigest()
+    assert (found.wrong, found.fields, found.filename) == ("", fields, "a-1.whl")
+    assert found.content.total_bytes == len(content)
+    assert found.content.sha256 == hashlib.sha256(content).hexdigest()
 
 
 @given(st.lists(st.binary(max_size=200) | st.sampled_from([b"\r\n--x", b"--", b"\r\n\r\n"])))
@@ -239,17 +238,15 @@ def test_any_form_is_read_or_refused(pieces: list[bytes]) -> None:
     body = b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n'
     for sent in (b"".join(pieces), body + b"".join(pieces)):
         found = read_form("multipart/form-data; boundary=x", sent)
-        assert all(len(each.kept) <= MAX_KEPT_BODY_BYTES for _, each in found.files)
+        assert len(found.content.content) <= MAX_KEPT_BODY_BYTES
 
 
 def test_forms_are_bounded() -> None:
-    """Long headers, many parts, many files and long fields end, each in its own way."""
+    """Long headers, many parts and long fields end, each in its own way."""
     x = "multipart/form-data; boundary=x"
     assert "headers" in read_form(x, b"--x\r\nA: " + b"b" * 20_000 + b"\r\n\r\n\r\n--x--").wrong
     parts = form({f"f{n}": "" for n in range(pypi.MAX_PARTS + 1)}, {})
-    files = form({}, {f"f{n}": ("n", b"") for n in range(pypi.MAX_FILES + 1)})
-    assert ("parts" in read_form(*parts).wrong, len(read_form(*files).files)) == (True, 7)
-    assert "files" in read_form(*files).wrong
+    assert "parts" in read_form(*parts).wrong
     found = read_form(*form({"a": "v" * (pypi.MAX_FIELD_BYTES + 5), "b": "w"}, {}))
     assert (len(found.fields["a"]), found.fields["b"]) == (pypi.MAX_FIELD_BYTES, "w")
 
@@ -269,7 +266,6 @@ def test_no_encoding_of_a_boundary_keeps_an_upload_off_the_record(
 def test_what_begins_as_a_boundary_is_content() -> None:
     """A mark that goes on is none; a form whose last boundary never comes is not whole."""
     body = b'--xy\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--xyz\r\n--xy--\r\n'
-    found = read_form("multipart/form-data; boundary=xy", body[:-8])
-    assert (found.wrong, found.fields) == ("the form ends too early", {"a": "1\r\n--xyz\r\n"})
+    assert "too early" in read_form("multipart/form-data; boundary=xy", body[:-8]).wrong
     found = read_form("multipart/form-data; boundary=xy", body)
     assert (found.wrong, found.fields) == ("", {"a": "1\r\n--xyz"})
