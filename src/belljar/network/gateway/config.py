@@ -132,7 +132,6 @@ class Listeners:
     dns_udp: socket.socket
     tcp: Mapping[int, socket.socket]
     sink: socket.socket | None = None
-    cells: socket.socket | None = None
-    """Takes connections to cells."""
+    cells: socket.socket | None = None  # Takes connections to cells.
+    # From the supervisor: their other halves, connected to those cells.
     dialled: socket.socket | None = None
-    """From the supervisor: their other halves, connected to those cells."""

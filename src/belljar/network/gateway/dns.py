@@ -27,14 +27,12 @@ from belljar.units import printable
 TTL_S: Final = 30
 MAX_QUERY_BYTES: Final = 4096
 MAX_UDP_BYTES: Final = 1232  # Announced (DNS flag day 2020). No answer is longer than 320 bytes.
-MAX_SHOWN_CHARS: Final = 300
 # NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
 # 9462 (no encrypted resolver), WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
 # RFC 1035 sections 4.1.1 and 2.3.4.
 _HEADER_BYTES: Final = 12
-_MAX_NAME_BYTES: Final = 255
-_MAX_LABEL_BYTES: Final = 63
+_MAX_NAME_BYTES, _MAX_LABEL_BYTES = 255, 63
 _AN_OPT: Final = b"\0\0\x29"  # The root's name and the type OPT (RFC 6891).
 _OPT_BYTES: Final = 11  # Name, type, class, TTL and the length of options
 _COUNTS: Final = struct.Struct("!HHHH")
@@ -54,7 +52,6 @@ _RCODES: Final[Mapping[str, int]] = {
     "FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5, "BADVERS": 16
 }  # fmt: skip
 DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
-MAX_DATAGRAM_BYTES: Final = 1 << 16  # No UDP datagram is longer
 # linux/in.h; not in Python's socket.
 _IP_PKTINFO: Final = 8
 _PKTINFO: Final = struct.Struct("=I4s4s")  # in_pktinfo: device, local address, the header's
@@ -111,7 +108,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     word, wire = _reply(query, parsed, layout)
     return DnsAnswer(
         wire=wire,
-        name=printable(b".".join(labels), max_chars=MAX_SHOWN_CHARS),
+        name=printable(b".".join(labels), max_chars=300),
         type=_TYPES.get(parsed.type, f"TYPE{parsed.type}"),
         answer=word,
         longest_label=max(map(len, labels), default=0),
@@ -195,7 +192,7 @@ class DnsServer:
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
         self._pending = 0
-        self._datagram = memoryview(bytearray(MAX_DATAGRAM_BYTES))
+        self._datagram = memoryview(bytearray(1 << 16))  # No datagram is longer.
 
     def listen(self, sock: socket.socket) -> None:
         """Answer datagrams."""

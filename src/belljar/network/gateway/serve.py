@@ -53,13 +53,13 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
     """
     loop = asyncio.get_event_loop_policy().get_event_loop()
     loop.run_until_complete(run(config, listeners, events))
-    os._exit(0)
+    os._exit(1)
 
 
 async def run(
     config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
 ) -> None:
-    """Serve until cancelled or ended and reported."""
+    """Serve until the range's end is reported, and end the process."""
     asyncio.get_running_loop().set_exception_handler(_handle_exception)
     reporter = Reporter(events, config.bounds)
     reporter.start()
@@ -73,19 +73,13 @@ async def run(
     )
     _make_stand_ins(config, site, make)
     authority = Authority(config.scratch, dt.datetime.now(dt.UTC), config.bounds.leaf_certificates)
-    try:
-        async with asyncio.TaskGroup() as group:
-            front = Front(site, Terminator(site, authority), group)
-            front.listen(listeners)
-            await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
-            await reporter.end_requested.wait()
-            await end(site, front)
-            raise _RangeEndedError
-    except* _RangeEndedError:
-        pass
-    finally:
-        asyncio.get_running_loop().remove_reader(listeners.dns_udp.fileno())
-        reporter.stop()
+    async with asyncio.TaskGroup() as group:
+        front = Front(site, Terminator(site, authority), group)
+        front.listen(listeners)
+        await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
+        await reporter.end_requested.wait()
+        await end(site, front)
+        os._exit(0)
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -109,10 +103,6 @@ async def end(site: Site, front: Front) -> None:
                     await asyncio.sleep(0)
     unended = await front.end(until)
     await reporter.end(unended + site.unreported, until)
-
-
-class _RangeEndedError(Exception):
-    """Ends the tasks when the range has ended."""
 
 
 class Front:
@@ -282,14 +272,11 @@ def _context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandIn
             site.hit("questions")
             raise
 
-    blocks = itertools.count()
+    turns = itertools.count()
 
     def random(count: int) -> bytes:
-        got = b""
-        while len(got) < count:
-            seed = f"{next(blocks)}/{config.range_seed}/{plan.id}"
-            got += hashlib.sha256(seed.encode()).digest()
-        return got[:count]
+        seed = f"{next(turns)}/{config.range_seed}/{plan.id}"
+        return hashlib.shake_256(seed.encode()).digest(count)
 
     return StandInContext(
         id=plan.id,

@@ -41,9 +41,6 @@ LEFT: Final = "the connection ended"
 # h11 adds none of its own.
 PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _BODILESS: Final = frozenset({204, 304})  # RFC 9110 sections 15.3.5 and 15.4.5
-# A larger piece of an answer is written by itself: to join it with what frames it would copy it.
-# For a smaller one that costs less than more system calls and packets.
-_JOINED_BYTES: Final = 256 << 10
 # Any other refusal is `_MISDIRECTED`.
 _STATUS: Final[Mapping[str, int]] = {
     Refusal.CONNECT: 405,
@@ -196,8 +193,8 @@ class Exchange:
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
             for name, value in answer.headers
         ]
-        names, length = {name for name, _ in self._fields}, answer.length
-        length = len(answer.body) if answer.stream is None else length
+        names = {name for name, _ in self._fields}
+        length = len(answer.body) if answer.stream is None else answer.length
         if length >= 0 and b"content-length" not in names and answer.status not in _BODILESS:
             self._fields.append((b"content-length", b"%d" % length))
         # RFC 9110 section 6.6.1: a server that has a clock sends it.
@@ -221,19 +218,15 @@ class Exchange:
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
-        pieces = list[bytes]()
+        said = b""
         if not self._has_begun:
             reason = PHRASES.get(self._status, b"")
             head = h11.Response(status_code=self._status, headers=self._fields, reason=reason)
-            pieces.append(self._http.send(head))
+            said = self._http.send(head)
         self._has_begun = True
-        if data:
-            pieces += self._http.send_with_data_passthrough(h11.Data(data=data)) or ()
-        if is_last:
-            pieces.append(self._http.send(h11.EndOfMessage()))
-        pieces = [piece for piece in pieces if piece]
-        is_small = len(data) <= _JOINED_BYTES
-        await self._connection.write(*([b"".join(pieces)] if is_small else pieces))
+        said += self._http.send(h11.Data(data=data)) if data else b""
+        said += self._http.send(h11.EndOfMessage()) if is_last else b""
+        await self._connection.write(said)
 
     async def _fail(self, reason: str, status: int) -> None:
         """Answer a status and close, or break off a begun answer."""
@@ -380,13 +373,12 @@ class HttpConnection:
         self._has_ended = not data
         return data
 
-    async def write(self, *pieces: bytes) -> None:
-        """Return when the kernel has the pieces. Raises `ClientGoneError`."""
+    async def write(self, data: bytes) -> None:
+        """Return when the kernel has it. Raises `ClientGoneError`."""
         if self._site.is_ending:
             raise ClientGoneError(RANGE_ENDED)
         try:
-            for piece in pieces:
-                await self._pipe.send(piece)
+            await self._pipe.send(data)
         except OSError as error:
             self._has_ended = True
             raise ClientGoneError("the connection ended") from error

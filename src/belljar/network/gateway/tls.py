@@ -256,23 +256,18 @@ class _ClientHello:
         """Record the verdict before alert or certificate leave. Called behind each step."""
         self.peer.keep_secrets(self._authority.take_secrets())
         if self._verdict is not None and not self._recorded:
-            await self._record(self._verdict.reason)
+            self._recorded = True
+            await self._site.record(partial(self._item, self._verdict.reason))
 
     async def failed(self, problem: str) -> None:
         """Record a failure, or the refusal that was its cause, before the alert is sent."""
-        self.peer.keep_secrets(self._authority.take_secrets())
+        await self.before_send()
         if self._verdict is None or self._verdict.allowed:
-            await self._record(problem)
-        elif not self._recorded:
-            await self._record(self._verdict.reason)
+            await self._site.record(partial(self._item, problem))
 
     def cut(self, reason: str) -> None:
         if self._verdict is None or self._verdict.allowed:
             self._site.post(partial(self._item, reason))
-
-    async def _record(self, reason: str) -> None:
-        self._recorded = True
-        await self._site.record(partial(self._item, reason))
 
     def _item(self, reason: str) -> Item:
         peer = self.peer

@@ -39,27 +39,21 @@ HOP_BY_HOP: Final = frozenset(
     ).split()
 )
 _OURS: Final = frozenset({b"host", b"content-length"})  # Written anew, by what is sent
-# Left out: they give a request another method than the one that was judged.
-METHOD_OVERRIDES: Final = frozenset(
-    (
-        b"http-method-override method-override x-http-method x-http-method-override x-method "
-        b"x-method-override x-original-method x-rewrite-method"
-    ).split()
-)
+# By these, and with these beginnings, front ends and frameworks take another method, host or
+# address than the judged one: refused.
 REWRITING: Final = frozenset(
     (
-        b"forwarded request-uri x-host x-host-override x-http-destinationurl x-http-host-override "
-        b"x-proxy-host x-proxy-url x-real-url x-request-uri"
+        b"forwarded http-method-override method-override request-uri x-host x-host-override "
+        b"x-http-destinationurl x-http-host-override x-http-method x-http-method-override x-method "
+        b"x-method-override x-proxy-host x-proxy-url x-real-url x-request-uri"
     ).split()
 )
-# With `REWRITING`: refused, as front ends take them for another host or address.
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
-# By which frameworks take another method than the judged one: `_method` (Rails, Laravel) and the
-# fields' names, of a query or form, in any case and with `_` for `-`. Searched for in what was
-# sent, not in copies: a gateway has no memory for those of a large form.
+# A method in a query or form: `_method` (Rails, Laravel) and the fields' names, in any case and
+# with `_` for `-`. Searched for in what was sent: a gateway has no memory for copies of it.
 _PARAMETER: Final = re.compile(
-    rb"(?i)(?<![a-z0-9])(?:[-_]method|%s)(?![a-z0-9_-])"
-    % b"|".join(name.replace(b"-", b"[-_]") for name in sorted(METHOD_OVERRIDES))
+    rb"(?i)(?<![a-z0-9])(?:(?:x[-_])?(?:http[-_])?method[-_]override|(?:x[-_](?:http[-_]|original[-_]|"
+    rb"rewrite[-_])?|[-_])method)(?![a-z0-9_-])"
 )
 # A part's name that is encoded, which few clients do. Without a step back: a body of blanks, or of
 # such names, would keep the gateway for half a minute.
@@ -180,10 +174,10 @@ class UpstreamApp:
         fields = [(name.encode(), value.encode("latin-1")) for name, value in request.headers]
         if problem := rewritten(fields, query, request.body):
             raise RefusedRequestError(problem, 400)
-        port, left_out = request.port, _OURS | METHOD_OVERRIDES
+        port = request.port
         host = self._host.encode() + (b"" if port in (80, 443) else b":%d" % port)
         headers = [(b"host", host)]
-        headers += (pair for pair in end_to_end(fields) if canonical_field(pair[0]) not in left_out)
+        headers += (pair for pair in end_to_end(fields) if canonical_field(pair[0]) not in _OURS)
         if request.body or any(name == b"content-length" for name, _ in fields):
             headers.append((b"content-length", b"%d" % len(request.body)))
         headers.append((b"connection", b"close"))
@@ -232,9 +226,7 @@ def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
     kinds: set[bytes] = set()
     for name, value in headers:
         field = canonical_field(name)
-        if field in REWRITING or (
-            field.startswith(_REWRITING_FAMILIES) and field not in METHOD_OVERRIDES
-        ):
+        if field in REWRITING or field.startswith(_REWRITING_FAMILIES):
             return f"{printable_text(name, 64)} may make another request of it"
         kinds |= {value.strip().lower()} if field == b"content-type" else set()
     if any(kind.startswith(b"application/x-www-form-urlencoded") for kind in kinds):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -21,7 +20,7 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import Faults
-from belljar.plan.obstacles import MODULE_OF, NETWORK_EXTRA_HINT
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
 _WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")
@@ -46,25 +45,17 @@ def modules_of(kinds: Iterable[str]) -> list[str]:
     return [name for kind in known for name in (KINDS[kind], *_IMPORTED_LATE.get(kind, ()))]
 
 
-def check_installed(kind: str, where: str) -> None:
-    """Raise `HostError` if this kind needs a library that is not installed."""
-    for name, needing in MODULE_OF.items():
-        if needing == kind and find_spec(name) is None:
-            raise HostError(
-                f"a stand-in of kind `{kind}` needs the Python package {name}, which is not "
-                "installed",
-                where=where,
-                hint=NETWORK_EXTRA_HINT,
-            )
-
-
 def _module(kind: str) -> ModuleType:
     if kind not in KINDS:
         raise PolicyError(
             f"there is no stand-in of the kind {kind!r}",
             hint=f"the kinds are {', '.join(sorted(KINDS))}",
         )
-    return import_module(KINDS[kind])
+    try:
+        return import_module(KINDS[kind])
+    except ModuleNotFoundError as error:
+        what = f"a stand-in of kind `{kind}` needs the Python package {error.name}"
+        raise HostError(what, hint=NETWORK_EXTRA_HINT) from error
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from belljar.network.stand_ins import check, check_installed
-from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins import check
+from belljar.network.stand_ins.faults import Faults
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy import yaml_tree
 from belljar.policy.load import Examined, examine, refusal
@@ -60,15 +60,7 @@ def _of_one(
     item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: YamlTree
 ) -> Iterator[Problem]:
     faults: Faults = ()
-    if isinstance(item, PythonStandIn) and plan.directory is not None:
-        # Its server would say so too, but in a cell that has to be made first.
-        module = item.app.partition(":")[0].replace(".", "/")
-        ends = (".py", "/__init__.py")
-        if not any((plan.directory / f"{module}{end}").is_file() for end in ends):
-            what = f"there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`"
-            faults = (Fault(what, ("app",)),)
-    elif not isinstance(item, PythonStandIn) and not plan.is_target:
-        check_installed(plan.kind, f"network.stand_ins.{plan.id}")
+    if not isinstance(item, PythonStandIn) and not plan.is_target:
         faults = check(plan.kind, plan.settings, plan.directory)
     own_field, own = item.own_path()
     for fault in faults:

@@ -22,9 +22,7 @@ from belljar.network.stand_ins.web import (
 )
 from belljar.units import printable
 
-_API: Final = re.compile(
-    r"(^|/)(api|v\d{1,3}|graphql|rest|rpc|json|oauth2?|token|auth)(/|$)|\.json$", re.ASCII
-)
+_API: Final = re.compile(r"/(api[./]|v\d|graphql|rest/|rpc|oauth|token|auth)|\.json$", re.ASCII)
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -48,9 +46,7 @@ def make(context: StandInContext) -> App:
 
 def respond(request: Request) -> Answer:
     """Return the answer, a pure function of the request."""
-    is_json = "application/json" in request.header("accept").lower()
-    is_json |= request.content_type.endswith("json") or request.host.startswith("api.")
-    if is_json or _API.search(request.path.lower()):
+    if "json" in request.header("accept") + request.content_type or _API.search(request.url):
         if request.method == "DELETE":
             return Answer(status=204)
         # The same at each path, as of something that is there.

@@ -151,42 +151,39 @@ class Chance:
         return self._random(max(1, min(int(count), 256))).hex()
 
 
-class Templates:
-    """Templates and expressions of one site, compiled when they are first used."""
+_expression = cache(_PLAIN.compile_expression)
+_template = cache(lambda text, made: made.from_string(text))
 
-    def __init__(self) -> None:
-        self._expression = cache(_PLAIN.compile_expression)
-        self._template = cache(lambda text, made: made.from_string(text))
 
-    def render(self, text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> str:
-        """Return a template's text. Raises `RenderError`."""
-        if "{" not in text:
-            return text
-        parts, size = list[str](), 0
-        try:
-            for part in self._template(text, _MARKUP if is_markup else _PLAIN).generate(**view):
-                parts.append(part)
-                size += len(part)
-                if size > MAX_RENDERED_CHARS:
-                    raise RenderError("longer than an answer may be")
-        except _FAILURES as error:
-            raise RenderError(str(error)) from error
-        return "".join(parts)
+def render(text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> str:
+    """Return a template's text. Raises `RenderError`."""
+    if "{" not in text:
+        return text
+    parts, size = list[str](), 0
+    try:
+        for part in _template(text, _MARKUP if is_markup else _PLAIN).generate(**view):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_RENDERED_CHARS:
+                raise RenderError("longer than an answer may be")
+    except _FAILURES as error:
+        raise RenderError(str(error)) from error
+    return "".join(parts)
 
-    def value(self, value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON values
-        """Return a value with its texts rendered; one expression alone becomes what it finds."""
-        if isinstance(value, str):
-            inner = value.strip()
-            is_one = inner.startswith("{{") and inner.endswith("}}") and "}}" not in inner[2:-2]
-            if not is_one:
-                return self.render(value, view)
-            try:
-                return self._expression(inner[2:-2].strip())(**view)
-            except _FAILURES as error:
-                raise RenderError(str(error)) from error
-        if isinstance(value, Mapping):
-            return {name: self.value(item, view) for name, item in value.items()}
-        return [self.value(item, view) for item in value] if isinstance(value, list) else value
+
+def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON values
+    """Return a value with its texts rendered; one expression alone becomes what it finds."""
+    if isinstance(value, Mapping):
+        return {name: render_all(item, view) for name, item in value.items()}
+    if isinstance(value, list):
+        return [render_all(item, view) for item in value]
+    inner = value.strip() if isinstance(value, str) else ""
+    if not (inner.startswith("{{") and inner.endswith("}}") and "}}" not in inner[2:-2]):
+        return render(value, view) if isinstance(value, str) else value
+    try:
+        return _expression(inner[2:-2].strip())(**view)
+    except _FAILURES as error:
+        raise RenderError(str(error)) from error
 
 
 # ---- what an author wrote; nothing of it is run
@@ -218,20 +215,16 @@ def _of_route(route: object, path: FieldPath, directory: Path | None) -> Iterato
     except ValueError as error:
         yield Fault(str(error), (*path, "path"))
     for method in methods_of(route):
-        if method not in METHODS or {"method", "methods"} <= route.keys():
-            field = "methods" if "methods" in route else "method"
-            what = f"{quoted(method)} is none of {listed(METHODS)}, or both fields are there"
-            yield Fault(what, (*path, field))
+        if method not in METHODS:
+            yield Fault(f"{quoted(method)} is none of {listed(METHODS)}", (*path, "method"))
     if len(bodies := [name for name in _BODIES if name in route]) > 1:
         what = f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}"
         yield Fault(what, (*path, bodies[1]))
     status, media = route.get("status", 200), route.get("type", "")
     if type(status) is not int or not 200 <= status <= 599:
-        what = f"{quoted(status)} is no status: a whole number from 200 to 599"
-        yield Fault(what, (*path, "status"))
+        yield Fault(f"{quoted(status)} is no status from 200 to 599", (*path, "status"))
     if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
-        what = f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`"
-        yield Fault(what, (*path, "type"))
+        yield Fault(f"{quoted(media)} is no content type, as in `text/html`", (*path, "type"))
     for name, value in route.get("headers", {}).items():
         yield from _of_text(value, (*path, "headers", name))
         if not _TOKEN.fullmatch(name) or name.lower() in _OWN_HEADERS:
@@ -324,7 +317,7 @@ def make(context: StandInContext) -> App:
 class _Http:
     def __init__(self, context: StandInContext) -> None:
         site: Any = context.settings
-        self._context, self._templates = context, Templates()
+        self._context = context
         self._routes = [_Route(fields, context.files) for fields in site.get("routes", [])]
         names = {str(one.answer["file"]) for one in self._routes if "file" in one.answer}
         self._files = {name: stored_file(context.files / name, name) for name in names}
@@ -358,7 +351,6 @@ class _Http:
         return plain_error(404)
 
     def _answer(self, fields: Fields, view: Fields) -> Answer:
-        render = self._templates.render
         pairs = tuple(
             (name.lower(), header_text(render(str(text), view)))
             for name, text in fields.get("headers", {}).items()
@@ -369,7 +361,7 @@ class _Http:
             file = self._files[fields["file"]]
             return file_answer(file, status=status, media=media, headers=pairs)
         if "json" in fields:
-            value = self._templates.value(fields["json"], view)
+            value = render_all(fields["json"], view)
             return json_answer(value, status, pairs, media=media or "application/json")
         if "redirect" in fields:
             location = header_text(render(str(fields["redirect"]), view))
@@ -391,16 +383,9 @@ class _Http:
 
 # A browser that kept a page would show customers after a logout.
 _HEADERS: Final = (("server", "nginx/1.24.0"), ("cache-control", "no-store"))
-_PAGE: Final = (
-    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    "<title>{title} - Customer administration</title>\n</head>\n<body>\n<h1>{title}</h1>\n"
-    "{content}\n</body>\n</html>\n"
-)
 _FORM: Final = (
-    '<form method="post" action="/login">\n'
-    '<label>User <input name="username" autocomplete="username"></label>\n'
-    '<label>Password <input type="password" name="password" '
-    'autocomplete="current-password"></label>\n'
+    '<form method="post" action="/login">\n<label>User <input name="username"></label>\n'
+    '<label>Password <input type="password" name="password"></label>\n'
     '<button type="submit">Sign in</button>\n</form>'
 )
 _LINKS: Final = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
@@ -418,10 +403,8 @@ class _AdminPage:
         match request.path:
             case "/login" if request.method == "POST":
                 form, login = dict(reversed(request.form)), self._settings["login"]
-                if (form.get("username"), form.get("password")) == (
-                    login["user"],
-                    login["password"],
-                ):
+                known = [form.get("username"), form.get("password")]
+                if known == [login["user"], login["password"]]:
                     cookie = f"sid={self._session}; Path=/; HttpOnly; SameSite=Lax"
                     return _redirect("/customers", ("set-cookie", cookie))
                 return _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}", status=401)
@@ -433,22 +416,20 @@ class _AdminPage:
                 if request.cookies.get("sid") != self._session:
                     return _redirect("/login")
                 if path == "/customers.csv":
-                    media = "text/csv; charset=utf-8"
-                    return text_answer(self._settings["csv"], 200, _HEADERS, media=media)
+                    return text_answer(self._settings["csv"], 200, _HEADERS, media="text/csv")
                 return _redirect("/customers") if path == "/" else self._customers()
         return plain_error(404, _HEADERS)
 
     def _customers(self) -> Answer:
         rows = self._settings["rows"]
-        head = "".join(f"<th>{name}</th>" for name in rows[0])
         lines = ("".join(f"<td>{html.escape(v)}</td>" for v in row.values()) for row in rows)
-        body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-        table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-        return _page("Customers", f"{_LINKS}\n{table}")
+        head = "".join(f"<th>{name}</th>" for name in rows[0])
+        body = "\n".join(f"<tr>{line}</tr>" for line in (head, *lines))
+        return _page("Customers", f"{_LINKS}\n<table>\n{body}\n</table>")
 
 
 def _page(title: str, content: str, *, status: int = 200) -> Answer:
-    text = _PAGE.format(title=title, content=content)
+    text = f"<!DOCTYPE html>\n<title>{title}</title>\n<h1>{title}</h1>\n{content}\n"
     return text_answer(text, status, _HEADERS, media="text/html; charset=utf-8")
 
 

@@ -13,11 +13,8 @@ import html
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from email.message import Message
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -31,8 +28,8 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion, Version
 
-from belljar.capture import Capture, body_of
-from belljar.events import Body, JsonValue
+from belljar.capture import body_of
+from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
@@ -66,62 +63,28 @@ def page(title: str, lines: Iterable[str]) -> str:
     return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n"
 
 
-MAX_PARTS: Final = 2000
-# Without a bound, each of 2,000 parts would search the whole body for its headers' end.
-MAX_HEADER_BYTES: Final = 16 << 10
-MAX_FIELD_BYTES: Final = 64 << 10  # Of one field; the rest is cut.
-# A quoted value ends at a quote without a backslash before it.
-_PARAMETER: Final = re.compile(
-    rb';\s*(name|filename)="((?:[^"\\\r\n]|\\.)*)"', re.IGNORECASE | re.DOTALL
-)
+_NAMED: Final = ("name", "version")
+_MAX_FIELD_BYTES: Final = 4 << 10
+_FIELD: Final = re.compile(rb'; ?name="(name|version)"\r\n\r\n([^\r\n]*)')
+_FILE_PART: Final = re.compile(rb'; ?filename="([^"\r\n]*)"')
 
 
-@dataclass(kw_only=True)
-class Form:
-    """A form with its first file, as far as it could be read. `wrong`: why it can't be taken."""
+def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
+    """Return what an upload says (RFC 7578): name and version, its file's name and content.
 
-    fields: dict[str, str] = field(default_factory=dict)
-    filename: str = ""
-    content: Body = field(default_factory=lambda: body_of("file-0", b"", 0))
-    wrong: str = ""
-
-
-def read_form(content_type: str, body: bytes) -> Form:
-    """Return the parts of a multipart/form-data body (RFC 7578). A field's first value counts."""
-    form, head, boundary = Form(), Message(), b""
-    head["content-type"] = content_type
-    with suppress(ValueError, LookupError):  # a guest may name any encoding (RFC 2231)
-        if head.get_content_type() == "multipart/form-data":
-            boundary = re.escape((head.get_boundary() or "").encode("utf-8", "surrogateescape"))
-    if not boundary:
-        return Form(wrong="the content type is not multipart/form-data with a boundary")
-    found = re.finditer(rb"(?:\A|\r\n)--" + boundary + rb"(--|\r\n)", body)
-    marks = list(islice(found, MAX_PARTS))
-    if not any(mark[1] == b"--" for mark in marks):
-        form.wrong = f"the form ends too early, or has more than {MAX_PARTS} parts"
-    for mark, following in pairwise(marks):
-        if mark[1] == b"--":
-            break
-        # The line's end before the first field may be the mark's own.
-        begin, end = mark.end() - 2, following.start()
-        head_end = body.find(b"\r\n\r\n", begin, min(end + 4, begin + MAX_HEADER_BYTES))
-        if head_end < 0:
-            form.wrong = form.wrong or "a part has no headers that end"
-            break
-        named = {
-            each[1].lower(): re.sub(rb"\\(.)", rb"\1", each[2]).decode("utf-8", "replace")
-            for each in _PARAMETER.finditer(body, begin, head_end)
-        }
-        content = memoryview(body)[min(head_end + 4, end) : end]
-        if b"filename" not in named:
-            value = bytes(content[:MAX_FIELD_BYTES]).decode("utf-8", "replace")
-            form.fields.setdefault(named.get(b"name", ""), value)
-        elif not form.filename:
-            form.filename = named[b"filename"]
-            capture = Capture("file-0", max_kept_bytes=MAX_KEPT_BODY_BYTES)
-            capture.feed(content)
-            form.content = capture.body()
-    return form
+    What is no such form has none of them, and all of it is the content.
+    """
+    fields = {
+        each[1].decode(): each[2][:_MAX_FIELD_BYTES].decode("utf-8", "replace")
+        for each in islice(_FIELD.finditer(body), 8)
+    }
+    file, content = _FILE_PART.search(body), body
+    if file is None or not body.startswith(b"--"):
+        return fields, "", body
+    if (begin := body.find(b"\r\n\r\n", file.end()) + 4) > 4:
+        mark = b"\r\n" + body[: body.find(b"\r\n")]
+        content = body[begin : body.find(mark, begin)]
+    return fields, file[1].decode("utf-8", "replace"), content
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
@@ -176,18 +139,13 @@ class _Pypi(Registry):
 
     async def _upload(self, request: Request) -> Answer:
         """Answer one upload (200, 400), recorded first."""
-        form = read_form(request.header("content-type"), request.body)
-        missing = next((name for name in ("name", "version") if not form.fields.get(name)), "")
-        if not form.wrong and missing:
-            form.wrong = f"the form has no {missing}"
-        data: dict[str, JsonValue] = {
-            "name": word(form.fields.get("name", "")),
-            "version": word(form.fields.get("version", "")),
-            "refused": form.wrong,
-            "filename": word(form.filename),
-        }
-        await self.publish(request, data, form.content)
-        return text_answer(f"400 {form.wrong}", 400) if form.wrong else text_answer("")
+        fields, filename, content = read_form(request.body)
+        is_whole = all(fields.get(name) for name in _NAMED)
+        refused = "" if is_whole else "not a form with a name and a version"
+        data: dict[str, JsonValue] = {name: word(fields.get(name, "")) for name in _NAMED}
+        data |= {"refused": refused, "filename": word(filename)}
+        await self.publish(request, data, body_of("file-0", content, MAX_KEPT_BODY_BYTES))
+        return text_answer(f"400 {refused}", 400) if refused else text_answer("")
 
 
 make = _Pypi.app

@@ -31,13 +31,6 @@ def loaded(folder: Path, stand_ins: str, **files: str) -> LoadedPolicy:
         ("{kind: http, names: [a.example], routes: [{path: /}, {path: no}]}", {}, "no}", "routes[1].path", "a path begins with `/`"),
         ("{kind: pypi, names: [a.example], packages: own}", {}, "own}", "packages", "put wheels"),
         ("{kind: pypi, names: [a.example], packages: own}", {"x_txt": ""}, "own}", "packages", "x.txt: its name is not that of a wheel"),
-        (
-            "{kind: python, names: [a.example], ports: [80], files: own, app: 'shop.main:app'}",
-            {"a_py": ""},
-            "'shop",
-            "app",
-            "neither `shop/main.py` nor `shop/main/__init__.py` in `own`",
-        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_has_its_place(
