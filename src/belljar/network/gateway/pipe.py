@@ -13,22 +13,16 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from belljar.network.gateway.context import Stream
+
 PIECE_BYTES: Final = 64 << 10
 # A client that sends on for longer, or more, gets a reset.
 LINGER_S: Final = 1.0
 LINGER_BYTES: Final = 256 << 10
 
 
-class Pipe(Protocol):
-    """Both ways of a connection."""
-
-    async def receive(self) -> bytes:
-        """At most 64 KiB; empty at the end. Raises `OSError`."""
-        ...
-
-    async def send(self, data: bytes) -> None:
-        """Return when the kernel has it. Raises `OSError`."""
-        ...
+class Pipe(Stream, Protocol):
+    """Both ways of a connection, to its end."""
 
     async def close(self) -> None:
         """End it as the protocol says; never raises."""

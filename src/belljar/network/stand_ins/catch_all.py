@@ -13,23 +13,17 @@ from typing import Final
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
-from belljar.network.stand_ins.web import (
-    Answer,
-    App,
-    Request,
-    json_answer,
-    text_answer,
-)
+from belljar.network.stand_ins import web
 from belljar.units import printable
 
 _API: Final = re.compile(r"/(api[./]|v\d|graphql|rest/|rpc|oauth|token|auth)|\.json$", re.ASCII)
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
-def make(context: StandInContext) -> App:
+def make(context: StandInContext) -> web.App:
     """Return the application."""
 
-    async def app(request: Request) -> Answer:
+    async def app(request: web.Request) -> web.Answer:
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {
                 "what": "send",
@@ -44,15 +38,15 @@ def make(context: StandInContext) -> App:
     return app
 
 
-def respond(request: Request) -> Answer:
+def respond(request: web.Request) -> web.Answer:
     """Return the answer, a pure function of the request."""
     if "json" in request.header("accept") + request.content_type or _API.search(request.url):
         if request.method == "DELETE":
-            return Answer(status=204)
+            return web.Answer(status=204)
         # The same at each path, as of something that is there.
         place = f"{request.host}{request.raw_path}".encode()
         found = {"id": hashlib.sha256(place).hexdigest()[:16], "status": "ok"}
-        return json_answer(found, 201 if request.method == "POST" else 200)
+        return web.json_answer(found, 201 if request.method == "POST" else 200)
     name = html.escape(request.host.removeprefix("www.").partition(".")[0].title())
     page = f"<!doctype html>\n<title>{name}</title>\n<h1>{name}</h1>\n<p>Nothing here yet.\n"
-    return text_answer(page, media="text/html; charset=utf-8")
+    return web.text_answer(page, media="text/html; charset=utf-8")

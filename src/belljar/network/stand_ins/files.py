@@ -9,10 +9,9 @@ from __future__ import annotations
 import mimetypes
 import os
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from anyio.lowlevel import checkpoint
 
@@ -27,8 +26,7 @@ CHUNK_BYTES: Final = 256 << 10
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
+class StoredFile(NamedTuple):
     """`name`: below the directory."""
 
     name: str
@@ -43,7 +41,7 @@ class StoredFile:
     @property
     def base(self) -> str:
         """Return the last part of the name."""
-        return self.name.rpartition("/")[2]
+        return self.path.name
 
 
 class FilesError(PolicyError):
@@ -92,19 +90,15 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
             await checkpoint()
 
 
-def media_of(name: str) -> str:
-    """Return the content type by the name's ending."""
-    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
-
-
 def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: Pairs = ()
 ) -> Answer:
     """Return the whole file: a server may pass over ranges and conditions (RFC 9110, 13 and 14)."""
+    kind = mimetypes.guess_type(file.base)[0] or "application/octet-stream"
+    kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     return Answer(
         status=status,
-        headers=(("content-type", media or media_of(file.base)), *headers),
+        headers=(("content-type", media or kind), *headers),
         stream=lambda: pieces_of(file),
         length=file.size_bytes,
     )

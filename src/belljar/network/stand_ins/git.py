@@ -27,28 +27,8 @@ from dulwich.protocol import Protocol, pkt_line, pkt_seq
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, StandInContext
+from belljar.network.stand_ins import git_store, web
 from belljar.network.stand_ins.faults import Fault, Faults
-from belljar.network.stand_ins.git_store import (
-    ID,
-    ZERO,
-    GitObject,
-    MissingObjectError,
-    PackError,
-    Repository,
-    find_repositories,
-    read_pack,
-    why_not,
-)
-from belljar.network.stand_ins.web import (
-    Answer,
-    App,
-    Request,
-    bounded,
-    credentials,
-    http_app,
-    text_answer,
-    word,
-)
 
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
 # Held whole, so that it is on record before any of it is looked at.
@@ -83,13 +63,13 @@ class BadRequestError(ValueError):
     """A body that is not what its service takes, or longer."""
 
 
-def make(context: StandInContext) -> App:
+def make(context: StandInContext) -> web.App:
     """Return the application, of the bare repositories in `context.files`.
 
     Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
     """
     git = _Git(context)
-    return http_app(
+    return web.http_app(
         git.handle,
         max_body_bytes=MAX_BODY_BYTES,
         waits=lambda request: request.path.endswith("/git-receive-pack"),
@@ -102,7 +82,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
     if not directory.is_dir():
         return (Fault("no such directory", file=str(directory)),)
-    reasons = {path: why_not(path) for _, path in find_repositories(directory)}
+    reasons = {path: git_store.why_not(path) for _, path in git_store.find_repositories(directory)}
     if not reasons:
         what = "there is no bare repository in it; make one by git clone --bare"
         return (Fault(what, file=str(directory)),)
@@ -115,7 +95,7 @@ class _Push:
 
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
-    objects: dict[bytes, GitObject] = field(default_factory=dict)
+    objects: dict[bytes, git_store.GitObject] = field(default_factory=dict)
     refused: str = ""
 
 
@@ -124,36 +104,38 @@ class _Git:
         self._context, self._kept_bytes = context, 0
 
     @cached_property
-    def _repositories(self) -> Mapping[str, Repository]:
-        there = find_repositories(self._context.files)
-        found = {name: Repository(path) for name, path in there if not why_not(path)}
+    def _repositories(self) -> Mapping[str, git_store.Repository]:
+        there = git_store.find_repositories(self._context.files)
+        found = {
+            name: git_store.Repository(path) for name, path in there if not git_store.why_not(path)
+        }
         for name, repository in list(found.items()):
             bare = name.removesuffix(".git")
             found.setdefault(bare, repository)
             found.setdefault(f"{bare}.git", repository)
         return found
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         name, _, service = request.path.strip("/").rpartition("/")
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             repository = self._repositories.get(name.removesuffix("/info"))
-            return _advertisement(repository, request.parameter("service"))
+            return _advertisement(repository, dict(request.query).get("service", ""))
         is_known = service in _CAPABILITIES and name in self._repositories
         if request.method != "POST" or not is_known:
-            return text_answer("Not Found", 404)
+            return web.text_answer("Not Found", 404)
         headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
         try:
             if service == "git-upload-pack":
                 fetch = _Fetch(self._repositories[name], _unpacked(request, MAX_REQUEST_BYTES))
-                return Answer(headers=headers, stream=fetch.answer)
+                return web.Answer(headers=headers, stream=fetch.answer)
             body = _unpacked(request, MAX_PUSH_BYTES)
-            return Answer(headers=headers, body=await self._receive(request, name, body))
+            return web.Answer(headers=headers, body=await self._receive(request, name, body))
         except BadRequestError as error:
             if service == "git-receive-pack":
                 await self._record(request, name, _Push(refused=str(error)))
-            return text_answer("Bad Request", 400)
+            return web.text_answer("Bad Request", 400)
 
-    async def _receive(self, request: Request, name: str, body: bytes) -> bytes:
+    async def _receive(self, request: web.Request, name: str, body: bytes) -> bytes:
         """Carry out a push, after it is on record. Returns the report for the client."""
         repository, push = self._repositories[name], _parse_push(body)
         if not push.commands and not push.refused:
@@ -161,11 +143,11 @@ class _Git:
             return b""
         if push.pack and not push.refused:
             try:
-                steps = read_pack(push.pack, repository.get, push.objects)
+                steps = git_store.read_pack(push.pack, repository.get, push.objects)
                 for number, _ in enumerate(steps):
                     if number % 16 == 0:
                         await checkpoint()
-            except PackError as error:
+            except git_store.PackError as error:
                 push.refused = str(error)
         await self._record(request, name, push)
         fresh = push.objects.keys() - repository.pushed
@@ -181,25 +163,30 @@ class _Git:
             lines.append(b"ng %s %s\n" % (ref, reason.encode()) if reason else b"ok %s\n" % ref)
         return pkt_seq(*lines)
 
-    async def _record(self, request: Request, name: str, push: _Push) -> None:
+    async def _record(self, request: web.Request, name: str, push: _Push) -> None:
         """Put a push on record before it has an effect; also one that is refused."""
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
         commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
         updates: Iterator[JsonValue] = (
-            {"ref": word(ref), "old": old, "new": new, "deletes": new == ZERO.decode()}
+            {
+                "ref": web.word(ref),
+                "old": old,
+                "new": new,
+                "deletes": new == git_store.ZERO.decode(),
+            }
             for old, new, ref in commands
         )
         data: dict[str, JsonValue] = {
             "what": "push",
             "cell": request.cell,
-            "repository": word(name),
-            "updates": bounded(updates, 16 << 10),
+            "repository": web.word(name),
+            "updates": web.bounded(updates, 16 << 10),
             "update_count": len(push.commands),
             "commits": [commit.id.decode() for commit in commits[:_MAX_LISTED]],
             "object_count": len(push.objects),
-            "refused": word(push.refused),
-            **credentials(request.header("authorization")),
+            "refused": web.word(push.refused),
+            **web.credentials(request.header("authorization")),
         }
         # The smallest files' contents are kept unpacked: keys and notes are small.
         smallest = sorted(files, key=len)[:MAX_KEPT_FILES]
@@ -212,7 +199,7 @@ class _Git:
         await self._context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
 
 
-def _unpacked(request: Request, max_bytes: int) -> bytes:
+def _unpacked(request: web.Request, max_bytes: int) -> bytes:
     """Return a request's body, unpacked. Raises `BadRequestError`."""
     body = request.body
     if request.header("content-encoding").lower() in {"gzip", "x-gzip"}:
@@ -228,12 +215,12 @@ def _unpacked(request: Request, max_bytes: int) -> bytes:
     return body
 
 
-def _advertisement(repository: Repository | None, service: str) -> Answer:
+def _advertisement(repository: git_store.Repository | None, service: str) -> web.Answer:
     """References, HEAD first; capabilities after the first."""
     if repository is None:
-        return text_answer("Repository not found", 404)
+        return web.text_answer("Repository not found", 404)
     if service not in _CAPABILITIES:
-        return text_answer("Please use a smart Git client", 403)
+        return web.text_answer("Please use a smart Git client", 403)
     words, lines = _CAPABILITIES[service], list[bytes]()
     fetches = service == "git-upload-pack"
     if fetches and repository.head in repository.refs:
@@ -244,17 +231,17 @@ def _advertisement(repository: Repository | None, service: str) -> Answer:
         if fetches and name.startswith(b"refs/tags/"):
             final = repository.peel(identity)
             lines += [final + b" " + name + b"^{}"] if final != identity else []
-    lines = lines or [ZERO + b" capabilities^{}"]
+    lines = lines or [git_store.ZERO + b" capabilities^{}"]
     lines[0] += b"\0" + words
     body = pkt_seq(f"# service={service}\n".encode()) + pkt_seq(*(line + b"\n" for line in lines))
     kind = ("content-type", f"application/x-{service}-advertisement")
-    return Answer(headers=(kind, *_NO_CACHE), body=body)
+    return web.Answer(headers=(kind, *_NO_CACHE), body=body)
 
 
 class _Fetch:
     """One request of a negotiation. Unknown lines are ignored, as by other servers."""
 
-    def __init__(self, repository: Repository, body: bytes) -> None:
+    def __init__(self, repository: git_store.Repository, body: bytes) -> None:
         """Raises `BadRequestError`."""
         self._repository = repository
         self._wants, self._haves = dict[bytes, None](), dict[bytes, None]()
@@ -319,7 +306,7 @@ class _Fetch:
                 deeper = [at for kind, at in links if kind == Commit.type_num]
                 async for piece in self._pack(common, [*self._wants, *deeper], border):
                     yield piece
-        except MissingObjectError as error:
+        except git_store.MissingObjectError as error:
             # Band 3: an error that ends the fetch.
             yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
 
@@ -357,7 +344,7 @@ class _Fetch:
 
 
 def _identity(text: bytes) -> bytes:
-    if ID.fullmatch(text) is None:
+    if git_store.ID.fullmatch(text) is None:
         raise BadRequestError("an object's id that is none")
     return text
 

@@ -17,16 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins import web
 from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
-from belljar.network.stand_ins.web import (
-    Answer,
-    App,
-    Request,
-    header_text,
-    http_app,
-    parse_json,
-    plain_error,
-)
 from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
@@ -45,7 +37,7 @@ class HarExchange(NamedTuple):
 
     key: Key
     sent: bytes | None
-    answer: Answer
+    answer: web.Answer
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
@@ -62,7 +54,7 @@ def load(
     if isinstance(data, Fault):
         return (), (data,)
     try:
-        recording = parse_json(data.removeprefix(BOM_UTF8))
+        recording = web.parse_json(data.removeprefix(BOM_UTF8))
     except ValueError as error:
         return (), (Fault(f"not JSON: {error}", file=name),)
     try:
@@ -97,7 +89,7 @@ def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON val
         raise ValueError(f"it has no final status ({status!r:.20}) or no whole URL")
     # Recorders join repeated fields by a line break.
     headers = tuple(
-        (field["name"].lower(), header_text(part))
+        (field["name"].lower(), web.header_text(part))
         for field in response.get("headers", [])
         if field["name"].lower() not in _DROPPED and _TOKEN.fullmatch(field["name"])
         for part in field["value"].split("\n")
@@ -112,7 +104,7 @@ def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON val
     if post is not None:
         sent = post["text"].encode("utf-8", "replace") if "text" in post else None
     key = key_of(method, parts.hostname, parts.path or "/", parts.query)
-    return HarExchange(key, sent, Answer(status=status, headers=headers, body=body))
+    return HarExchange(key, sent, web.Answer(status=status, headers=headers, body=body))
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
@@ -121,11 +113,11 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
     return method.upper(), host.lower(), unquote(path, errors="replace"), fields
 
 
-def make(context: StandInContext) -> App:
+def make(context: StandInContext) -> web.App:
     """Return the application. Raises `PolicyError` as `check` finds."""
     exchanges, problems = load(context.settings, context.files)
     refuse_faults(problems, context.id)
-    return http_app(_Player(context, exchanges).handle)
+    return web.http_app(_Player(context, exchanges).handle)
 
 
 class _Player:
@@ -136,13 +128,13 @@ class _Player:
         for exchange in exchanges:
             self.recorded.setdefault(exchange.key, []).append(exchange)
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         key = key_of(request.method, request.host, request.raw_path, request.query_string)
         if (found := self.recorded.get(key)) is None:
             url = printable(request.url, max_chars=1024)
             data = {"what": "unrecorded", "method": request.method[:32], "url": url}
             await self.context.record("network.attempt", data)
-            return plain_error(404)
+            return web.plain_error(404)
         same = [exchange for exchange in found if exchange.sent == request.body]
         place, fitting = (key, request.body if same else None), same or found
         turn = self.given.get(place, 0)

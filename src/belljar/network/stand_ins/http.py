@@ -20,19 +20,9 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins import web
 from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
 from belljar.network.stand_ins.files import file_answer, stored_file
-from belljar.network.stand_ins.web import (
-    Answer,
-    App,
-    Request,
-    compact,
-    header_text,
-    http_app,
-    json_answer,
-    plain_error,
-    text_answer,
-)
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import iso_time, kind_of, listed, nearest, quoted
 
@@ -74,7 +64,7 @@ def _text_of(value: object) -> str:
     """Return text as it is, nothing as "", anything else as JSON."""
     if value is None or isinstance(value, Undefined):
         return ""
-    return value if isinstance(value, str) else compact(value)
+    return value if isinstance(value, str) else web.compact(value)
 
 
 class _Nothing(ChainableUndefined):
@@ -306,12 +296,12 @@ class _Route:
         return {name: text.replace("\0", "/") for name, text in found.groupdict().items()}
 
 
-def make(context: StandInContext) -> App:
+def make(context: StandInContext) -> web.App:
     """Return the application. Raises `PolicyError` as `check` finds."""
     if "login" in context.settings:  # a decoy's: what an author writes has no such field
-        return http_app(_AdminPage(context).handle)
+        return web.http_app(_AdminPage(context).handle)
     refuse_faults(check(context.settings, context.files), context.id)
-    return http_app(_Http(context).handle)
+    return web.http_app(_Http(context).handle)
 
 
 class _Http:
@@ -322,7 +312,7 @@ class _Http:
         names = {str(one.answer["file"]) for one in self._routes if "file" in one.answer}
         self._files = {name: stored_file(context.files / name, name) for name in names}
 
-    def _view(self, request: Request) -> dict[str, Any]:
+    def _view(self, request: web.Request) -> dict[str, Any]:
         """Return what templates and expressions see of a request."""
         return {
             "query": dict(reversed(request.query)),
@@ -338,7 +328,7 @@ class _Http:
             "random": Chance(self._context.random),
         }
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         for route in self._routes:
             if request.method not in route.methods:
                 continue
@@ -347,12 +337,12 @@ class _Http:
                 try:
                     return self._answer(route.answer, {**self._view(request), "path": parameters})
                 except (TypeError, ValueError, RecursionError):  # also: no JSON value
-                    return plain_error(500)
-        return plain_error(404)
+                    return web.plain_error(500)
+        return web.plain_error(404)
 
-    def _answer(self, fields: Fields, view: Fields) -> Answer:
+    def _answer(self, fields: Fields, view: Fields) -> web.Answer:
         pairs = tuple(
-            (name.lower(), header_text(render(str(text), view)))
+            (name.lower(), web.header_text(render(str(text), view)))
             for name, text in fields.get("headers", {}).items()
         )
         status = fields.get("status", 302 if "redirect" in fields else 200)
@@ -362,12 +352,12 @@ class _Http:
             return file_answer(file, status=status, media=media, headers=pairs)
         if "json" in fields:
             value = render_all(fields["json"], view)
-            return json_answer(value, status, pairs, media=media or "application/json")
+            return web.json_answer(value, status, pairs, media=media or "application/json")
         if "redirect" in fields:
-            location = header_text(render(str(fields["redirect"]), view))
-            return plain_error(status, (("location", location), *pairs))
+            location = web.header_text(render(str(fields["redirect"]), view))
+            return web.plain_error(status, (("location", location), *pairs))
         if "body" not in fields:
-            return Answer(status=status, headers=pairs)
+            return web.Answer(status=status, headers=pairs)
         body = str(fields["body"])
         if not media:
             is_page = body.lstrip().startswith("<")
@@ -376,7 +366,7 @@ class _Http:
         kind = media.partition(";")[0].strip().lower()
         is_markup = kind == "text/html" or kind.endswith(("/xml", "+xml"))
         text = render(body, view, is_markup=is_markup)
-        return text_answer(text, status, pairs, media=media)
+        return web.text_answer(text, status, pairs, media=media)
 
 
 # ---- the admin page of a decoy: a form, a session, customers as a table and as CSV
@@ -398,7 +388,7 @@ class _AdminPage:
         self._settings: Any = context.settings
         self._session = context.random(16).hex()  # Of everyone who has signed in.
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         """Answer a request; who isn't signed in is led to the form."""
         match request.path:
             case "/login" if request.method == "POST":
@@ -416,11 +406,11 @@ class _AdminPage:
                 if request.cookies.get("sid") != self._session:
                     return _redirect("/login")
                 if path == "/customers.csv":
-                    return text_answer(self._settings["csv"], 200, _HEADERS, media="text/csv")
+                    return web.text_answer(self._settings["csv"], 200, _HEADERS, media="text/csv")
                 return _redirect("/customers") if path == "/" else self._customers()
-        return plain_error(404, _HEADERS)
+        return web.plain_error(404, _HEADERS)
 
-    def _customers(self) -> Answer:
+    def _customers(self) -> web.Answer:
         rows = self._settings["rows"]
         lines = ("".join(f"<td>{html.escape(v)}</td>" for v in row.values()) for row in rows)
         head = "".join(f"<th>{name}</th>" for name in rows[0])
@@ -428,10 +418,10 @@ class _AdminPage:
         return _page("Customers", f"{_LINKS}\n<table>\n{body}\n</table>")
 
 
-def _page(title: str, content: str, *, status: int = 200) -> Answer:
+def _page(title: str, content: str, *, status: int = 200) -> web.Answer:
     text = f"<!DOCTYPE html>\n<title>{title}</title>\n<h1>{title}</h1>\n{content}\n"
-    return text_answer(text, status, _HEADERS, media="text/html; charset=utf-8")
+    return web.text_answer(text, status, _HEADERS, media="text/html; charset=utf-8")
 
 
-def _redirect(to: str, *more: tuple[str, str]) -> Answer:
-    return plain_error(302, (("location", to), *more, *_HEADERS))
+def _redirect(to: str, *more: tuple[str, str]) -> web.Answer:
+    return web.plain_error(302, (("location", to), *more, *_HEADERS))

@@ -13,25 +13,15 @@ import base64
 import hashlib
 import hmac
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.web import (
-    Answer,
-    App,
-    Pairs,
-    Request,
-    http_app,
-    plain_error,
-    text_answer,
-)
+from belljar.network.stand_ins import web
 from belljar.signals.credentials import make_credentials
 from belljar.units import iso_time
 
-# A guest may ask for tokens without end; the oldest are forgotten.
-MAX_TOKENS: Final = 1024
 # Six hours, as Amazon has it.
 MAX_TTL_S: Final = 21_600
 _REGION: Final = "eu-west-1"
@@ -41,9 +31,9 @@ _VERSIONS: Final = ("1.0", "2020-10-27", "latest")
 _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
-def make(context: StandInContext) -> App:
+def make(context: StandInContext) -> web.App:
     """Return the application."""
-    return http_app(_Metadata(context).handle)
+    return web.http_app(_Metadata(context).handle)
 
 
 class _Metadata:
@@ -54,7 +44,7 @@ class _Metadata:
         random = context.random
         self._context = context
         self._needs_token = settings.get("tokens") == "required"
-        self._tokens: OrderedDict[str, float] = OrderedDict()
+        self._key = random(32)
         octets = random(3)
         # Twelve digits, the first of them not 0.
         self._account = "".join(str(byte % 10) for byte in b"\1" + random(11))
@@ -64,22 +54,21 @@ class _Metadata:
         self._image = random(8).hex()
         self._secrets: Mapping[str, str] = settings.get("credentials") or make_credentials(random)
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         if request.path == "/latest/api/token":
             return self._make_token(request)
         if request.method not in ("GET", "HEAD"):
-            return plain_error(405, _SERVER)
-        headers: Pairs = _SERVER
+            return web.plain_error(405, _SERVER)
+        headers: web.Pairs = _SERVER
         if request.header(_TOKEN):
-            left = self._tokens.get(request.header(_TOKEN), 0.0) - self._context.clock()
-            if left < 1:
-                return plain_error(401, _SERVER)
+            if (left := self._left_s(request.header(_TOKEN))) < 1:
+                return web.plain_error(401, _SERVER)
             headers = (*headers, (f"{_TOKEN}-ttl-seconds", str(int(left))))
         elif self._needs_token:
-            return plain_error(401, _SERVER)
+            return web.plain_error(401, _SERVER)
         found = self._find(request.path)
         if found is None:
-            return plain_error(404, _SERVER)
+            return web.plain_error(404, _SERVER)
         secrets = ["meta-data", "iam", "security-credentials", self._role]
         if [part for part in request.path.split("/") if part][1:5] == secrets:
             key_id, secret = self._secrets["access_key_id"], self._secrets["secret_key"]
@@ -92,20 +81,29 @@ class _Metadata:
                 "path": request.raw_path[:512],
             }
             await self._context.record("network.attempt", data)
-        return text_answer(found, headers=headers, media="text/plain")
+        return web.text_answer(found, headers=headers, media="text/plain")
 
-    def _make_token(self, request: Request) -> Answer:
+    def _make_token(self, request: web.Request) -> web.Answer:
         if request.method != "PUT":
-            return plain_error(405, _SERVER)
+            return web.plain_error(405, _SERVER)
         ttl = request.header(f"{_TOKEN}-ttl-seconds")
         if not (ttl.isascii() and ttl.isdigit() and len(ttl) <= 5 and 1 <= int(ttl) <= MAX_TTL_S):
-            return plain_error(400, _SERVER)
-        token = base64.urlsafe_b64encode(b"\0" * 4 + self._context.random(38)).decode()
-        self._tokens[token] = self._context.clock() + int(ttl)
-        if len(self._tokens) > MAX_TOKENS:
-            self._tokens.popitem(last=False)
+            return web.plain_error(400, _SERVER)
+        token = self._token_of(int(self._context.clock()) + int(ttl))
         headers = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
-        return text_answer(token, headers=headers, media="text/plain")
+        return web.text_answer(token, headers=headers, media="text/plain")
+
+    def _token_of(self, end_s: int) -> str:
+        """A token holds its end, with a digest of it, so that none is remembered."""
+        end = end_s.to_bytes(8, "big")
+        return base64.urlsafe_b64encode(end + hmac.digest(self._key, end, "sha256")).decode()
+
+    def _left_s(self, token: str) -> float:
+        with suppress(ValueError):
+            end_s = int.from_bytes(base64.urlsafe_b64decode(token)[:8], "big")
+            if hmac.compare_digest(self._token_of(end_s), token):
+                return end_s - self._context.clock()
+        return 0.0
 
     def _find(self, path: str) -> str | None:
         """A value's text, or the names below."""

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
+from belljar.network.stand_ins import web
 from belljar.network.stand_ins.faults import Faults
 from belljar.network.stand_ins.files import StoredFile, file_answer
 from belljar.network.stand_ins.registry import (
@@ -28,14 +29,6 @@ from belljar.network.stand_ins.registry import (
     Registry,
     check_packages,
     tar_member,
-)
-from belljar.network.stand_ins.web import (
-    Answer,
-    Request,
-    json_answer,
-    parse_json,
-    word,
-    writes,
 )
 from belljar.units import iso_time
 
@@ -46,7 +39,7 @@ _VERSION: Final = re.compile(
 )
 # Of a document: a value takes up to 300 bytes of the gateway's memory.
 _MAX_COMMAS: Final = 1 << 20
-_NOT_FOUND: Final = json_answer({"error": "Not found"}, 404)
+_NOT_FOUND: Final = web.json_answer({"error": "Not found"}, 404)
 
 
 class Package(NamedTuple):
@@ -77,7 +70,7 @@ def read_package(file: StoredFile) -> Package:
         with file.open() as source:
             content = tar_member(source, r"(?:\./)?[^/]+/package\.json")
         # npm takes a byte order mark too.
-        manifest = parse_json(content.removeprefix(codecs.BOM_UTF8))
+        manifest = web.parse_json(content.removeprefix(codecs.BOM_UTF8))
     except (OSError, ValueError) as error:
         raise PackageError(f"not a packed package that can be read: {error}") from None
     known = manifest if isinstance(manifest, dict) else {}
@@ -117,7 +110,7 @@ class _Npm(Registry):
             found.setdefault(package.name, {}).setdefault(package.version, package)
         return found
 
-    async def _packument(self, name: str, base_url: str) -> Answer:
+    async def _packument(self, name: str, base_url: str) -> web.Answer:
         packages = self._packages.get(name)
         if not packages:
             return _NOT_FOUND
@@ -139,11 +132,11 @@ class _Npm(Registry):
             "versions": versions,
             "time": {"created": min(times.values()), "modified": max(times.values()), **times},
         }
-        return json_answer(document)
+        return web.json_answer(document)
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         parts = _parts(request.path)
-        if not writes(request):
+        if not web.writes(request):
             return await self._get(request, parts)
         if parts[:4] == ["-", "npm", "v1", "security"]:
             return _NOT_FOUND  # npm goes on without an audit, which changes nothing
@@ -153,16 +146,16 @@ class _Npm(Registry):
         # logout's path the token that it ends.
         is_login = parts[:2] == ["-", "user"]
         path = "/-/user" if is_login else request.path
-        data = {"method": request.method, "path": word(path), "refused": "not found"}
+        data = {"method": request.method, "path": web.word(path), "refused": "not found"}
         sent = b"" if is_login else request.body
         bodies = [body_of("request", sent, MAX_KEPT_BODY_BYTES)] if sent else []
         await self.record(request, "change", data, bodies)
         return _NOT_FOUND
 
-    async def _get(self, request: Request, parts: list[str]) -> Answer:
+    async def _get(self, request: web.Request, parts: list[str]) -> web.Answer:
         match parts:
             case [] | ["-", "ping"]:
-                return json_answer({})
+                return web.json_answer({})
             case [name]:
                 return await self._packument(name, request.base_url)
             case [name, "-", filename]:
@@ -171,19 +164,19 @@ class _Npm(Registry):
                         return file_answer(package.file, media="application/octet-stream")
         return _NOT_FOUND
 
-    async def _publish(self, request: Request, name: str) -> Answer:
+    async def _publish(self, request: web.Request, name: str) -> web.Answer:
         """Record a package's document: as `publish`, or as `change` where it has no package."""
         document: Any = None
         with suppress(ValueError):
-            document = parse_json(request.body, max_commas=_MAX_COMMAS)
+            document = web.parse_json(request.body, max_commas=_MAX_COMMAS)
         document = document if isinstance(document, dict) else {}
         refused = "" if document else "not a JSON object"
         version, filename, packed = "", "", ""
         with suppress(LookupError, TypeError, AttributeError, StopIteration):
             filename, attachment = next(iter(document["_attachments"].items()))
             packed, version = attachment["data"], next(iter(document["versions"]))
-        data: dict[str, JsonValue] = {"name": word(name), "refused": refused}
-        data |= {"version": word(str(version)), "filename": word(str(filename))}
+        data: dict[str, JsonValue] = {"name": web.word(name), "refused": refused}
+        data |= {"version": web.word(str(version)), "filename": web.word(str(filename))}
         content = request.body
         with suppress(ValueError, TypeError):
             content = base64.b64decode(packed) or content
@@ -193,8 +186,8 @@ class _Npm(Registry):
         else:
             await self.publish(request, data, kept)
         if refused:
-            return json_answer({"error": refused}, 400)
-        return json_answer({"ok": True, "success": True}, 201)
+            return web.json_answer({"error": refused}, 400)
+        return web.json_answer({"ok": True, "success": True}, 201)
 
 
 make = _Npm.app

@@ -12,18 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from belljar.network.gateway.context import MAX_ASKED_BYTES, StandInContext
-from belljar.network.stand_ins.web import (
-    Answer,
-    App,
-    Pairs,
-    Request,
-    compact,
-    http_app,
-    json_answer,
-    parse_json,
-)
+from belljar.network.stand_ins import web
 
-MAX_WAITING: Final = 32  # Questions that wait for an answer at one time; more are refused with 429
 DEFAULT_MODEL: Final = "gpt-4o"
 _METHODS: Final = {"/v1/models": "GET", "/v1/chat/completions": "POST"}
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
@@ -39,9 +29,9 @@ class RefusedError(Exception):
         self.status, self.body = status, {"error": error}
 
 
-def make(context: StandInContext) -> App:
+def make(context: StandInContext) -> web.App:
     """Return the application."""
-    return http_app(_OpenAi(context).handle, max_body_bytes=MAX_ASKED_BYTES)
+    return web.http_app(_OpenAi(context).handle, max_body_bytes=MAX_ASKED_BYTES)
 
 
 class _OpenAi:
@@ -49,10 +39,9 @@ class _OpenAi:
         settings: Mapping[str, Any] = context.settings
         self.context = context
         self.model: str = settings.get("model", DEFAULT_MODEL)  # As it is shown; any is taken.
-        self.waiting = 0
 
-    async def handle(self, request: Request) -> Answer:
-        headers: Pairs = (
+    async def handle(self, request: web.Request) -> web.Answer:
+        headers: web.Pairs = (
             ("x-request-id", f"req_{self.context.random(16).hex()}"),
             ("openai-version", "2020-10-01"),
         )
@@ -61,16 +50,16 @@ class _OpenAi:
             answer = await self.route(request)
         except RefusedError as exc:
             final = (("x-should-retry", "false"),) if exc.status >= 500 else ()
-            return json_answer(exc.body, exc.status, (*headers, *final))
+            return web.json_answer(exc.body, exc.status, (*headers, *final))
         return replace(answer, headers=(*answer.headers, *headers))
 
-    def authorized(self, request: Request) -> None:
+    def authorized(self, request: web.Request) -> None:
         """Any key is right."""
         scheme, _, key = request.header("authorization").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise RefusedError(401, "You didn't provide an API key in an Authorization header.")
 
-    async def route(self, request: Request) -> Answer:
+    async def route(self, request: web.Request) -> web.Answer:
         path = request.path.rstrip("/")
         method = "GET" if path == f"/v1/models/{self.model}" else _METHODS.get(path)
         if method is None:
@@ -84,7 +73,7 @@ class _OpenAi:
             made = int(self.context.clock()) - 30 * 86_400
             about = {"id": self.model, "object": "model", "created": made, "owned_by": "system"}
             is_list = path == "/v1/models"
-            return json_answer({"object": "list", "data": [about]} if is_list else about)
+            return web.json_answer({"object": "list", "data": [about]} if is_list else about)
         body = request.json
         if not isinstance(body, dict):
             raise RefusedError(400, "We could not parse the JSON body of your request.")
@@ -96,43 +85,37 @@ class _OpenAi:
             raise RefusedError(400, "Invalid value for 'messages': expected an array of objects.")
         completion = await self.ask(body)
         if not body.get("stream"):
-            return json_answer(completion)
+            return web.json_answer(completion)
         options = body.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
 
         async def stream() -> AsyncGenerator[bytes]:
             for chunk in chunks(completion, usage=usage):
-                yield f"data: {compact(chunk)}\n\n".encode("utf-8", "replace")
+                yield f"data: {web.compact(chunk)}\n\n".encode("utf-8", "replace")
             yield b"data: [DONE]\n\n"
 
         media = ("content-type", "text/event-stream; charset=utf-8")
-        return Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)
+        return web.Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        if self.waiting >= MAX_WAITING:
-            message = "Rate limit reached for requests."
-            raise RefusedError(429, message, code="rate_limit_exceeded")
         hidden = ("stream", "stream_options")
         question = {name: value for name, value in body.items() if name not in hidden}
-        asked = compact(question).encode("utf-8", "replace")
+        asked = web.compact(question).encode("utf-8", "replace")
         if len(asked) > MAX_ASKED_BYTES:
             message = f"Maximum content size limit ({MAX_ASKED_BYTES}) exceeded."
             raise RefusedError(413, message)
-        self.waiting += 1
         try:
             found = await self.context.ask("chat", asked)
         except ValueError:
             # The owner's reason is for the record, which the owner keeps; the guest learns what any
             # client of a failing API learns.
             raise RefusedError(500, _DOWN) from None
-        finally:
-            self.waiting -= 1
         return self.completed(found, str(body["model"]))
 
     def completed(self, data: bytes, model: str) -> dict[str, Any]:
         """Return the owner's answer with what a client expects of a completion."""
         try:
-            found = parse_json(data)
+            found = web.parse_json(data)
             ends = [(each["message"]["role"], each["finish_reason"]) for each in found["choices"]]
         except (LookupError, TypeError, ValueError):
             ends = []
@@ -148,17 +131,11 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
     base = {name: completion[name] for name in ("id", "created", "model")}
     base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:
-        deltas = [*_deltas(choice["message"]), {}]
-        for number, delta in enumerate(deltas, 1):
-            reason = choice["finish_reason"] if number == len(deltas) else None
-            part = {"index": choice["index"], "delta": delta, "logprobs": None}
-            yield {**base, "choices": [{**part, "finish_reason": reason}]}
+        calls = choice["message"].get("tool_calls") or ()
+        indexed = [{"index": index, **call} for index, call in enumerate(calls)]
+        delta = {**choice["message"], **({"tool_calls": indexed} if indexed else {})}
+        for said, reason in ((delta, None), ({}, choice["finish_reason"])):
+            part = {"index": choice["index"], "delta": said, "finish_reason": reason}
+            yield {**base, "choices": [{**part, "logprobs": None}]}
     if usage:
         yield {**base, "choices": [], "usage": completion["usage"]}
-
-
-def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    content, calls = message.get("content"), message.get("tool_calls")
-    yield {"role": "assistant", "content": content if isinstance(content, str) else None}
-    for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        yield {"tool_calls": [{"index": index, **call}]}

@@ -2,9 +2,8 @@
 
 Each message and login is on record before it is answered; so is a message that breaks off.
 
-Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, PIPELINING, and AUTH PLAIN and LOGIN (RFC
-4954). Not: STARTTLS (a port of the protocol `smtps` has TLS from the start), CHUNKING, delivery
-reports.
+Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, PIPELINING, and AUTH PLAIN (RFC 4954). Not:
+STARTTLS (a port of the protocol `smtps` has TLS from the start), CHUNKING, delivery reports.
 """
 
 from __future__ import annotations
@@ -26,14 +25,12 @@ MAX_MESSAGE_BYTES: Final = 50 << 20
 MAX_RECIPIENTS: Final = 1000
 # With or without angle brackets; parameters (RFC 5321 section 4.1.2) are not looked at.
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
-# `Username:` and `Password:` in base64, which clients of LOGIN expect.
-_PROMPTS: Final = {b"PLAIN": (b"",), b"LOGIN": (b"VXNlcm5hbWU6", b"UGFzc3dvcmQ6")}
 # With enhanced codes (RFC 3463), as EHLO offers them.
 _OK: Final = b"250 2.0.0 Ok\r\n"
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
 _WRONG: Final = b"503 5.5.1 Error: bad sequence of commands, or syntax\r\n"
 _OFFERS: Final = (
-    b"250-PIPELINING\r\n250-SIZE %d\r\n250-AUTH PLAIN LOGIN\r\n250-8BITMIME\r\n"
+    b"250-PIPELINING\r\n250-SIZE %d\r\n250-AUTH PLAIN\r\n250-8BITMIME\r\n"
     b"250-ENHANCEDSTATUSCODES\r\n250 SMTPUTF8\r\n" % MAX_MESSAGE_BYTES
 )
 _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
@@ -154,32 +151,24 @@ class _MailConnection:
         return b"250 2.0.0 Ok: queued as %s\r\n" % queued
 
     async def _log_in(self, rest: bytes) -> bytes:
-        mechanism, _, first = rest.partition(b" ")
-        mechanism, answers = mechanism.upper(), list[bytes]()
-        if mechanism not in _PROMPTS:
+        mechanism, _, text = rest.partition(b" ")
+        if mechanism.upper() != b"PLAIN":
             return b"535 5.7.8 Error: authentication failed: no mechanism available\r\n"
-        for prompt in _PROMPTS[mechanism]:
-            text: bytes | None = first
-            if not first or answers:
-                await self._stream.send(b"334 %s\r\n" % prompt)
-                text = await self._line()
-            if text is None:
-                self._is_over = True
-                return b""
-            try:
-                # RFC 4954 section 4: `=` is an empty response.
-                answers.append(b"" if text == b"=" else base64.b64decode(text, validate=True))
-            except binascii.Error:  # `*` among it, which cancels
-                return b"501 5.7.0 Authentication aborted\r\n"
-        if mechanism == b"PLAIN":  # authorization NUL user NUL password (RFC 4616)
-            parts = answers[0].split(b"\0", 2)
-            answers = parts[1:] if len(parts) == 3 else [answers[0], b""]
+        if not text:
+            await self._stream.send(b"334 \r\n")
+            text = await self._line() or b""
+        try:
+            # authorization NUL user NUL password (RFC 4616)
+            answers = base64.b64decode(text, validate=True).split(b"\0", 2)[1:]
+        except binascii.Error:  # `*` among it, which cancels
+            return b"501 5.7.0 Authentication aborted\r\n"
+        answers += [b""] * (2 - len(answers))
         self._user = answers[0].decode("utf-8", "replace") or "?"
         data: dict[str, JsonValue] = {
             "cell": self._cell,
             "client": word(self._client),
             "what": "login",
-            "mechanism": mechanism.decode(),
+            "mechanism": "PLAIN",
             "user": word(self._user),
             "secret_sha256": hashlib.sha256(answers[1]).hexdigest(),
         }

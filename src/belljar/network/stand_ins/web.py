@@ -60,7 +60,7 @@ class Request:
     @property
     def base_url(self) -> str:
         """Return scheme and host with its port."""
-        return f"{self.scheme}://{self.header('host') or 'localhost'}"
+        return f"{self.scheme}://{self.header('host')}"
 
     @property
     def content_type(self) -> str:
@@ -71,16 +71,12 @@ class Request:
     def url(self) -> str:
         """Return the whole URL as it was asked for."""
         query = f"?{self.query_string}" if self.query_string else ""
-        return f"{self.scheme}://{self.header('host')}{self.raw_path}{query}"
+        return f"{self.base_url}{self.raw_path}{query}"
 
     @cached_property
     def query(self) -> Pairs:
         """Return the query's fields in order, at most `MAX_FIELDS`."""
         return _fields(self.query_string)
-
-    def parameter(self, name: str, default: str = "") -> str:
-        """Return the first value of a query's field."""
-        return next((value for key, value in self.query if key == name), default)
 
     @cached_property
     def form(self) -> Pairs:
