@@ -13,25 +13,17 @@ import hashlib
 import io
 import re
 from asyncio import Lock
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import Message
 from email.parser import HeaderParser
-from pathlib import Path
 from typing import Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
-from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins import registry
 from belljar.network.stand_ins.files import StoredFile, file_answer
-from belljar.network.stand_ins.registry import (
-    PackageError,
-    Registry,
-    check_packages,
-    tar_member,
-)
 from belljar.network.stand_ins.web import Answer, Request, text_answer, word, writes
 
 MAX_CONTROL_BYTES: Final = 8 << 20  # Of a packed control archive.
@@ -57,7 +49,7 @@ def read_control(file: StoredFile) -> Message:
     """Return the control data of a package file. Raises `PackageError`, `OSError`."""
     with file.open() as source:
         if source.read(8) != b"!<arch>\n":
-            raise PackageError("not a Debian package (.deb), which is an ar archive")
+            raise registry.PackageError("not a Debian package (.deb), which is an ar archive")
         # A package has three members (deb(5)); a later version's may stand among them.
         for _ in range(16):
             match = _HEADER.fullmatch(source.read(60))
@@ -66,25 +58,18 @@ def read_control(file: StoredFile) -> Message:
             name, length = match[1].strip().rstrip(b"/"), int(match[2])
             packed = io.BytesIO(source.read(min(length + length % 2, MAX_CONTROL_BYTES)))
             if name.startswith(b"control.tar"):
-                text = tar_member(packed, r"(?:\./)?control").decode("utf-8", "replace").strip()
+                member = registry.tar_member(packed, r"(?:\./)?control")
+                text = member.decode("utf-8", "replace").strip()
                 control = HeaderParser().parsestr(text)
                 # A blank line would begin a second package in the index.
                 right = (known.fullmatch(control[key] or "") for key, known in _IDENTITY.items())
                 if not all(right) or control.defects or re.search(r"^\s*$", text, re.MULTILINE):
-                    raise PackageError("its control file is not one stanza with a valid identity")
+                    raise registry.PackageError("its control file is not one valid stanza")
                 return control
-    raise PackageError("it has no control archive")
+    raise registry.PackageError("it has no control archive")
 
 
-def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Return what is wrong with a directory of packages."""
-    if (directory / "dists").is_dir():
-        what = "a tree with `dists/` is not served: write the directory of its `.deb` files"
-        return (Fault(what, file=str(directory / "dists")),)
-    return check_packages(directory, "Debian packages (.deb)", read_control)
-
-
-class _Debian(Registry):
+class _Debian(registry.Registry):
     name, algorithms = "debian", ("md5", "sha256")
 
     def __init__(self, context: StandInContext) -> None:
@@ -121,31 +106,31 @@ class _Debian(Registry):
 
     async def _read_packages(self) -> None:
         """Make the indexes of the directory's `.deb` files; others are left out."""
-        stanzas = []
+        stanzas, texts = [], list[tuple[str, str]]()
         for file in self.files:
-            with suppress(PackageError, OSError):
+            with suppress(registry.PackageError, OSError):
                 stanzas.append((read_control(file), file))
         stanzas.sort(key=lambda pair: (pair[0]["Package"], pair[0]["Version"]))
-        texts = [(one["Architecture"], await self._stanza(file, one)) for one, file in stanzas]
+        for control, file in stanzas:
+            # A package's part of an index, with our place and digests.
+            digests, package = await self.digests(file), control["Package"]
+            start = package[:4] if package.startswith("lib") else package[0]
+            version = control["Version"].rpartition(":")[2]
+            base = f"{package}_{version}_{control['Architecture']}.deb"
+            place = f"pool/main/{start}/{package}/{base}"
+            self._pool.setdefault(place, file)
+            kept = [
+                f"{name}: {text}" for name, text in control.items() if name.lower() not in _OURS
+            ]
+            ours = [f"Filename: {place}", f"Size: {file.size_bytes}"]
+            ours += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
+            texts.append((control["Architecture"], "\n".join((*kept, *ours)) + "\n"))
         self._architectures = sorted({"amd64", "arm64"} | {arch for arch, _ in texts} - {"all"})
         for arch in self._architectures:
             own = "\n".join(text for each, text in texts if each in {arch, "all"})
             for component in _COMPONENTS:
                 content = own.encode() if component == "main" else b""
                 self._indexes[f"{component}/binary-{arch}/Packages"] = content
-
-    async def _stanza(self, file: StoredFile, control: Message) -> str:
-        """Return a package's part of an index, with our place and digests."""
-        digests = await self.digests(file)
-        package, version = control["Package"], control["Version"].rpartition(":")[2]
-        start = package[:4] if package.startswith("lib") else package[0]
-        base = f"{package}_{version}_{control['Architecture']}.deb"
-        place = f"pool/main/{start}/{package}/{base}"
-        self._pool.setdefault(place, file)
-        kept = [f"{name}: {text}" for name, text in control.items() if name.lower() not in _OURS]
-        ours = [f"Filename: {place}", f"Size: {file.size_bytes}"]
-        ours += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
-        return "\n".join((*kept, *ours)) + "\n"
 
     def _release(self, suite: str) -> str:
         date = datetime.fromtimestamp(self._made_s, UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
@@ -161,4 +146,4 @@ class _Debian(Registry):
         return "\n".join(lines) + "\n"
 
 
-make = _Debian.app
+check, make = registry.check, _Debian.app

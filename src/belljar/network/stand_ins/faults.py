@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from belljar.dataclass import dataclass
-from belljar.errors import PolicyError
 from belljar.policy.files import read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.policy.yaml_tree import field_name
 from belljar.units import format_size, printable, quoted
-
-MAX_FAULTS: Final = 50  # More of one file help no author.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +45,3 @@ def read_file(directory: Path | None, name: object, max_bytes: int | None) -> by
     if max_bytes is not None and len(data) > most:
         return Fault(f"larger than {format_size(most)}", file=str(relative))
     return data
-
-
-def refuse_faults(faults: Iterable[Fault], where: str) -> None:
-    """Raise `PolicyError` with all of them, if there are any."""
-    if text := "; ".join(map(str, faults)):
-        raise PolicyError(text, where=where)

@@ -43,8 +43,6 @@ _MAX_LISTED: Final = 50
 MAX_KEPT_FILES: Final = 1000
 # A side band's line has at most 65,520 bytes with its head.
 _BAND_BYTES: Final = 65_000
-# What git asks for by `--unshallow`.
-_INFINITE_DEPTH: Final = 0x7FFF_FFFF
 _CAPABILITIES: Final = {
     "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress"
     b" allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1",
@@ -80,8 +78,6 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Return what is wrong with a directory of bare repositories."""
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
-    if not directory.is_dir():
-        return (Fault("no such directory", file=str(directory)),)
     reasons = {path: git_store.why_not(path) for _, path in git_store.find_repositories(directory)}
     if not reasons:
         what = "there is no bare repository in it; make one by git clone --bare"
@@ -137,7 +133,16 @@ class _Git:
 
     async def _receive(self, request: web.Request, name: str, body: bytes) -> bytes:
         """Carry out a push, after it is on record. Returns the report for the client."""
-        repository, push = self._repositories[name], _parse_push(body)
+        repository, push, stream = self._repositories[name], _Push(pack=body), io.BytesIO(body)
+        try:
+            for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
+                match = _COMMAND.fullmatch(line.rstrip(b"\n").partition(b"\0")[0])
+                if number >= MAX_COMMANDS or (match is None and not line.startswith(b"shallow ")):
+                    raise GitProtocolError(f"a command that is none, or more than {MAX_COMMANDS}")
+                push.commands += [(match[1], match[2], match[3])] if match else []
+            push.pack = stream.read()
+        except GitProtocolError as error:
+            push = _Push(pack=body, refused=str(error) or "the commands have no end")
         if not push.commands and not push.refused:
             # git asks with nothing before it sends something large.
             return b""
@@ -169,13 +174,7 @@ class _Git:
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
         commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
         updates: Iterator[JsonValue] = (
-            {
-                "ref": web.word(ref),
-                "old": old,
-                "new": new,
-                "deletes": new == git_store.ZERO.decode(),
-            }
-            for old, new, ref in commands
+            {"ref": web.word(ref), "old": old, "new": new} for old, new, ref in commands
         )
         data: dict[str, JsonValue] = {
             "what": "push",
@@ -243,48 +242,32 @@ class _Fetch:
 
     def __init__(self, repository: git_store.Repository, body: bytes) -> None:
         """Raises `BadRequestError`."""
-        self._repository = repository
-        self._wants, self._haves = dict[bytes, None](), dict[bytes, None]()
-        self._shallow = set[bytes]()
-        self._depth, self._is_done = 0, False
-        protocol = Protocol(io.BytesIO(body).read, len)
-        has_wants = False
+        lines, protocol = list[bytes](), Protocol(io.BytesIO(body).read, len)
         try:
-            for _ in range(MAX_LINES):
-                line = protocol.read_pkt_line()
-                has_wants |= line is None
-                text = (line or b"").rstrip(b"\n")
-                if not has_wants:
-                    self._read_want(text)
-                elif text.startswith(b"have "):
-                    self._haves[_identity(text[5:])] = None
-                self._is_done |= has_wants and text == b"done"
+            while len(lines) <= MAX_LINES:
+                lines.append((protocol.read_pkt_line() or b"").rstrip(b"\n"))
             raise BadRequestError(f"more than {MAX_LINES:,} lines")
         except HangupException:
-            return
+            pass
         except GitProtocolError as error:
             raise BadRequestError(str(error)) from None
 
-    def _read_want(self, line: bytes) -> None:
-        key, _, rest = line.partition(b" ")
-        if key == b"want":
-            self._wants[_identity(rest.partition(b" ")[0])] = None
-        elif key == b"shallow":
-            self._shallow.add(_identity(rest))
-        elif key == b"deepen":
-            if not rest.isdigit() or len(rest) > 10:
-                raise BadRequestError("a depth that is no number")
-            self._depth = min(int(rest), _INFINITE_DEPTH)
+        def named(word: bytes) -> list[bytes]:
+            found = (line.removeprefix(word)[:40] for line in lines if line.startswith(word))
+            return list(dict.fromkeys(found))
+
+        self._repository, self._is_done = repository, b"done" in lines
+        self._wants, self._haves = named(b"want "), named(b"have ")
+        self._shallow = set(named(b"shallow "))
+        depths = [line.removeprefix(b"deepen ")[:10] for line in lines if b"deepen " in line]
+        self._depth = max((int(depth) for depth in depths if depth.isdigit()), default=0)
 
     async def answer(self) -> AsyncGenerator[bytes]:
         """The lines of the negotiation, and at its end the pack."""
         repository = self._repository
-        for number, want in enumerate(self._wants):
-            if want not in repository:
-                yield pkt_line(b"ERR upload-pack: not our ref " + want + b"\n")
-                return
-            if number % 64 == 0:
-                await checkpoint()
+        if unknown := next((want for want in self._wants if want not in repository), b""):
+            yield pkt_line(b"ERR upload-pack: not our ref " + unknown + b"\n")
+            return
         try:
             # Without a depth the client's own border stays.
             border, unshallow = self._shallow, set[bytes]()
@@ -294,13 +277,15 @@ class _Fetch:
                 unshallow = (self._shallow & found) - border
                 lines = [b"shallow " + each for each in sorted(border - self._shallow)]
                 yield pkt_seq(*lines, *(b"unshallow " + each for each in sorted(unshallow)))
-            common = []
-            for number, have in enumerate(self._haves):
-                if have in repository:
-                    common.append(have)
-                if number % 64 == 0:
-                    await checkpoint()
-            yield self._acknowledged(common)
+            common = [have for have in self._haves if have in repository]
+            # By `multi_ack_detailed`, which every git asks for. One common commit is enough to make
+            # a right pack, if not the smallest.
+            lines = [b"ACK " + have + b" common\n" for have in common]
+            if common:
+                lines.append(b"ACK " + common[-1] + (b"\n" if self._is_done else b" ready\n"))
+            if (self._haves and not self._is_done) or (self._is_done and not common):
+                lines.append(b"NAK\n")
+            yield b"".join(map(pkt_line, lines))
             if self._is_done:
                 links = [link for edge in unshallow for link in repository.links(edge)]
                 deeper = [at for kind, at in links if kind == Commit.type_num]
@@ -309,17 +294,6 @@ class _Fetch:
         except git_store.MissingObjectError as error:
             # Band 3: an error that ends the fetch.
             yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
-
-    def _acknowledged(self, common: list[bytes]) -> bytes:
-        # By `multi_ack_detailed`, which every git of the last fifteen years asks for.
-        lines = [b"ACK " + have + b" common\n" for have in common]
-        if self._is_done:
-            lines.append(b"ACK " + common[-1] + b"\n" if common else b"NAK\n")
-        elif self._haves:
-            # One common commit is enough to make a right pack, if not the smallest.
-            lines += [b"ACK " + common[-1] + b" ready\n"] if common else []
-            lines.append(b"NAK\n")
-        return b"".join(map(pkt_line, lines))
 
     async def _pack(
         self, common: list[bytes], wants: list[bytes], border: set[bytes]
@@ -333,37 +307,10 @@ class _Fetch:
             chunks = pack_header_chunks(len(identities))
             if number:
                 kind, content = repository.must(identity)
-                chunks = pack_object_chunks(
-                    kind, [content], DEFAULT_OBJECT_FORMAT, compression_level=1
-                )
+                form = DEFAULT_OBJECT_FORMAT
+                chunks = pack_object_chunks(kind, [content], form, compression_level=1)
             piece = b"".join(chunks)
             hasher.update(piece)
             for start in range(0, len(piece), _BAND_BYTES):
                 yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])  # Band 1: the pack
         yield pkt_seq(b"\x01" + hasher.digest())
-
-
-def _identity(text: bytes) -> bytes:
-    if git_store.ID.fullmatch(text) is None:
-        raise BadRequestError("an object's id that is none")
-    return text
-
-
-def _parse_push(body: bytes) -> _Push:
-    """Commands and pack of a request's body."""
-    stream = io.BytesIO(body)
-    push = _Push()
-    try:
-        for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
-            command = line.rstrip(b"\n").partition(b"\0")[0]
-            if line.startswith(b"shallow ") and number < MAX_COMMANDS:
-                continue
-            match = _COMMAND.fullmatch(command)
-            if match is None or number >= MAX_COMMANDS:
-                refused = f"a command that is none, or more than {MAX_COMMANDS} at once"
-                return _Push(pack=body, refused=refused)
-            push.commands.append((match[1], match[2], match[3]))
-    except GitProtocolError as error:
-        return _Push(pack=body, refused=str(error) or "the commands have no end")
-    push.pack = stream.read()
-    return push

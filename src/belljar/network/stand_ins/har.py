@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
-from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
+from belljar.network.stand_ins.faults import Fault, Faults, read_file
 from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
@@ -41,38 +41,31 @@ class HarExchange(NamedTuple):
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """Return what is wrong with the recording, each with its place."""
-    return load(settings, directory)[1]
-
-
-def load(
-    settings: Mapping[str, Any], directory: Path | None
-) -> tuple[tuple[HarExchange, ...], Faults]:
-    """Return the exchanges of a recording, and what is wrong with it."""
-    name = settings["recording"]
-    data = read_file(directory, name, MAX_RECORDING_BYTES)
-    if isinstance(data, Fault):
-        return (), (data,)
+    """Return what is wrong first with the recording."""
     try:
-        recording = web.parse_json(data.removeprefix(BOM_UTF8))
+        load(settings, directory)
     except ValueError as error:
-        return (), (Fault(f"not JSON: {error}", file=name),)
+        return (Fault(str(error), file=settings["recording"]),)
+    return ()
+
+
+def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarExchange]:
+    """Return the exchanges of a recording. Raises `ValueError`: what is wrong, with its place."""
+    data = read_file(directory, settings["recording"], MAX_RECORDING_BYTES)
+    if isinstance(data, Fault):
+        raise ValueError(data.message)
+    recording, place = web.parse_json(data.removeprefix(BOM_UTF8)), "log.entries"
     try:
-        entries = list(recording["log"]["entries"][: MAX_ENTRIES + 1])
-    except (LookupError, TypeError):
-        entries = []
-    if not 0 < len(entries) <= MAX_ENTRIES:
-        needed = f"a recording has a list of 1 to {MAX_ENTRIES} entries here"
-        return (), (Fault(needed, ("log", "entries"), name),)
-    exchanges, faults = list[HarExchange](), list[Fault]()
-    for index, entry in enumerate(entries):
-        try:
+        entries, exchanges = recording["log"]["entries"], list[HarExchange]()
+        if not 0 < len(entries) <= MAX_ENTRIES:
+            raise ValueError(f"a list of 1 to {MAX_ENTRIES} is needed")
+        for index, entry in enumerate(entries):
+            place = f"log.entries[{index}]"
             exchange = read_entry(entry)
             exchanges += [exchange] if exchange else []
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            what = f"not an entry as HAR 1.2 has it: {error}"
-            faults.append(Fault(what, ("log", "entries", index), name))
-    return tuple(exchanges), tuple(faults[:MAX_FAULTS])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place}: not as HAR 1.2 has it: {error}") from None
+    return exchanges
 
 
 def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value
@@ -114,14 +107,12 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 
 def make(context: StandInContext) -> web.App:
-    """Return the application. Raises `PolicyError` as `check` finds."""
-    exchanges, problems = load(context.settings, context.files)
-    refuse_faults(problems, context.id)
-    return web.http_app(_Player(context, exchanges).handle)
+    """Return the application. Raises `ValueError` as `load`."""
+    return web.http_app(_Player(context, load(context.settings, context.files)).handle)
 
 
 class _Player:
-    def __init__(self, context: StandInContext, exchanges: tuple[HarExchange, ...]) -> None:
+    def __init__(self, context: StandInContext, exchanges: list[HarExchange]) -> None:
         self.context = context
         self.recorded: dict[Key, list[HarExchange]] = {}
         self.given: dict[tuple[Key, bytes | None], int] = {}

@@ -19,15 +19,15 @@ from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undef
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
-from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
+from belljar.network.stand_ins.faults import Fault, Faults, read_file
 from belljar.network.stand_ins.files import file_answer, stored_file
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import iso_time, kind_of, listed, nearest, quoted
 
-# Routes are tried one after the other for each request.
-MAX_ROUTES: Final = 1000
+MAX_FAULTS: Final = 50  # More of one policy help no author.
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
 _FIELDS: Final = ("path", "method", "methods", "status", "headers", "type", *_BODIES)
@@ -181,64 +181,58 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
 
 def check(settings: Fields, directory: Path | None) -> Faults:
     """Return what is wrong with the routes, each with its place."""
-    return tuple(islice(_faults(settings, directory), MAX_FAULTS))
+    found = (
+        Fault(what, ("routes", index, *where))
+        for index, route in enumerate(settings.get("routes", []))
+        for where, what in _wrong(route, directory)
+    )
+    return tuple(islice(found, MAX_FAULTS))
 
 
-def _faults(site: Fields, directory: Path | None) -> Iterator[Fault]:
-    routes = site.get("routes", [])
-    if len(routes) > MAX_ROUTES:
-        yield Fault(f"{MAX_ROUTES} routes are allowed, these are {len(routes)}", ("routes",))
-    for index, route in enumerate(routes[:MAX_ROUTES]):
-        yield from _of_route(route, ("routes", index), directory)
-
-
-def _of_route(route: object, path: FieldPath, directory: Path | None) -> Iterator[Fault]:
-    if not isinstance(route, dict) or not isinstance(route.get("headers", {}), dict):
-        yield Fault(f"a mapping is needed, but this is {kind_of(route)}", path)
+def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, str]]:
+    headers, texts = route.get("headers", {}), dict[FieldPath, str]()
+    if not isinstance(headers, dict):
+        yield ("headers",), f"a mapping is needed, but this is {kind_of(headers)}"
         return
     for name in route.keys() - set(_FIELDS):
         near = nearest(name, _FIELDS)
         hint = f"did you mean `{near}`?" if near else f"the fields are {listed(_FIELDS)}"
-        yield Fault(f"there is no such field; {hint}", (*path, name))
+        yield (name,), f"there is no such field; {hint}"
     try:
         pattern_of(str(route.get("path", "")))
     except ValueError as error:
-        yield Fault(str(error), (*path, "path"))
+        yield ("path",), str(error)
     for method in methods_of(route):
         if method not in METHODS:
-            yield Fault(f"{quoted(method)} is none of {listed(METHODS)}", (*path, "method"))
+            yield ("method",), f"{quoted(method)} is none of {listed(METHODS)}"
     if len(bodies := [name for name in _BODIES if name in route]) > 1:
-        what = f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}"
-        yield Fault(what, (*path, bodies[1]))
-    status, media = route.get("status", 200), route.get("type", "")
+        yield (bodies[1],), f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}"
+    status, media = route.get("status", 200), str(route.get("type", "text/html"))
     if type(status) is not int or not 200 <= status <= 599:
-        yield Fault(f"{quoted(status)} is no status from 200 to 599", (*path, "status"))
-    if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
-        yield Fault(f"{quoted(media)} is no content type, as in `text/html`", (*path, "type"))
-    for name, value in route.get("headers", {}).items():
-        yield from _of_text(value, (*path, "headers", name))
+        yield ("status",), f"{quoted(status)} is no status from 200 to 599"
+    if not _MEDIA.fullmatch(media):
+        yield ("type",), f"{quoted(media)} is no content type, as in `text/html`"
+    for name in headers:
         if not _TOKEN.fullmatch(name) or name.lower() in _OWN_HEADERS:
-            yield Fault(f"{quoted(name)} can't be set", (*path, "headers", name))
-    for field in ("body", "redirect", "json"):
-        yield from _of_text(route.get(field), (*path, field), may_nest=field == "json")
+            yield ("headers", name), f"{quoted(name)} can't be set"
+    for field in ("headers", "body", "redirect", "json"):
+        texts |= _texts(route.get(field), (field,))
     # A file is served in pieces: a gateway has no memory for a large one.
     for field, most in (("file", None), ("template", MAX_TEMPLATE_CHARS)):
         data = read_file(directory, route[field], most) if field in route else b""
         if isinstance(data, Fault):
-            yield Fault(str(data), (*path, field))
+            yield (field,), str(data)
         elif field == "template":
-            yield from _of_text(data.decode("utf-8", "replace"), (*path, field))
+            texts[(field,)] = data.decode("utf-8", "replace")
+    yield from ((where, why) for where, text in texts.items() if (why := problem_of(text)))
 
 
-def _of_text(value: object, path: FieldPath, *, may_nest: bool = False) -> Iterator[Fault]:
-    """Check each text of a value as a template."""
-    if isinstance(value, dict | list) and may_nest:
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _of_text(item, (*path, name), may_nest=True)
-    elif isinstance(value, dict | list):
-        yield Fault(f"text is needed, but this is {kind_of(value)}", path)
-    elif isinstance(value, str) and (problem := problem_of(value)):
-        yield Fault(problem, path)
+def _texts(value: object, path: FieldPath) -> dict[FieldPath, str]:
+    """Return each text of a value, all of which are templates, by its place."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for name, item in items for k, v in _texts(item, (*path, name)).items()}
+    return {path: value} if isinstance(value, str) else {}
 
 
 def pattern_of(path: str) -> re.Pattern[str]:
@@ -300,7 +294,8 @@ def make(context: StandInContext) -> web.App:
     """Return the application. Raises `PolicyError` as `check` finds."""
     if "login" in context.settings:  # a decoy's: what an author writes has no such field
         return web.http_app(_AdminPage(context).handle)
-    refuse_faults(check(context.settings, context.files), context.id)
+    if faults := check(context.settings, context.files):
+        raise PolicyError("; ".join(map(str, faults)), where=context.id)
     return web.http_app(_Http(context).handle)
 
 
@@ -312,9 +307,15 @@ class _Http:
         names = {str(one.answer["file"]) for one in self._routes if "file" in one.answer}
         self._files = {name: stored_file(context.files / name, name) for name in names}
 
-    def _view(self, request: web.Request) -> dict[str, Any]:
-        """Return what templates and expressions see of a request."""
-        return {
+    async def handle(self, request: web.Request) -> web.Answer:
+        fitting = (each for each in self._routes if request.method in each.methods)
+        found = ((each, each.match(request.raw_path)) for each in fitting)
+        route, parameters = next((pair for pair in found if pair[1] is not None), (None, None))
+        if route is None:
+            return web.plain_error(404)
+        # What templates and expressions see of a request.
+        view = {
+            "path": parameters,
             "query": dict(reversed(request.query)),
             "form": dict(reversed(request.form)),
             "header": {name: request.header(name) for name, _ in request.headers},
@@ -327,18 +328,10 @@ class _Http:
             "now": iso_time(self._context.clock()),
             "random": Chance(self._context.random),
         }
-
-    async def handle(self, request: web.Request) -> web.Answer:
-        for route in self._routes:
-            if request.method not in route.methods:
-                continue
-            parameters = route.match(request.raw_path)
-            if parameters is not None:
-                try:
-                    return self._answer(route.answer, {**self._view(request), "path": parameters})
-                except (TypeError, ValueError, RecursionError):  # also: no JSON value
-                    return web.plain_error(500)
-        return web.plain_error(404)
+        try:
+            return self._answer(route.answer, view)
+        except (TypeError, ValueError, RecursionError):  # also: no JSON value
+            return web.plain_error(500)
 
     def _answer(self, fields: Fields, view: Fields) -> web.Answer:
         pairs = tuple(

@@ -15,21 +15,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
-from belljar.network.stand_ins import web
-from belljar.network.stand_ins.faults import Faults
+from belljar.network.stand_ins import registry, web
 from belljar.network.stand_ins.files import StoredFile, file_answer
-from belljar.network.stand_ins.registry import (
-    PackageError,
-    Registry,
-    check_packages,
-    tar_member,
-)
 from belljar.units import iso_time
 
 _PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
@@ -65,27 +57,21 @@ class Package(NamedTuple):
 def read_package(file: StoredFile) -> Package:
     """Return a package by its `package.json`, one directory deep. Raises `PackageError`."""
     if not file.name.endswith((".tgz", ".tar.gz")):
-        raise PackageError("not a packed npm package (.tgz)")
+        raise registry.PackageError("not a packed npm package (.tgz)")
     try:
         with file.open() as source:
-            content = tar_member(source, r"(?:\./)?[^/]+/package\.json")
+            content = registry.tar_member(source, r"(?:\./)?[^/]+/package\.json")
         # npm takes a byte order mark too.
         manifest = web.parse_json(content.removeprefix(codecs.BOM_UTF8))
     except (OSError, ValueError) as error:
-        raise PackageError(f"not a packed package that can be read: {error}") from None
+        raise registry.PackageError(f"not a packed package that can be read: {error}") from None
     known = manifest if isinstance(manifest, dict) else {}
     name, version = str(known.get("name", "")), str(known.get("version", ""))
     if len(name) > 214 or _NAME.fullmatch(name) is None:
-        raise PackageError("its package.json has no name that a registry takes")
+        raise registry.PackageError("its package.json has no name that a registry takes")
     if _VERSION.fullmatch(version) is None:
-        raise PackageError("its package.json has no semantic version")
+        raise registry.PackageError("its package.json has no semantic version")
     return Package(file, known, name, version)
-
-
-def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Return what is wrong with a directory of packed npm packages."""
-    what = "packed npm packages (.tgz, from `npm pack`)"
-    return check_packages(directory, what, read_package)
 
 
 def _parts(path: str) -> list[str]:
@@ -96,7 +82,7 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-class _Npm(Registry):
+class _Npm(registry.Registry):
     name, algorithms = "npm", ("sha1", "sha512")
 
     @cached_property
@@ -104,7 +90,7 @@ class _Npm(Registry):
         """Name → version → package, in their order. Other files are left out."""
         packages, found = list[Package](), dict[str, dict[str, Package]]()
         for file in self.files:
-            with suppress(PackageError):
+            with suppress(registry.PackageError):
                 packages.append(read_package(file))
         for package in sorted(packages, key=lambda one: one.order):
             found.setdefault(package.name, {}).setdefault(package.version, package)
@@ -190,4 +176,4 @@ class _Npm(Registry):
         return web.json_answer({"ok": True, "success": True}, 201)
 
 
-make = _Npm.app
+check, make = registry.check, _Npm.app

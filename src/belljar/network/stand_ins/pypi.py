@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import html
 import re
-import zipfile
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 from packaging.utils import (
@@ -31,9 +29,8 @@ from packaging.version import InvalidVersion, Version
 from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
-from belljar.network.stand_ins.faults import Faults
+from belljar.network.stand_ins import registry
 from belljar.network.stand_ins.files import StoredFile, file_answer
-from belljar.network.stand_ins.registry import PackageError, Registry, check_packages
 from belljar.network.stand_ins.web import Answer, Request, text_answer, word, writes
 
 MAX_FILE_NAME_CHARS: Final = 255  # Linux's bound of a name
@@ -87,22 +84,7 @@ def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
     return fields, file[1].decode("utf-8", "replace"), content
 
 
-def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Return what is wrong with a directory of Python packages."""
-
-    def read(file: StoredFile) -> None:
-        if parse_file_name(file.base) is None:
-            expected = "a wheel or of a source archive (NAME-VERSION.tar.gz)"
-            raise PackageError(f"its name is not that of {expected}")
-        with file.open() as source:
-            if file.base.endswith(".whl") and not zipfile.is_zipfile(source):
-                raise PackageError("not a wheel that can be read: it is no zip archive")
-
-    what = "wheels (.whl) or source archives (.tar.gz, .zip)"
-    return check_packages(directory, what, read)
-
-
-class _Pypi(Registry):
+class _Pypi(registry.Registry):
     name, algorithms = "pypi", ("sha256",)
 
     @cached_property
@@ -148,4 +130,4 @@ class _Pypi(Registry):
         return text_answer(f"400 {refused}", 400) if refused else text_answer("")
 
 
-make = _Pypi.app
+check, make = registry.check, _Pypi.app

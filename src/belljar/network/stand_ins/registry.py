@@ -10,7 +10,7 @@ import lzma
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -102,21 +102,10 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
     raise PackageError("it lacks the file that describes it")
 
 
-def check_packages(directory: Path, what: str, read: Callable[[StoredFile], object]) -> Faults:
-    """Return what is wrong with a directory of packages.
-
-    `read` raises `ValueError` or `OSError` for a wrong file.
-    """
-    found, where = list[Fault](), str(directory)
+def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
+    """Return what is wrong with a directory of packages. What is no package is left out of it."""
     try:
-        files = list_files(directory)
+        is_empty = not list_files(directory)
     except (FilesError, OSError) as error:
-        return (Fault(getattr(error, "what", str(error)), file=where),)
-    if not files:
-        return (Fault(f"empty, or no directory; put {what} into it", file=where),)
-    for file in files:
-        try:
-            read(file)
-        except (ValueError, OSError) as error:
-            found.append(Fault(str(error), file=str(file.path)))
-    return tuple(found)
+        return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
+    return (Fault("empty, or no directory", file=str(directory)),) if is_empty else ()

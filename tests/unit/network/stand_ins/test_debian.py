@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ar_of, ask, context_for, make_deb, tar_of
 
 from belljar.network.stand_ins import debian as deb
-from belljar.network.stand_ins.debian import check, make
+from belljar.network.stand_ins.debian import make
 from belljar.network.stand_ins.files import StoredFile
 from belljar.network.stand_ins.registry import MAX_MEMBER_BYTES, PackageError
 from belljar.network.stand_ins.web import App
@@ -95,11 +95,3 @@ def test_the_index_describes_the_files(app: App, tmp_path: Path) -> None:
     assert stanzas["tool"].count("SHA256:") == 1
     assert "Filename: pool/main/libt/libtool-x/libtool-x_2.0_all.deb" in stanzas["libtool-x"]
     assert ask(app, "GET", "/pool/main/t/tool/tool_1.0-2_amd64.deb").body == content
-
-
-def test_a_whole_repository_is_not_served(tmp_path: Path) -> None:
-    """The check says what to write instead; a broken package is named."""
-    (tmp_path / "broken.deb").write_bytes(b"x")
-    assert "broken.deb: not a Debian" in str(check({}, tmp_path)[0])
-    (tmp_path / "dists").mkdir()
-    assert "a tree with `dists/` is not served" in str(check({}, tmp_path)[0])

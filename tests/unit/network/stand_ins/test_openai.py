@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,34 +124,6 @@ def test_a_question_above_the_bound_is_refused() -> None:
     assert len(long_when_written) < MAX_ASKED_BYTES
     owner = Owner()
     assert (asked(owner, body=long_when_written).status, owner.questions) == (413, [])
-
-
-def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than the bound at one time are refused with 429; afterwards there is room again."""
-    monkeypatch.setattr(openai, "MAX_WAITING", 1)
-
-    async def run() -> list[int]:
-        release, begun, statuses = anyio.Event(), anyio.Event(), list[int]()
-
-        async def owner(kind: str, body: bytes) -> bytes:
-            begun.set()
-            await release.wait()
-            return Owner().reply
-
-        app = client(owner)
-
-        async def one() -> None:
-            statuses.append((await app.send("POST", CHAT, json=ASK, headers=KEY)).status)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(one)
-            await begun.wait()
-            await one()
-            release.set()
-        await one()
-        return statuses
-
-    assert anyio.run(run) == [429, 200, 200]
 
 
 NAMES = ["role", "content", "type", "text", "tools", "function", "name", "output"]
