@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import socket
 import ssl
 import time
@@ -17,9 +16,7 @@ from tests.fakes.gateway import (
     MAIL,
     SHOP,
     Gateway,
-    is_silent,
     read_all,
-    resident_bytes,
     running,
 )
 
@@ -67,16 +64,6 @@ def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:
         assert sock.recv(100) == b"QUIT\r\n"
     with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
         context.wrap_socket(gateway.connect("smtps", MAIL), server_hostname="shop.example")
-
-
-def test_nothing_is_said_before_the_stream_is_on_record(gateway: Gateway) -> None:
-    """Not even a greeting."""
-    gateway.owner.hold()
-    with gateway.connect("tcp", MAIL) as sock:
-        gateway.owner.first(Kind.NETWORK_STREAM)
-        assert is_silent(sock)
-        gateway.owner.release()
-        assert sock.recv(100).startswith(b"220 ")
 
 
 def opened(gateway: Gateway) -> int:
@@ -167,32 +154,6 @@ def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> byte
     with gateway.connect(protocol, address) as sock:
         sock.sendall(GET)
         return sock.recv(1)
-
-
-@pytest.mark.slow
-def test_ten_thousand_idle_connections_fit(tmp_path: Path) -> None:
-    """Open at once, a request on the last is answered, and each costs less than 16 KiB."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 11_000:
-        pytest.skip(f"needs 11,000 descriptors, this host allows {hard}")
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        with (
-            running(tmp_path, connections_per_cell=10_000) as gateway,
-            contextlib.ExitStack() as stack,
-        ):
-            before = resident_bytes(gateway)
-            for _ in range(9_999):
-                stack.enter_context(gateway.connect("http"))
-            last = stack.enter_context(gateway.connect("http"))
-            last.sendall(GET)
-            assert read_all(last).startswith(b"HTTP/1.1 200 ")
-            each = (resident_bytes(gateway) - before) / 10_000
-            print(f"{each / 1024:.1f} KiB a connection")
-            assert each < 16 << 10
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_an_owner_it_ends_at_once(tmp_path: Path) -> None:

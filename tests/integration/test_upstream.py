@@ -12,7 +12,6 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ from tests.unit.report.stories import line
 
 from belljar.errors import ProtocolViolation
 from belljar.ledger.schema import check_data
-from belljar.network.gateway.config import Bounds
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import UpstreamPlan
@@ -236,74 +234,6 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
     verdicts = [verdict for verdict, _ in upstream_events(scene, "small.example")]
     assert sorted(verdicts) == ["dialled", "looked_up", "refused"]
     assert len(world.dialled) == 1
-
-
-MANY = r"""
-import socket, sys
-def ask(host, address):
-    s = socket.create_connection((address, 80), timeout=60)
-    s.sendall(b"GET / HTTP/1.1\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n")
-    return s
-def status(s):
-    with s, s.makefile("rb") as words:
-        return words.readline().split()[1].decode()
-hosts = [word.split("=") for word in sys.argv[1:]]
-asked = [ask(*host) for host in hosts for _ in range(8)]
-print(*map(status, asked), status(ask(*hosts[0])))
-"""
-
-
-def dial_limits(scene: Scene) -> list[dict[str, Any]]:
-    """What was told of dials over the bound."""
-    return [data for data in scene.data("limit.hit") if data["limit"] == "questions"]
-
-
-@pytest.mark.promise("4.5")
-def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
-    """Eighty dials that the owner's resolver leaves open: those over the bound are refused at once,
-    and counted together; the range lives, and dials again later."""
-    (tmp_path / "store").mkdir()
-    hosts = [f"h{number}.example" for number in range(10)]
-    released = threading.Event()
-
-    def resolve(_host: str, _port: int) -> tuple[str, ...]:
-        released.wait(TIMEOUT_S)
-        raise OSError("there is none")
-
-    upstreams = tuple(plan_of(host, 80) for host in hosts)
-    scene = Scene(tmp_path / "store", stand_ins=(), upstreams=upstreams)
-    most = Bounds().questions
-
-    async def run() -> list[str]:
-        async with scene.open(serve=SERVE, reach=Reach(resolve=resolve)) as made:
-            with cell(made) as agent:
-                await made.attach("agent", agent.pid)
-                said: list[str] = []
-                words = [f"{host}={scene.address(host)}" for host in hosts]
-                async with anyio.create_task_group() as tasks:
-
-                    async def ask() -> None:
-                        argv = (sys.executable, "-I", "-c", MANY, *words)
-                        said.extend(
-                            (await anyio.to_thread.run_sync(lambda: agent.run(*argv))).split()
-                        )
-
-                    tasks.start_soon(ask)
-                    answered = lambda: len(scene.data("network.http.answered")) >= 80 - most  # noqa: E731
-                    assert await anyio.to_thread.run_sync(within, answered)
-                    released.set()
-
-                def counted() -> bool:
-                    return sum(int(data["count"]) for data in dial_limits(scene)) >= 80 - most
-
-                assert await anyio.to_thread.run_sync(within, counted)
-            assert made.error is None
-        return said
-
-    said = anyio.run(run)
-    assert (said[:-1].count("503"), said[:-1].count("502"), said[-1]) == (80 - most, most, "502")
-    assert {data["value"] for data in dial_limits(scene)} == {most}
-    assert len(dial_limits(scene)) < 80 - most
 
 
 def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(

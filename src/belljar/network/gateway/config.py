@@ -46,8 +46,7 @@ class Bounds:
     # From asking for a connection to the end of the answer: 504, or the answer is cut off.
     upstream_exchange_s: float = 120.0
     upstream_exchanges: int = 8  # Connections to one upstream: further requests wait.
-    # Requests to the owner (dials, questions) without an answer, even if what asked is over: a
-    # further dial is answered 503, another stand-in fails.
+    # Requests to the owner without an answer, even if what asked is over: a further one fails.
     questions: int = 64
     # Kept of each body in a record: the rest is counted, and in the digest.
     kept_body_bytes: int = 64 << 10
@@ -56,8 +55,7 @@ class Bounds:
     kept_between_bytes: int = 256 << 10
     sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
-    # Queries that wait for the record: a further datagram waits in the kernel, which has room for
-    # a few hundred and drops the rest.
+    # Queries that wait for the record: a further datagram waits in the kernel.
     dns_pending: int = 1_000
     # How often the owner hears that the loop turns: a stand-in that blocks it ends the range.
     alive_every_s: float = 5.0

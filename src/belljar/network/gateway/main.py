@@ -1,15 +1,8 @@
 """A gateway's process before it serves: receives sockets, confines itself.
 
-Before it sees a guest's first byte, in this order:
-
-1. namespaces: an empty network, not the range's
-2. a root with only the stand-ins' directories
-3. its own uid, no capability
-4. limits
-5. the system-call filter
-
-Only passed descriptors remain. No step can be undone. A stand-in that keeps its event loop busy
-stops the heartbeat: the owner then ends the range.
+Before it sees a guest's first byte: namespaces (an empty network), a root of the stand-ins'
+directories alone, its own uid without a capability, limits, the system-call filter. No step can be
+undone. A stand-in that keeps its event loop busy stops the heartbeat: the owner ends the range.
 """
 
 from __future__ import annotations

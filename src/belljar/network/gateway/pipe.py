@@ -38,13 +38,19 @@ class TcpPipe:
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`. Loses nothing when cancelled."""
         await asyncio.sleep(0)  # others have a turn, however much waits here
+        loop, fd = asyncio.get_running_loop(), self.sock.fileno()
         while True:
             try:
                 # Not the loop's own `sock_recv`: what that has read is lost if its caller is
                 # cancelled.
                 return self.sock.recv(max_bytes)
             except BlockingIOError:
-                await until_ready(self.sock)
+                ready = asyncio.Event()
+                loop.add_reader(fd, ready.set)
+                try:
+                    await ready.wait()
+                finally:
+                    loop.remove_reader(fd)
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
@@ -65,16 +71,6 @@ class TcpPipe:
                 while left > 0 and (data := await self.receive()):
                     left -= len(data)
         self.sock.close()
-
-
-async def until_ready(sock: socket.socket) -> None:
-    """Return when a socket may be read."""
-    loop, ready, fd = asyncio.get_running_loop(), asyncio.Event(), sock.fileno()
-    loop.add_reader(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(fd)
 
 
 def is_cancelled() -> bool:

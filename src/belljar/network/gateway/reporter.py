@@ -119,15 +119,11 @@ class Reporter:
     def start(self) -> None:
         """Read the owner's messages, send heartbeats."""
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
-        self._schedule_heartbeat()
+        self._beat()
 
-    def _schedule_heartbeat(self) -> None:
-        self._heartbeat_timer = asyncio.get_running_loop().call_later(
-            self._bounds.alive_every_s, self._send_heartbeat
-        )
-
-    def _send_heartbeat(self) -> None:
-        self._schedule_heartbeat()
+    def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._heartbeat_timer = loop.call_later(self._bounds.alive_every_s, self._beat)
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self.post(Item(ALIVE, {}))
 

@@ -71,14 +71,23 @@ async def run(
         reporter=reporter,
         guard=Guard(config.guard, upstreams),
     )
-    _make_stand_ins(config, site, make)
+    plans = [plan for plan in config.stand_ins if not plan.is_target]
+    if config.layout.catch_all is not None:
+        plans.append(StandInPlan(id=CATCH_ALL, kind="catch_all", names=(), ports=()))
+    for plan in plans:
+        if plan.kind == UPSTREAM:
+            site.apps[plan.id] = UpstreamApp(plan, site, config.authorities)
+        elif plan.kind in stand_ins.STREAM_KINDS:
+            site.streams[plan.id] = make(plan.kind, _context_of(plan, config, site))
+        else:
+            site.apps[plan.id] = make(plan.kind, _context_of(plan, config, site))
     authority = Authority(config.scratch, dt.datetime.now(dt.UTC), config.bounds.leaf_certificates)
     async with asyncio.TaskGroup() as group:
         front = Front(site, Terminator(site, authority), group)
         front.listen(listeners)
         await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
         await reporter.end_requested.wait()
-        await end(site, front)
+        await front.end()
         os._exit(0)
 
 
@@ -87,22 +96,6 @@ def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
     if isinstance(context.get("exception"), MemoryError):
         die_without_memory()
     loop.default_exception_handler(context)
-
-
-async def end(site: Site, front: Front) -> None:
-    """Settle, cut what is open, report the end in time."""
-    reporter, loop = site.reporter, asyncio.get_running_loop()
-    until = loop.time() + reporter.end_within_s
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(reporter.end_within_s * SETTLE_SHARE):
-            before = -1
-            while before != reporter.posted:  # until the sockets bring nothing more
-                before = reporter.posted
-                await reporter.flush()
-                for _ in range(SETTLE_TURNS):
-                    await asyncio.sleep(0)
-    unended = await front.end(until)
-    await reporter.end(unended + site.unreported, until)
 
 
 class Front:
@@ -138,26 +131,22 @@ class Front:
         while True:
             try:
                 sock, source = await loop.sock_accept(listener)
-                self._take(sock, source, kind, handler)
             except OSError as error:
                 if error.errno in _DEAD_LISTENER:
                     raise
                 if error.errno in _TRANSIENT:
                     self._site.hit("connections")
                     await asyncio.sleep(_PAUSE_S)
-
-    def _take(
-        self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
-    ) -> None:
-        bounds, address = self._site.bounds, source[0]
-        is_full = self._open[kind] >= getattr(bounds, kind)
-        if is_full or self._of_cell[address] >= bounds.connections_per_cell:
-            self._site.hit(kind if is_full else "connections_per_cell")
-            reset(sock)
-            return
-        self._open[kind] += 1
-        self._of_cell[address] += 1
-        self._group.create_task(self._one(sock, source, kind, handler))
+                continue
+            bounds, address = self._site.bounds, source[0]
+            is_full = self._open[kind] >= getattr(bounds, kind)
+            if is_full or self._of_cell[address] >= bounds.connections_per_cell:
+                self._site.hit(kind if is_full else "connections_per_cell")
+                reset(sock)
+                continue
+            self._open[kind] += 1
+            self._of_cell[address] += 1
+            self._group.create_task(self._one(sock, source, kind, handler))
 
     async def _one(
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
@@ -197,9 +186,18 @@ class Front:
             if not self._of_cell[address]:
                 del self._of_cell[address]
 
-    async def end(self, until: float) -> int:
-        """Cancel connections, each on record; return how many missed `until`."""
-        loop = asyncio.get_running_loop()
+    async def end(self) -> None:
+        """Settle, cut what is open, each on record, and report the end in time."""
+        reporter, loop = self._site.reporter, asyncio.get_running_loop()
+        until = loop.time() + reporter.end_within_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(reporter.end_within_s * SETTLE_SHARE):
+                before = -1
+                while before != reporter.posted:  # until the sockets bring nothing more
+                    before = reporter.posted
+                    await reporter.flush()
+                    for _ in range(SETTLE_TURNS):
+                        await asyncio.sleep(0)
         self._site.is_ending = True
         self._site.post_limits()
         connections = [task for task in self._connections if task and task not in self._site.idle]
@@ -211,7 +209,8 @@ class Front:
             await asyncio.sleep(0)
         if connections:
             await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
-        return sum(not task.done() for task in connections)
+        unended = sum(not task.done() for task in connections)
+        await reporter.end(unended + self._site.unreported, until)
 
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         verdict = self._site.judge(peer)
@@ -243,20 +242,6 @@ class Front:
             await RecordedStream(self._site, peer, pipe, stand_in).run(stream)
         else:
             await HttpConnection(self._site, peer, pipe).run()
-
-
-def _make_stand_ins(config: GatewayConfig, site: Site, make: Make) -> None:
-    """Make what answers for each stand-in: ASGI apps, and servers of streams."""
-    plans = [plan for plan in config.stand_ins if not plan.is_target]
-    if config.layout.catch_all is not None:
-        plans.append(StandInPlan(id=CATCH_ALL, kind="catch_all", names=(), ports=()))
-    for plan in plans:
-        if plan.kind == UPSTREAM:
-            site.apps[plan.id] = UpstreamApp(plan, site, config.authorities)
-        elif plan.kind in stand_ins.STREAM_KINDS:
-            site.streams[plan.id] = make(plan.kind, _context_of(plan, config, site))
-        else:
-            site.apps[plan.id] = make(plan.kind, _context_of(plan, config, site))
 
 
 def _context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:

@@ -1,8 +1,7 @@
 """HTTP connections: requests one after the other, each an exchange with a stand-in.
 
-A request is whole before it is recorded, recorded before it is scanned, and scanned before its
-stand-in is called; `network.http.answered` is recorded before the answer's last byte. A cut
-exchange is recorded as it was.
+A request is whole before it is recorded, then scanned, and then its stand-in is called;
+`network.http.answered` is recorded before the answer's last byte.
 """
 
 from __future__ import annotations
@@ -142,7 +141,22 @@ class Exchange:
             raise over
         while not self._parser.is_body_over:
             if (data := self._parser.next_data()) is None:
-                await self._read_more()
+                if self._http.they_are_waiting_for_100_continue:
+                    # botocore takes an answer without a reason phrase for the last one.
+                    go_on = h11.InformationalResponse(
+                        status_code=100, headers=[], reason=b"Continue"
+                    )
+                    # The connection is on record before an answer on it.
+                    await self._site.reporter.flush()
+                    await self._connection.write(self._http.send(go_on))
+                try:
+                    async with asyncio.timeout(_BODY_WAIT_S):
+                        data = await self._connection.receive()
+                except TimeoutError:
+                    raise RefusedRequestError("the body stalled", 408) from None
+                if not data:
+                    raise ClientGoneError(LEFT)
+                self._parser.held += data
                 continue
             await asyncio.sleep(0)  # chunks of a byte each cost the most: others have their turn
             self._received.feed(data)
@@ -154,21 +168,6 @@ class Exchange:
             if self._received.total_bytes > most:
                 raise over
         return bytes(body)
-
-    async def _read_more(self) -> None:
-        if self._http.they_are_waiting_for_100_continue:
-            # botocore takes an answer without a reason phrase for the last one.
-            go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-            await self._site.reporter.flush()  # the connection is on record before an answer on it
-            await self._connection.write(self._http.send(go_on))
-        try:
-            async with asyncio.timeout(_BODY_WAIT_S):
-                data = await self._connection.receive()
-        except TimeoutError:
-            raise RefusedRequestError("the body stalled", 408) from None
-        if not data:
-            raise ClientGoneError(LEFT)
-        self._parser.held += data
 
     def _seen(self, body: bytes) -> Request:
         """Return what the stand-in sees: no authority, and one Host."""

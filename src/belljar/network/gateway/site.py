@@ -1,9 +1,7 @@
 """What a gateway's connections share, each one's peer and first event, and the guard.
 
-Each byte that a cell sent is in the packet record, and the secrets of TLS are in the connection's
-events; the other events say what the bytes were. The guard scans what a cell sends before it goes
-on, where it blocks or stops; where it only flags, the owner scans what is recorded. An incomplete
-scan blocks only what would reach a real service.
+The guard scans what a cell sends before it goes on, where it blocks or stops; where it only flags,
+the owner scans what is recorded. An incomplete scan blocks only what would reach a real service.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class Guard:
         """
         if self._streams is None or not self.scans(stand_in):
             return [], False
-        place, flow = self._place(stand_in), _flow(stand_in, channel, common)
+        place, flow = self._place(stand_in), self._flow(stand_in, channel, common)
         part = Carried(
             place=place,
             channel=channel,
@@ -89,16 +87,16 @@ class Guard:
     def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
         """Forget a raw connection that is over: others' flows would give way to it."""
         if self._streams is not None:
-            self._streams.end(_flow(stand_in, Channel.STREAM, common))
+            self._streams.end(self._flow(stand_in, Channel.STREAM, common))
 
     def _place(self, stand_in: str) -> Place:
         return Place.UPSTREAM if stand_in in self._upstreams else Place.RANGE
 
-
-def _flow(stand_in: str, channel: Channel, common: Mapping[str, JsonValue]) -> str:
-    flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
-    # Bytes of another connection must not come in between.
-    return f"{flow}/{common.get('connection', '')}" if channel is Channel.STREAM else flow
+    @staticmethod
+    def _flow(stand_in: str, channel: Channel, common: Mapping[str, JsonValue]) -> str:
+        flow = f"{common.get('cell', '')}/{channel.value}/{stand_in}"
+        # Bytes of another connection must not come in between.
+        return f"{flow}/{common.get('connection', '')}" if channel is Channel.STREAM else flow
 
 
 def warm_up(config: GuardConfig) -> None:
@@ -109,11 +107,7 @@ def warm_up(config: GuardConfig) -> None:
 
 # A frame of zstd, whose reader is imported late.
 _WARM_UP: Final = bytes.fromhex("28b52ffd200361 0900616263")
-
-
 MAX_SECRETS_BYTES: Final = 64 << 10  # Of one handshake; it has five lines of some 200 bytes.
-
-
 # More often, the events of limits would be a flood of their own.
 LIMIT_EVENTS_EVERY_S = 1.0
 RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's end did it.

@@ -1,10 +1,8 @@
 """Raw connections: to stream stand-ins, the sink, and between cells.
 
 Both ways to a stand-in are bounded, and the first bytes of each are on record. Between cells each
-byte is on record before it goes on. The supervisor has dialled the target cell by the time that a
-cell's connection is accepted, and hands over that half. The bytes are recorded piece by piece,
-whatever they say, as far as `kept_between_bytes` of each direction go; what follows is counted and
-in the digest.
+piece is on record before it goes on, as far as `kept_between_bytes` of each direction go; what
+follows is counted, and in the digest. The supervisor dials the target and hands over that half.
 """
 
 from __future__ import annotations
@@ -253,25 +251,24 @@ class _Relay:
                 reset(self._client.sock)
 
     async def _pump(self, source: TcpPipe, to: TcpPipe, way: str) -> None:
+        capture = self._record.received if way == "received" else self._record.sent
         while data := await source.receive():
-            # At once: when the range ends, no byte is between a socket and an event
-            if items := self._items_of(way, data):
+            # On record before they go on; at once: when the range ends, no byte is between a socket
+            # and an event.
+            items: list[Item] = []
+            capture.feed(data)
+            if not self._is_opened:
+                self._is_opened = True
+                items.append(self._record.item("opened", bytes=0, direction=way))
+            if self._room[way] > 0:
+                body = body_of(way, data, self._room[way])
+                said = self._record.item("data", (body,), bytes=len(data), direction=way)
+                items.append(said)
+            else:
+                self._not_kept[way] += len(data)
+            self._room[way] -= len(data)
+            if items:
                 await self._site.record(*items)
             await to.send(data)
         with contextlib.suppress(OSError):
             to.sock.shutdown(socket.SHUT_WR)
-
-    def _items_of(self, way: str, data: bytes) -> list[Item]:
-        """Return what is to be on record before these bytes go on."""
-        items: list[Item] = []
-        (self._record.received if way == "received" else self._record.sent).feed(data)
-        if not self._is_opened:
-            self._is_opened = True
-            items.append(self._record.item("opened", bytes=0, direction=way))
-        if self._room[way] <= 0:
-            self._not_kept[way] += len(data)
-            return items
-        body = body_of(way, data, self._room[way])
-        self._room[way] -= len(data)
-        items.append(self._record.item("data", (body,), bytes=len(data), direction=way))
-        return items

@@ -1,8 +1,7 @@
 """A range's certificate authority; judges and records a ClientHello's name.
 
-The authority's key is in this process's memory only. `scratch`, the gateway's own memory file
-system, has a leaf's key while OpenSSL reads it, and the secrets of a handshake until it is over:
-with these, the connection can be decrypted in the packet record.
+The authority's key is in memory only. `scratch`, a memory file system, has a leaf's key while
+OpenSSL reads it, and a handshake's secrets until it is over: they decrypt the packet record.
 """
 
 from __future__ import annotations
@@ -76,10 +75,21 @@ class Authority:
         """A context for exactly this name."""
         found = self._leaves.pop(name, None)
         if found is None:
-            found = server_context()
-            file = self._scratch / "leaf.pem"
+            found, file = server_context(), self._scratch / "leaf.pem"
+            issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+            uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+            names = x509.SubjectAlternativeName([x509.DNSName(name)])
+            made = self._builder(name, self._leaf_key)
+            for each in (names, uses, issuer):
+                made = made.add_extension(each, critical=False)
+            leaf = made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+            key = self._leaf_key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
             try:
-                file.write_bytes(self._leaf_pem(name))
+                file.write_bytes(key + leaf + self.certificate)
                 found.load_cert_chain(file)
             finally:
                 file.unlink(missing_ok=True)
@@ -100,22 +110,6 @@ class Authority:
         if lines:
             self._key_log.write_bytes(b"")
         return b"".join(line + b"\n" for line in lines.splitlines() if not line.startswith(b"#"))
-
-    def _leaf_pem(self, name: str) -> bytes:
-        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        leaf = (
-            self._builder(name, self._leaf_key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-            .add_extension(issuer, critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-        key = self._leaf_key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        return key + leaf.public_bytes(serialization.Encoding.PEM) + self.certificate
 
     def _builder(self, subject: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         is_ca, public, age = key is self._key, key.public_key(), LEAF_AGE

@@ -1,12 +1,9 @@
-"""Simulated endpoints, each of a kind named for its protocol.
+"""Simulated endpoints, each of a kind named for its protocol, which is a module.
 
-A kind answers from the range's own state and asks nobody. It is a module. Its `make(context)` gives
-an ASGI 3 app, or for a stream kind a coroutine function of reader, writer and cell. All state hangs
-on it, so it ends with the range. Kinds with fields or files of an author have a `check(settings,
-directory)`: it finds faults before anything is made.
-
-Must not: open a socket, follow a link out of its files, run a guest's text, run an author's but in
-Jinja2's sandbox within the gateway, or hold anything without a bound.
+Its `make(context)` gives a function of a request, or for a stream kind of a stream and its cell.
+All state hangs on it, so it ends with the range. `check` finds an author's faults.
+A kind asks nobody. Must not: open a socket, follow a link out of its files, run a guest's text, run
+an author's but in Jinja2's sandbox within the gateway, or hold anything without a bound.
 """
 
 from __future__ import annotations

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from belljar.network.stand_ins import check
-from belljar.network.stand_ins.faults import Faults
-from belljar.plan.network import StandInPlan, plan_network
+from belljar.plan.network import plan_network
 from belljar.policy import yaml_tree
 from belljar.policy.load import Examined, examine, refusal
 from belljar.policy.loaded import LoadedPolicy
-from belljar.policy.stand_ins import PythonStandIn, StandIn
-from belljar.policy.yaml_tree import Problem, YamlTree, closest_mark, field_name, read_tree
+from belljar.policy.stand_ins import PythonStandIn
+from belljar.policy.yaml_tree import Problem, closest_mark, field_name, read_tree
 
 
 def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
@@ -27,11 +25,20 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
         return ()
     tree = read_tree(loaded.text)
     plans = {plan.id: plan for plan in plan_network(network, loaded.base).stand_ins}
-    found = [
-        problem
-        for name, item in network.stand_ins.items()
-        for problem in _of_one(item, plans[name], ("network", "stand_ins", name), tree)
-    ]
+    found = list[Problem]()
+    for name, item in network.stand_ins.items():
+        plan, (own_field, own) = plans[name], item.own_path()
+        is_simulated = not isinstance(item, PythonStandIn) and not plan.is_target
+        for fault in check(plan.kind, plan.settings, plan.directory) if is_simulated else ():
+            below: yaml_tree.Path = (own_field,) if own_field else ()
+            message = str(fault)
+            if fault.file and own_field and own_field == item.file_field:
+                message = f"{PurePosixPath(own).parent}/{message}"
+            elif not fault.file and fault.path and fault.path[0] in type(item).model_fields:
+                below, message = fault.path, fault.message
+            path = ("network", "stand_ins", name, *below)
+            mark = closest_mark(tree, path)
+            found.append(Problem(mark=mark, field=field_name(path), message=message))
     return tuple(sorted(found, key=lambda problem: problem.mark))
 
 
@@ -54,22 +61,3 @@ def check_stand_ins(loaded: LoadedPolicy) -> None:
     """Raises `PolicyError` with all `stand_in_problems`."""
     if problems := stand_in_problems(loaded):
         raise refusal(problems, loaded.source)
-
-
-def _of_one(
-    item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: YamlTree
-) -> Iterator[Problem]:
-    faults: Faults = ()
-    if not isinstance(item, PythonStandIn) and not plan.is_target:
-        faults = check(plan.kind, plan.settings, plan.directory)
-    own_field, own = item.own_path()
-    for fault in faults:
-        below: yaml_tree.Path = (own_field,) if own_field else ()
-        message = str(fault)
-        if fault.file:
-            if own_field and own_field == item.file_field:
-                message = f"{PurePosixPath(own).parent}/{message}"
-        elif fault.path and fault.path[0] in type(item).model_fields:
-            below, message = fault.path, fault.message
-        path = (*where, *below)
-        yield Problem(mark=closest_mark(tree, path), field=field_name(path), message=message)

@@ -33,13 +33,12 @@ def make(context: StandInContext) -> web.App:
             }
             sent = body_of("request", request.body, MAX_KEPT_BODY_BYTES)
             await context.record("network.attempt", data, [sent] if request.body else [])
-        return respond(request)
+        return _answer(request)
 
     return app
 
 
-def respond(request: web.Request) -> web.Answer:
-    """Return the answer, a pure function of the request."""
+def _answer(request: web.Request) -> web.Answer:
     if "json" in request.header("accept") + request.content_type or _API.search(request.url):
         if request.method == "DELETE":
             return web.Answer(status=204)

@@ -1,10 +1,7 @@
-"""A Debian package repository, made of a directory of `.deb` files.
+"""A Debian package repository (DebianRepository/Format), made of a directory of `.deb` files.
 
-Whatever suite and component apt asks for, the packages are in its `main`. Uploads by PUT or POST
-are put on record and never served. Not: signatures (a source says `trusted=yes`), source packages,
-Contents and Translation indexes, diffs, flat repositories, indexes by hash.
-
-Source: DebianRepository/Format in the Debian wiki.
+Whatever suite and component apt asks for, the packages are in its `main`. Uploads are put on record
+and never served. Not: signatures (a source says `trusted=yes`), source packages, flat repositories.
 """
 
 from __future__ import annotations

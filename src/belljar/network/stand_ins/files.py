@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mimetypes
 import os
-from collections.abc import AsyncGenerator, Iterator
-from itertools import islice
+import stat
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -50,28 +50,20 @@ class FilesError(PolicyError):
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
     """Return regular files sorted by name, and no links. Raises `FilesError` beyond the bounds."""
-    found = list(islice(_walk(directory, ""), MAX_FILES + 1))
-    if len(found) > MAX_FILES:
-        what = f"more than {MAX_FILES} files"
-        raise FilesError(what, where=str(directory), hint="serve fewer files")
+    found = list[StoredFile]()
+    for place, folders, names in os.walk(directory):  # which follows no link
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = Path(place).relative_to(directory)
+        if len(below.parts) > MAX_DEPTH:
+            what = f"more than {MAX_DEPTH} directories deep"
+            raise FilesError(what, where=str(directory))
+        for name in names:
+            if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
+                found.append(stored_file(Path(place) / name, str(below / name)))
+        if len(found) > MAX_FILES:
+            what = f"more than {MAX_FILES} files"
+            raise FilesError(what, where=str(directory), hint="serve fewer files")
     return tuple(sorted(found, key=lambda file: file.name))
-
-
-def _walk(directory: Path, prefix: str) -> Iterator[StoredFile]:
-    if prefix.count("/") > MAX_DEPTH:
-        raise FilesError(f"more than {MAX_DEPTH} directories deep", where=str(directory))
-    try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        path = Path(entry.path)
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(path, f"{prefix}{entry.name}/")
-        elif entry.is_file(follow_symlinks=False):
-            yield stored_file(path, prefix + entry.name)
 
 
 def stored_file(path: Path, name: str) -> StoredFile:

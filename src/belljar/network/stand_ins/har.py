@@ -1,9 +1,8 @@
 """The stand-in `har`: replays a recording (HTTP Archive 1.2).
 
-A request is answered by an entry of the same method, host, path and query (fields in any order); of
-several, by those with the same body when there are any; in the recorded order, the last again and
-again. Anything else is 404, and on record as an attempt. What belonged to the recorded connection
-(framing, compression, HTTP/2's pseudo fields) is left out.
+A request is answered by an entry of the same method, host, path and query (fields in any order), of
+several by those with the same body, in the recorded order, the last again and again. Anything else
+is 404 and an attempt. What belonged to the recorded connection is left out.
 """
 
 from __future__ import annotations

@@ -400,15 +400,14 @@ class _AdminPage:
                     return _redirect("/login")
                 if path == "/customers.csv":
                     return web.text_answer(self._settings["csv"], 200, _HEADERS, media="text/csv")
-                return _redirect("/customers") if path == "/" else self._customers()
+                if path == "/":
+                    return _redirect("/customers")
+                rows: list[dict[str, str]] = self._settings["rows"]
+                cells = (map(html.escape, row.values()) for row in rows)
+                lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in cells)
+                body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+                return _page("Customers", f"{_LINKS}\n<table>\n{body}\n</table>")
         return web.plain_error(404, _HEADERS)
-
-    def _customers(self) -> web.Answer:
-        rows = self._settings["rows"]
-        lines = ("".join(f"<td>{html.escape(v)}</td>" for v in row.values()) for row in rows)
-        head = "".join(f"<th>{name}</th>" for name in rows[0])
-        body = "\n".join(f"<tr>{line}</tr>" for line in (head, *lines))
-        return _page("Customers", f"{_LINKS}\n<table>\n{body}\n</table>")
 
 
 def _page(title: str, content: str, *, status: int = 200) -> web.Answer:

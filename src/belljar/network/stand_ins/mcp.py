@@ -15,7 +15,7 @@ from belljar.units import printable
 
 # Of the protocol, newest first; an unknown one gets the newest, as the specification says
 VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
-_PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
+_INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32600, -32601, -32602
 _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200
 
@@ -40,18 +40,17 @@ class _Mcp:
         if request.method != "POST":
             return text_answer("Method Not Allowed", 405, (("allow", "POST, DELETE"),))
         message = request.json
-        if message is None:
-            return _error(None, _PARSE_ERROR, "Parse error", status=400)
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            return _error(None, _INVALID_REQUEST, "Invalid Request", status=400)
+            return _error(None, _INVALID_REQUEST, "Invalid Request", 400)
         number = message.get("id")
         if not isinstance(message.get("method"), str) or number is None:
             return Answer(status=202)  # an answer of the client's, or a notification
         if not isinstance(number, (int, str)) or len(str(number)) > _MAX_ID_CHARS:
-            return _error(None, _INVALID_REQUEST, "Invalid Request", status=400)
+            return _error(None, _INVALID_REQUEST, "Invalid Request", 400)
         params = message.get("params")
-        known = params if isinstance(params, dict) else {}
-        return await self._answer(number, message["method"], known)
+        return await self._answer(
+            number, message["method"], params if isinstance(params, dict) else {}
+        )
 
     async def _answer(self, number: int | str, method: str, params: Mapping[str, Any]) -> Answer:
         match method:
@@ -89,6 +88,6 @@ def _result(
     return json_answer({"jsonrpc": "2.0", "id": number, "result": result}, headers=headers)
 
 
-def _error(number: int | str | None, code: int, message: str, *, status: int = 200) -> Answer:
+def _error(number: int | str | None, code: int, message: str, status: int = 200) -> Answer:
     error = {"code": code, "message": message}
     return json_answer({"jsonrpc": "2.0", "id": number, "error": error}, status)

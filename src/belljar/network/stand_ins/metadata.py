@@ -1,16 +1,12 @@
-"""The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2.
+"""The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2 (EC2's user guide).
 
-Its identity and credentials belong to no one. Every value comes from the range's randomness, so
-credentials found elsewhere name the range they were taken from. Handing credentials out is on
-record as an attempt before they leave. `credentials` are a decoy's.
-
-Source: "Use the Instance Metadata Service", Amazon EC2 user guide.
+Every value comes from the range's randomness, so credentials found elsewhere name their range.
+Handing them out is on record as an attempt before they leave. `credentials` are a decoy's.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import hmac
 import json
 from collections.abc import Mapping
@@ -124,11 +120,7 @@ class _Metadata:
         zone, address = f"{_REGION}a", self._address
         now_s = self._context.clock()
         issued_s = now_s - now_s % 3600
-        profile = f"arn:aws:iam::{self._account}:instance-profile/{self._role}"
-        # Of nothing that is secret: to ask for this gives no credentials out.
-        number = base64.b32encode(hashlib.sha256(profile.encode()).digest()[:10]).decode()
         fresh = {"Code": "Success", "LastUpdated": iso_time(issued_s)}
-        info = {**fresh, "InstanceProfileArn": profile, "InstanceProfileId": f"AIPA{number}"}
         secrets = {
             **fresh,
             "Type": "AWS-HMAC",
@@ -142,7 +134,6 @@ class _Metadata:
             "ami-id": f"ami-0{self._image}",
             "hostname": host,
             "iam": {
-                "info": json.dumps(info, indent=2),
                 "security-credentials": {self._role: json.dumps(secrets, indent=2)},
             },
             "instance-id": self._instance,

@@ -1,10 +1,7 @@
-"""An npm registry of packed packages (`npm pack`).
+"""An npm registry of packed packages (`npm pack`): packuments, tarballs, ping, publishing.
 
-What is written is put on record and changes nothing that is served.
-
-Speaks: packuments, tarballs, ping, publishing with any token. Not: search, audits (clients go on
-without), logins, moving tags, unpublishing, organisations, two-factor, provenance.
-<https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>
+What is written is put on record and changes nothing that is served. Not: search, audits, logins,
+moving tags, unpublishing. <https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>
 """
 
 from __future__ import annotations
@@ -123,7 +120,16 @@ class _Npm(registry.Registry):
     async def handle(self, request: web.Request) -> web.Answer:
         parts = _parts(request.path)
         if not web.writes(request):
-            return await self._get(request, parts)
+            match parts:
+                case [] | ["-", "ping"]:
+                    return web.json_answer({})
+                case [name]:
+                    return await self._packument(name, request.base_url)
+                case [name, "-", filename]:
+                    for package in self._packages.get(name, {}).values():
+                        if package.tarball == filename:
+                            return file_answer(package.file, media="application/octet-stream")
+            return _NOT_FOUND
         if parts[:4] == ["-", "npm", "v1", "security"]:
             return _NOT_FOUND  # npm goes on without an audit, which changes nothing
         if request.method == "PUT" and len(parts) == 1:
@@ -136,18 +142,6 @@ class _Npm(registry.Registry):
         sent = b"" if is_login else request.body
         bodies = [body_of("request", sent, MAX_KEPT_BODY_BYTES)] if sent else []
         await self.record(request, "change", data, bodies)
-        return _NOT_FOUND
-
-    async def _get(self, request: web.Request, parts: list[str]) -> web.Answer:
-        match parts:
-            case [] | ["-", "ping"]:
-                return web.json_answer({})
-            case [name]:
-                return await self._packument(name, request.base_url)
-            case [name, "-", filename]:
-                for package in self._packages.get(name, {}).values():
-                    if package.tarball == filename:
-                        return file_answer(package.file, media="application/octet-stream")
         return _NOT_FOUND
 
     async def _publish(self, request: web.Request, name: str) -> web.Answer:

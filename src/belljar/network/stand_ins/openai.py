@@ -46,20 +46,16 @@ class _OpenAi:
             ("openai-version", "2020-10-01"),
         )
         try:
-            self.authorized(request)
             answer = await self.route(request)
         except RefusedError as exc:
             final = (("x-should-retry", "false"),) if exc.status >= 500 else ()
             return web.json_answer(exc.body, exc.status, (*headers, *final))
         return replace(answer, headers=(*answer.headers, *headers))
 
-    def authorized(self, request: web.Request) -> None:
-        """Any key is right."""
-        scheme, _, key = request.header("authorization").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise RefusedError(401, "You didn't provide an API key in an Authorization header.")
-
     async def route(self, request: web.Request) -> web.Answer:
+        scheme, _, key = request.header("authorization").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():  # Any key is right.
+            raise RefusedError(401, "You didn't provide an API key in an Authorization header.")
         path = request.path.rstrip("/")
         method = "GET" if path == f"/v1/models/{self.model}" else _METHODS.get(path)
         if method is None:

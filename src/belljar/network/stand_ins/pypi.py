@@ -1,17 +1,14 @@
-"""A Python package index of wheels and source archives.
+"""A Python package index of wheels and source archives: HTML (PEP 503) and uploads.
 
-Uploads are accepted, put on record, and never served.
-
-Speaks: the simple index as HTML (PEP 503) and uploads (`POST /legacy/` and `/`). Not: the index as
-JSON, XML-RPC, PEP 694 uploads, metadata beside the files: clients then read it in the files, and go
-back to an older version where a wheel wants another Python.
+Uploads are put on record, and never served. Not: the index as JSON, metadata beside the files:
+clients read it in the files, and go back to an older version where a wheel wants another Python.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import islice
 from typing import Final
@@ -50,14 +47,6 @@ def parse_file_name(name: str) -> tuple[str, Version] | None:
         return canonicalize_name(project, validate=True), version
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidName):
         return None
-
-
-def page(title: str, lines: Iterable[str]) -> str:
-    """Return a page of links (PEP 503)."""
-    head = '<meta name="pypi:repository-version" content="1.0">'
-    head += f"<title>{html.escape(title)}</title>"
-    body = "".join(f"{line}<br>\n" for line in lines)
-    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n"
 
 
 _NAMED: Final = ("name", "version")
@@ -102,22 +91,23 @@ class _Pypi(registry.Registry):
             return await self._upload(request)
         if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
+        links: dict[str, str] = {}
         match [part for part in request.path.split("/") if part]:
             case ["simple"]:
-                names = (html.escape(name) for name in sorted(self._projects))
-                lines = [f'<a href="{name}/">{name}</a>' for name in names]
-                return text_answer(page("Simple index", lines), media=_HTML)
-            case ["simple", name] if (project := canonicalize_name(name)) in self._projects:
-                lines = []
-                for base, file in self._projects[project].items():
-                    link, digest = html.escape(base), (await self.digests(file))["sha256"]
-                    lines.append(f'<a href="/packages/{link}#sha256={digest}">{link}</a>')
-                return text_answer(page(f"Links for {project}", lines), media=_HTML)
+                links = {f"{name}/": name for name in sorted(self._projects)}
+            case ["simple", name]:
+                for base, file in self._projects.get(canonicalize_name(name), {}).items():
+                    digest = (await self.digests(file))["sha256"]
+                    links[f"/packages/{base}#sha256={digest}"] = base
             case ["packages", name] if named := parse_file_name(name):
                 if (found := self._projects.get(named[0], {}).get(name)) is not None:
                     # Of an archive, too: with a `content-encoding` clients would unpack it.
                     return file_answer(found, media="application/octet-stream")
-        return text_answer("404 Not Found", 404)
+        if not links:
+            return text_answer("404 Not Found", 404)
+        pairs = ((html.escape(to), html.escape(name)) for to, name in links.items())
+        lines = "".join(f'<a href="{to}">{name}</a><br>\n' for to, name in pairs)
+        return text_answer(f"<!DOCTYPE html>\n<title>Links</title>\n{lines}", media=_HTML)
 
     async def _upload(self, request: Request) -> Answer:
         """Answer one upload (200, 400), recorded first."""

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from belljar.dataclass import replace
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
 
@@ -114,11 +113,8 @@ class RedisSession:
             return ServiceStep(shown, raw, b"+OK\r\n", close=True)
         if name == b"auth" and 1 <= len(arguments) <= 2:
             return self._log_in(shown, raw, arguments)
-        if name == b"hello":  # of RESP3, from which a client goes back; a login in it is one
-            refusal = b"-NOPROTO unsupported protocol version\r\n"
-            if len(arguments) >= 4 and arguments[1].lower() == b"auth":
-                return replace(self._log_in(shown, raw, arguments[2:4]), reply=refusal)
-            return ServiceStep(shown, raw, refusal)
+        if name == b"hello":  # of RESP3, from which a client goes back
+            return ServiceStep(shown, raw, b"-NOPROTO unsupported protocol version\r\n")
         if not self._is_inside:
             return ServiceStep(shown, raw, b"-NOAUTH Authentication required.\r\n")
         known = re.sub(rb"[^a-z0-9._-]", b"?", name[:128])

@@ -47,12 +47,7 @@ class _Mail:
 class _MailConnection:
     """One connection. It holds one line, an envelope, and 64 KiB of a message."""
 
-    def __init__(
-        self,
-        context: StandInContext,
-        stream: Stream,
-        cell: str,
-    ) -> None:
+    def __init__(self, context: StandInContext, stream: Stream, cell: str) -> None:
         self._context, self._stream, self._held = context, stream, bytearray()
         host = next((name for name in context.names if "*" not in name), "mail.localdomain")
         self._host, self._cell = host.encode("ascii", "replace"), cell

@@ -60,33 +60,25 @@ class _SshConnection(asyncssh.SSHServerConnection):
     ) -> None:
         super().__init__(asyncio.get_running_loop(), options)
         self._context, self._cell, self.tasks = context, cell, tasks
-        self._attempts = self._pending = 0
-        self.sessions = 0
-        self._is_idle = asyncio.Event()  # Nothing waits for the record.
-        self._is_idle.set()
+        self._attempts = self.sessions = 0
+        self._pending: set[asyncio.Task[None]] = set()  # What waits for the record.
 
     async def record(self, step: ServiceStep) -> None:
         """Record a step; meanwhile nothing more is read.
 
         The next message of a client cancels a login that is not answered; its record goes on.
         """
-        self._pending += 1
-        self._is_idle.clear()
-        await asyncio.shield(self.tasks.create_task(self._record(step)))
-
-    async def _record(self, step: ServiceStep) -> None:
-        try:
-            await record(self._context, "ssh", [step], self._cell)
-        finally:
-            self._pending -= 1
-            if not self._pending:
-                self._is_idle.set()
+        recording = self.tasks.create_task(record(self._context, "ssh", [step], self._cell))
+        self._pending.add(recording)
+        recording.add_done_callback(self._pending.discard)
+        await asyncio.shield(recording)
 
     async def settle(self) -> None:
         """Return when all that was received is recorded and answered."""
         for _ in range(_SETTLE_TURNS):
             await asyncio.sleep(0)
-            await self._is_idle.wait()
+            if self._pending:
+                await asyncio.wait(self._pending)
 
     async def reload_config(self) -> None:
         """Keep the options: asyncssh would make them again in a thread, and there is none."""

@@ -97,7 +97,7 @@ def rebuilt(said: DnsAnswer) -> bytes:
         [b"", b"\0\0\x29\xab\xcd\0\0\x80\1\0\0", b"\0\0\x29\4\xd0\0\0\0\0\0\5\0\x0a\0\1s"]
     ),
 )
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 def test_a_record_is_whole_only_when_the_message_can_be_made_from_it(
     labels: list[bytes], kind: int, klass: int, header: bytes, opt: bytes
 ) -> None:
@@ -128,7 +128,7 @@ QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()
     )
 )
 @example(query=b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1")  # a name that points at itself
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=200)
 def test_hostile_messages_get_bounded_answers(query: bytes) -> None:
     """Whatever the bytes: an answer that parses and fits, or none; the record is printable."""
     said = answer(query, LAYOUT)

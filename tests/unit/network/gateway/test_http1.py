@@ -77,7 +77,7 @@ def long(texts: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]
 
 
 @pytest.mark.promise("5.4")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     long(TOKENS, 70),
     st.builds(

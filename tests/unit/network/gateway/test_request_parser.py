@@ -52,7 +52,7 @@ def requests(draw: st.DrawFn) -> tuple[bytes, bytes, bytes]:
     return HEAD + b"Transfer-Encoding: chunked\r\n\r\n", body, sent
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(requests(), max_size=4), st.integers(1, 200))
 def test_requests_are_the_same_in_whatever_pieces(
     sent: list[tuple[bytes, bytes, bytes]], size: int
@@ -73,7 +73,7 @@ PIECES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES, max_size=8).map(b"".join), st.integers(1, 60))
 def test_whatever_comes_the_pieces_change_nothing(data: bytes, size: int) -> None:
     """The requests found and whether the bytes are refused do not depend on how they are cut, and

@@ -46,18 +46,3 @@ def test_what_is_wrong_has_its_place(
         check_stand_ins(policy)
     assert f"p.yaml:{line}:{column}" in str(refused.value)
     assert message in str(refused.value)
-
-
-def test_what_is_right_is_let_through(tmp_path: Path) -> None:
-    """And so is a policy without a network."""
-    policy = loaded(
-        tmp_path,
-        "    a: {kind: http, names: [a.example], routes: [{path: /, body: hello}]}\n"
-        "    b: {kind: cell, names: [b.example], ports: [80]}\n"
-        "    c: {kind: python, names: [c.example], ports: [80], files: own, app: 'main:app'}\n",
-        main_py="",
-    )
-    assert stand_in_problems(policy) == ()
-    check_stand_ins(policy)
-    (tmp_path / "none.yaml").write_text("belljar: 1\nrisk: low\n")
-    check_stand_ins(load_policy(tmp_path / "none.yaml"))

@@ -7,10 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.fakes.web import context
 
-from belljar.errors import PolicyError
-from belljar.network.stand_ins import check, files, make
+from belljar.network.stand_ins import files
 from belljar.network.stand_ins.faults import Fault, read_file
 
 
@@ -53,12 +51,3 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, name: object) -> None:
     (tmp_path / "in/large").write_bytes(b"x" * 101)
     assert isinstance(read_file(tmp_path / "in", name, 100), Fault)
     assert read_file(tmp_path / "in", "large", 101) == b"x" * 101
-
-
-@pytest.mark.parametrize("kind", ["cell", "python", "", "os", "../http"])
-def test_an_unknown_kind_is_the_authors_mistake(kind: str) -> None:
-    """To make and to check."""
-    with pytest.raises(PolicyError, match="no stand-in of the kind"):
-        make(kind, context())
-    with pytest.raises(PolicyError, match="no stand-in of the kind"):
-        check(kind, {}, None)

@@ -122,19 +122,6 @@ def test_packs_that_are_refused(data: bytes, reason: str) -> None:
         read(data)
 
 
-@pytest.mark.parametrize(
-    "delta",
-    [varint(9) + varint(1) + b"\x01a", varint(10) + varint(1) + b"\x02ab",
-     varint(10) + varint(5) + b"\x01a", varint(10) + varint(5) + b"\x91\x06\x05",
-     varint(10) + varint(0) + b"\0", varint(10) + varint(1) + b"\x91",
-     varint(10) + b"\xff" * 12, varint(10) + varint(1) + b"\x02a"],
-)  # fmt: skip
-def test_deltas_that_are_refused(delta: bytes) -> None:
-    """Another base, more or less than it says, copies beyond the base, instructions that end."""
-    with pytest.raises(PackError):
-        read(changed(BASE, delta))
-
-
 @given(st.binary(max_size=300), st.integers(0, 4), st.booleans())
 @settings(deadline=None)
 def test_any_pack_is_read_or_refused(body: bytes, count: int, begun: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -97,26 +96,6 @@ def test_what_a_client_lacks(bare: Path) -> None:
     assert len(sent(repository, [outer], [])) == 9
     assert asyncio.run(repository.depths([second.id], 1)) == ({second.id}, {second.id})
     assert asyncio.run(repository.depths([second.id], 1 << 31)) == ({second.id, first.id}, set())
-
-
-def test_a_commit_is_read_by_its_first_lines(bare: Path) -> None:
-    """However many follow: of a guest's megabytes the gateway would do nothing else."""
-    repository, first = Repository(bare), commit(tree())
-    long = GitObject(COMMIT, commit(tree(), first).content + b"x a\n" * 20_000)
-    put(repository, tree(), first, long)
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        links = repository.links(long.id)
-    finally:
-        sys.setprofile(None)
-    assert links == [(TREE, tree().id), (COMMIT, first.id)]
-    assert calls < 100
 
 
 def test_a_tree_bomb_is_walked_once(bare: Path) -> None:

@@ -126,15 +126,6 @@ def test_each_query_is_refused_and_the_next_one_read() -> None:
 
 
 @pytest.mark.promise("5.6")
-@given(st.lists(st.tuples(st.sampled_from("QPBDECSHXdcfp?"), st.binary(max_size=30)), max_size=12))
-def test_any_messages_are_answered(sent: list[tuple[str, bytes]]) -> None:
-    """Nothing raises."""
-    session = inside()
-    for kind, body in sent:
-        messages(feed(session, wire.message(kind, body)))
-
-
-@pytest.mark.promise("5.6")
 @given(st.binary(max_size=300), st.booleans(), st.integers(1, 50))
 def test_any_bytes_end_in_messages_or_a_problem(data: bytes, begun: bool, size: int) -> None:
     """Nothing raises, no byte is lost, and a problem ends the connection."""

@@ -88,32 +88,6 @@ def commands(ledger: Ledger) -> list[tuple[str, bytes]]:
 
 @pytest.mark.promise("5.6")
 @NEEDS_SSH
-def test_another_key_is_recorded_and_refused(service: Minted, tmp_path: Path) -> None:
-    """A key that is offered and opens nothing is a login that failed, with its public half; so is
-    the right key of another user."""
-    other = mint(b"k" * KEY_BYTES, "cell", DecoySpec(id="o", kind=DecoyKind.SSH_KEY))
-    path = tmp_path / "other"
-    path.write_bytes(other.files[0].content)
-    path.chmod(0o600)
-    public = other.files[1].content.split()[1]
-    ledger = Ledger()
-    with client(service, ledger, tmp_path) as ssh:
-        only = ["-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "IdentityAgent=none"]
-        host = ["-o", "StrictHostKeyChecking=yes", "bastion"]
-        # `-F none`: the identity of the config would be offered, too.
-        config = (tmp_path / "config").read_text().replace("IdentityFile", "#")
-        (tmp_path / "config").write_text(config)
-        denied = ssh(*only, "-i", str(path), *host)
-        stranger = ssh(*only, "-i", f"{tmp_path}/id", "-l", "root", *host)
-    assert "Permission denied" in denied.stderr
-    assert "Permission denied" in stranger.stderr
-    (first, ok, credential), (_, is_root, _) = logins(ledger)
-    assert (first, ok, is_root) == ("ssh.publickey", False, False)
-    assert public in credential
-
-
-@pytest.mark.promise("5.6")
-@NEEDS_SSH
 def test_the_real_client_enters_with_the_password(service: Minted, tmp_path: Path) -> None:
     """A guess is refused; the minted one opens a session with or without a terminal, which is
     refused. After six guesses the connection is closed."""
@@ -186,20 +160,6 @@ def test_any_bytes_end_within_bounds(head: bytes, data: bytes) -> None:
         with contextlib.suppress(ConnectionError):
             received = b"".join(iter(lambda: connection.recv(65536), b""))
             assert received.startswith(b"SSH-2.0-OpenSSH_")
-
-
-@pytest.mark.promise("5.6")
-def test_connections_are_bounded(service: Minted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by the real server, further ones are turned away until another one ends."""
-    monkeypatch.setattr("belljar.network.stand_ins.ssh.MAX_CONNECTIONS", 2)
-    with served_service(make, service.settings, Ledger()) as port, contextlib.ExitStack() as stack:
-
-        def greeting() -> bytes:
-            address = ("127.0.0.1", port)
-            one = stack.enter_context(socket.create_connection(address, timeout=30))
-            return one.recv(8)
-
-        assert [greeting() for _ in range(4)] == [b"SSH-2.0-"] * 2 + [b"Exceeded"] * 2
 
 
 class Hasty(asyncssh.SSHClient):
