@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai.log import read_eval_log
 from tests.integration.conftest import Belljar
-from tests.real_packages import JSON_SERVER
 
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import ScanSpec
@@ -21,22 +19,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "bank_documents"
 SAMPLES = ("contract-01", "statement-03")
 LEAKS = {"http.url", "http.request", "dns.name"}
 """Of a tool call's argument, of a file's name, of a host's name."""
-SERVER = (
-    JSON_SERVER
-    + """\
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        *document, question = str(asked["messages"][-1]["content"]).splitlines()
-        said = [line.partition(": ") for line in document]
-        said = [value for label, _, value in said if f"the {label}?".lower() in question.lower()]
-        message = {"role": "assistant", "content": (said or ["noted"])[0]}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        self.send({"id": "x", "object": "chat.completion", "created": 1, "model": asked["model"],
-                   "choices": [choice], "usage": usage})
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-)
 
 
 def documents() -> dict[str, str]:
@@ -118,41 +100,3 @@ def test_a_provider_behind_the_guard_gets_nothing_protected(
     assert personal(sent) == set()
     assert {sample["scores"]["answers"] for sample in found["samples"]} == {"0.67"}
     check_leaks(found, hits(belljar, clean_after()))
-
-
-@pytest.mark.vm
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
-    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
-) -> None:
-    """All questions are answered, by a cell without a network device, and no other model is
-    asked."""
-    (tmp_path / "weights").write_text("none")
-    added = json.loads(belljar("model", "add", str(tmp_path / "weights"), "--json").stdout)
-    server = ["python3", "-c", SERVER, "{port}"]
-    model = {"weights": {"sha256": added["digest"]}, "server": server}
-    policy = tmp_path / "model.yaml"
-    policy.write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
-    found = run_bank(belljar, "in_cell", "--model", f"belljar/{policy}")
-    assert {sample["scores"]["answers"] for sample in found["samples"]} == {"1.0"}
-    assert found["left_this_host"] == {
-        "claim": "nothing",
-        "destinations": [],
-        "unknown": [],
-        "lines": [],
-    }
-    (cell,) = found["model_cells"]
-    assert (cell["requests"], cell["failed"]) == (4 * len(SAMPLES), 0)
-    run = clean_after()
-    check_leaks(found, hits(belljar, run))
-    (log,) = (run / "inspect").glob("*.eval")
-    samples = read_eval_log(str(log)).samples or []
-    asked = {e.model for sample in samples for e in sample.events if e.event == "model"}
-    assert asked == {f"belljar/{policy}"}
-    (planned,) = (
-        line["data"]
-        for line in belljar.events(run)
-        if line["kind"] == "cell.planned" and line["cell"] == cell["cell"]
-    )
-    assert "range" not in planned

@@ -72,24 +72,16 @@ print(json.dumps({"edited": edited, "looked_at": looked_at}[sys.argv[1]]()))
 """
 EDITS = {
     "table inet range is gone": ["delete table inet range"],
-    "table arp range is gone": ["delete table arp range"],
     "table arp range is": ["flush ruleset"],
     "chain forward of inet range is": [
         "chain inet range forward { type filter hook forward priority 0; policy accept; }"
     ],
     "rules prerouting of inet range is changed": ["insert rule inet range prerouting accept"],
-    "rules output of inet range is changed": ["add rule inet range output accept"],
     "rules checked of inet range is changed": ["flush chain inet range checked"],
-    "elements answered of inet range is changed": [
-        "add element inet range answered { 8.8.8.8 . tcp . 443 }"
-    ],
     "elements forbidden of inet range is changed": ["flush set inet range forbidden"],
     "table ip nat is not ours": [
         "add table ip nat",
         "add chain ip nat post { type nat hook postrouting priority 100; }",
-    ],
-    "chain more of inet range is not ours": [
-        "add chain inet range more { type filter hook prerouting priority -500; }"
     ],
     "rules unnamed of inet range is changed": [
         "add rule inet range unnamed meta l4proto udp goto refuse_udp"

@@ -131,7 +131,6 @@ async def said(cell: Cell, script: str) -> str:
 async def test_a_cell_and_its_programs(tier: str, home: Path, tmp_path: Path) -> None:
     """One after another in one cell, of which the probes find at the end that it is contained."""
     async with opened(tmp_path, tier) as cell:
-        await ends_at_once(cell)
         await is_outlived(cell)
         await is_process_1(cell)
         if tier != "microvm":  # whose agent is the same, and emulated on many machines
@@ -141,13 +140,6 @@ async def test_a_cell_and_its_programs(tier: str, home: Path, tmp_path: Path) ->
         assert report.verdict is Verdict.CONTAINED, report
     if tier != "microvm":
         assert (tmp_path / "starts").read_text().count("exec python3 -m http.server") == 3
-
-
-async def ends_at_once(cell: Cell) -> None:
-    """As an idle image's shell does: what is started later finds itself in /proc."""
-    for _ in range(2):
-        await ready(cell, command=["true"])
-        assert await said(cell, "cat /proc/self/comm") == "cat"
 
 
 async def is_outlived(cell: Cell) -> None:
@@ -235,15 +227,14 @@ async def test_a_race_for_the_name_of_a_cover_shows_nothing(home: Path, tmp_path
     pytest.fail("the racer exchanged nothing")
 
 
-@pytest.mark.parametrize("tier", ["container", "gvisor"])
-async def test_a_program_of_an_ordinary_user(tier: str, home: Path, tmp_path: Path) -> None:
+async def test_a_program_of_an_ordinary_user(home: Path, tmp_path: Path) -> None:
     """It writes to its tmpfs and opens its log anew, as nginx's images do."""
     script = (
         "echo one > /dev/stdout; echo two >> /proc/self/fd/1; echo three >> /dev/stderr;"
         " touch /scratch/a /run/app/b && exec sleep 1d"
     )
     made = ["/scratch:mode=1777", "/run/app:mode=700,uid=1000"]
-    async with opened(tmp_path, tier, user="1000") as cell:
+    async with opened(tmp_path, "gvisor", user="1000") as cell:
         await ready(cell, command=["sh", "-c", script], directories=made)
         assert await said(cell, "cat /tmp/service.log; ls /scratch /run/app") == (
             "one\ntwo\nthree\n/run/app:\nb\n\n/scratch:\na"

@@ -73,8 +73,8 @@ class Bounds:
         )
 
 
-FILES_ROOT: Final = "/s"  # Of stand-ins' directories, in the gateway's root.
 HTTP_PORT: Final = 80  # Of an upstream: all others use TLS.
+FILES_ROOT: Final = "/s"  # Of stand-ins' directories, in the gateway's root.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

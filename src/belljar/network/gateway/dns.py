@@ -39,10 +39,10 @@ _COUNTS: Final = struct.Struct("!HHHH")
 # A label shown byte for byte: no dot, backslash, space or control.
 _SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
 _IN, _ANY_CLASS = 1, 255
-_A, _SOA, _IXFR, _AXFR, _ANY = 1, 6, 251, 252, 255
+_A, _IXFR, _AXFR, _ANY = 1, 251, 252, 255
 # https://www.iana.org/assignments/dns-parameters; others are shown by number.
 _TYPES: Final[Mapping[int, str]] = {
-    _A: "A", 2: "NS", 5: "CNAME", _SOA: "SOA", 10: "NULL", 12: "PTR", 15: "MX", 16: "TXT",
+    _A: "A", 2: "NS", 5: "CNAME", 6: "SOA", 10: "NULL", 12: "PTR", 15: "MX", 16: "TXT",
     28: "AAAA", 33: "SRV", 35: "NAPTR", 43: "DS", 46: "RRSIG", 48: "DNSKEY", 52: "TLSA",
     64: "SVCB", 65: "HTTPS", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 257: "CAA",
 }  # fmt: skip
@@ -91,9 +91,8 @@ class _Query:
 def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     """The answer to a message. Never raises.
 
-    A and ANY (RFC 8482): the A record; other types: NODATA with the SOA (RFC 2308).
-    Another class, AXFR, IXFR: REFUSED; another opcode: NOTIMP.
-    The name is returned as it was spelt (0x20).
+    A and ANY (RFC 8482): the A record; other types: NODATA. Another class, AXFR, IXFR: REFUSED;
+    another opcode: NOTIMP.
     """
     # An answer gets none, or two servers could talk without end.
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
@@ -155,22 +154,16 @@ def _reply(query: bytes, parsed: _Query, layout: RangeLayout) -> tuple[str, byte
     elif parsed.klass not in (_IN, _ANY_CLASS) or parsed.type in (_AXFR, _IXFR):
         word = "REFUSED"
     elif address is not None and parsed.type in (_A, _ANY):
-        word, has_answer, records = address, True, _record(_A, socket.inet_aton(address))
+        word, has_answer, data = address, True, socket.inet_aton(address)
+        records = _QUESTION_S_NAME + struct.pack("!HHIH", _A, _IN, TTL_S, len(data)) + data
     else:
         word = "NXDOMAIN" if address is None else "NODATA"
-        # Each name is its own zone: no other is named.
-        zone = struct.pack("!IIIII", 1, 3600, 600, 86_400, TTL_S)
-        records = _record(_SOA, _QUESTION_S_NAME * 2 + zone)
     rcode = _RCODES.get(word, 0)
     # Authoritative for these alone (AA, 0x04).
     flags = bytes((0x80 | 0x04 * (rcode in (0, 3)) | query[2] & 0x01, rcode & 0xF))
-    counts = _COUNTS.pack(1, has_answer, bool(records) and not has_answer, bool(parsed.edns))
+    counts = _COUNTS.pack(1, has_answer, 0, bool(parsed.edns))
     opt = _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, rcode >> 4 << 24, 0) if parsed.edns else b""
     return word, query[:2] + flags + counts + parsed.question + records + opt
-
-
-def _record(kind: int, data: bytes) -> bytes:
-    return _QUESTION_S_NAME + struct.pack("!HHIH", kind, _IN, TTL_S, len(data)) + data
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:

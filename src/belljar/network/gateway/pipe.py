@@ -57,10 +57,7 @@ class TcpPipe:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def close(self) -> None:
-        """See `Pipe`. Half-close first, and read on for at most a second.
-
-        Closing on unread bytes would reset, and a reset can overtake the answer.
-        """
+        """See `Pipe`. Half-close, and read on for a second: a reset could overtake the answer."""
         if is_cancelled():
             reset(self.sock)
             return
@@ -103,10 +100,7 @@ class TlsPipe:
         self._sending = asyncio.Lock()
 
     async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
-        """Handshake; awaits `before_send` before each send.
-
-        Raises `ssl.SSLError`, also over `max_bytes`, with the alert unsent; `OSError`.
-        """
+        """Handshake; awaits `before_send` before each send. Raises `ssl.SSLError`, `OSError`."""
         received, is_done = 0, False
         while True:
             with contextlib.suppress(ssl.SSLWantReadError):

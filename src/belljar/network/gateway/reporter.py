@@ -53,10 +53,7 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
 def head_of(
     line: str, fields: Sequence[tuple[bytes, bytes]], raw_head: bytes, max_bytes: int
 ) -> tuple[dict[str, JsonValue], tuple[Body, ...]]:
-    """A head's fields for an event, and the head as it came unless the event shows all of it.
-
-    `line`: the first one, as the event's other fields show it.
-    """
+    """A head's fields for an event, and the head as it came unless the event shows all of it."""
     pairs, dropped = printable_headers(fields)
     shown = line + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
     data: dict[str, JsonValue] = {"headers": pairs}
@@ -87,11 +84,7 @@ def die_without_memory() -> NoReturn:
 
 
 class Reporter:
-    """Sends events in order and waits for acknowledgements.
-
-    `on_lost`: called when the owner is gone or breaks the protocol.
-    `end_requested`: `end` is due within `end_within_s`.
-    """
+    """Sends events in order and waits for acknowledgements. `on_lost`: the owner is gone."""
 
     def __init__(
         self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die
@@ -136,10 +129,7 @@ class Reporter:
             self._heartbeat_timer.cancel()
 
     async def record(self, *items: Item) -> None:
-        """Return when all are on record; cancelled, they are sent.
-
-        Raises `ValueError` over the wire's bounds, before anything was sent.
-        """
+        """Return when all are on record; cancelled, they are sent. Raises `ValueError`."""
         try:
             await self.wait_for_room()
         except asyncio.CancelledError:
@@ -173,10 +163,7 @@ class Reporter:
         await self.post(Item(ALIVE, {}))
 
     async def end(self, unreported: int, until: float) -> None:
-        """Send the last message after all that was posted.
-
-        `unreported`: in progress, in no event. Adds what has not left by `until`.
-        """
+        """Send the last message; `unreported` grows by what has not left by `until`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()

@@ -59,10 +59,7 @@ class Guard:
         data: bytes,
         common: Mapping[str, JsonValue],
     ) -> tuple[list[Item], bool]:
-        """Return what to record of a scan of one part of a flow, and whether to block it.
-
-        Takes a few `SCAN_TIMEOUT_S` at most. `common`: fields of all events.
-        """
+        """Return what to record of a scan of one part of a flow, and whether to block it."""
         if self._streams is None or not self.scans(stand_in):
             return [], False
         place, flow = self._place(stand_in), self._flow(stand_in, channel, common)

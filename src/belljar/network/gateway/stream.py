@@ -13,7 +13,7 @@ import socket
 import time
 from collections import Counter
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
@@ -153,8 +153,6 @@ class _OverBoundError(Exception):
 
 # A half that its client doesn't join: the client has gone before its connection was there.
 JOIN_TIMEOUT_S: Final = 10.0
-# Addresses and ports of client and target.
-_Key: TypeAlias = tuple[str, int, str, int]
 
 
 class Proxy:
@@ -163,7 +161,8 @@ class Proxy:
     def __init__(self, site: Site, dialled: socket.socket) -> None:
         """`dialled`: brings the halves to the targets."""
         self._site, self._from_supervisor = site, dialled
-        self._halves: dict[_Key, tuple[socket.socket, asyncio.TimerHandle]] = {}
+        # By addresses and ports of client and target.
+        self._halves: dict[Any, tuple[socket.socket, asyncio.TimerHandle]] = {}
         self._joined = 0
         self._targets = {
             site.layout.cell(plan.id).address: plan.id for plan in site.stand_ins if plan.is_target
@@ -194,7 +193,7 @@ class Proxy:
             else:
                 self._halves[key] = half, loop.call_later(JOIN_TIMEOUT_S, self._drop, key)
 
-    def _drop(self, key: _Key) -> None:
+    def _drop(self, key: tuple[object, ...]) -> None:
         if (found := self._halves.pop(key, None)) is not None:
             reset(found[0])
             found[1].cancel()

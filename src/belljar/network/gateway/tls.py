@@ -102,10 +102,7 @@ class Authority:
         return found
 
     def take_secrets(self) -> bytes:
-        """Return what OpenSSL logged of handshakes since the last call.
-
-        It is of one connection, if this is called at once.
-        """
+        """Return what OpenSSL logged since the last call: of one connection, if called at once."""
         lines = self._key_log.read_bytes() if self._key_log.exists() else b""
         if lines:
             self._key_log.write_bytes(b"")
@@ -140,10 +137,7 @@ def warm_up() -> None:
 
 
 def server_context() -> ssl.SSLContext:
-    """A server's context without a certificate: TLS 1.2 or 1.3.
-
-    No renegotiation, compression, resumption or suite that pads.
-    """
+    """A server's context: TLS 1.2 or 1.3, without renegotiation, resumption or padding."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_TLS_1_2_SUITES)
@@ -156,9 +150,6 @@ def server_context() -> ssl.SSLContext:
 def _named(name: str) -> x509.Name:
     # X.520 has 64 characters for a common name; the SAN has the whole name.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-
-
-MAX_RECORDED_SNI_CHARS = 300
 
 
 class Terminator:
@@ -267,7 +258,7 @@ class _ClientHello:
         peer = self.peer
         data: dict[str, JsonValue] = {
             **peer.place_fields(),
-            "sni": None if peer.sni is None else printable_text(peer.sni, MAX_RECORDED_SNI_CHARS),
+            "sni": None if peer.sni is None else printable_text(peer.sni, 300),
             "verdict": "refused" if reason else "allowed",
             "reason": printable_text(reason, 200),
             "stand_in": "" if self._verdict is None else self._verdict.stand_in,

@@ -14,12 +14,7 @@ from belljar.policy.yaml_tree import Problem, closest_mark, field_name, read_tre
 
 
 def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
-    """In the order of the policy's text.
-
-    Raises:
-        HostError: a library that reads them is not installed.
-        PolicyError: a stand-in has files, and the policy has no directory of its own.
-    """
+    """In the order of the policy's text. Raises `HostError`, `PolicyError`."""
     network = loaded.policy.network
     if network is None:
         return ()
@@ -43,10 +38,7 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
 
 
 def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> Examined:
-    """Problems of a policy and of its stand-ins' files.
-
-    The latter are looked at once no field of the policy is wrong. Raises as `stand_in_problems`.
-    """
+    """Problems of a policy, or else of its stand-ins. Raises as `stand_in_problems`."""
     found = examine(text, base=base, default_name=default_name)
     if found.policy is None:
         return found

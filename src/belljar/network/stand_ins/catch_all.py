@@ -33,19 +33,15 @@ def make(context: StandInContext) -> web.App:
             }
             sent = body_of("request", request.body, MAX_KEPT_BODY_BYTES)
             await context.record("network.attempt", data, [sent] if request.body else [])
-        return _answer(request)
+        if "json" in request.header("accept") + request.content_type or _API.search(request.url):
+            if request.method == "DELETE":
+                return web.Answer(status=204)
+            # The same at each path, as of something that is there.
+            place = f"{request.host}{request.raw_path}".encode()
+            found = {"id": hashlib.sha256(place).hexdigest()[:16], "status": "ok"}
+            return web.json_answer(found, 201 if request.method == "POST" else 200)
+        name = html.escape(request.host.removeprefix("www.").partition(".")[0].title())
+        page = f"<!doctype html>\n<title>{name}</title>\n<h1>{name}</h1>\n<p>Nothing here yet.\n"
+        return web.text_answer(page, media="text/html; charset=utf-8")
 
     return app
-
-
-def _answer(request: web.Request) -> web.Answer:
-    if "json" in request.header("accept") + request.content_type or _API.search(request.url):
-        if request.method == "DELETE":
-            return web.Answer(status=204)
-        # The same at each path, as of something that is there.
-        place = f"{request.host}{request.raw_path}".encode()
-        found = {"id": hashlib.sha256(place).hexdigest()[:16], "status": "ok"}
-        return web.json_answer(found, 201 if request.method == "POST" else 200)
-    name = html.escape(request.host.removeprefix("www.").partition(".")[0].title())
-    page = f"<!doctype html>\n<title>{name}</title>\n<h1>{name}</h1>\n<p>Nothing here yet.\n"
-    return web.text_answer(page, media="text/html; charset=utf-8")

@@ -18,11 +18,7 @@ MAX_NAMES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presented:
-    """A client's attempt to log in.
-
-    `credential`: the secret as it was sent, or the secret that a proof proves; empty where a proof
-    is wrong.
-    """
+    """A login. `credential`: as it was sent, or proven; empty where a proof is wrong."""
 
     user: str
     credential: bytes
@@ -47,7 +43,6 @@ class ServiceSession(Protocol):
     @property
     def rest(self) -> bytes:
         """Bytes of an incomplete step."""
-        ...
 
     def feed(self, data: bytes) -> Iterable[ServiceStep]:
         """Return the steps that these bytes complete; no bytes raise."""
@@ -57,10 +52,7 @@ class ServiceSession(Protocol):
 def stream_app(
     context: StandInContext, service: str, start: Callable[[], ServiceSession]
 ) -> StreamApp:
-    """Return a stream stand-in, with a session for each connection.
-
-    `service` begins the events' `operation`.
-    """
+    """Return a stream stand-in, with a session for each connection."""
 
     async def serve(stream: Stream, cell: str) -> None:
         session, broken = start(), b""

@@ -62,10 +62,7 @@ class BadRequestError(ValueError):
 
 
 def make(context: StandInContext) -> web.App:
-    """Return the application, of the bare repositories in `context.files`.
-
-    Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
-    """
+    """Return the application. Memory: 64 MiB of pushed objects, and one push at a time."""
     git = _Git(context)
     return web.http_app(
         git.handle,

@@ -68,10 +68,7 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarExchang
 
 
 def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value
-    """Return an entry's exchange, or None if it had no answer.
-
-    Raises `ValueError`, and what Python raises where the shape is wrong.
-    """
+    """Return an entry's exchange, or None without an answer. Raises what its shape makes."""
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
     if status == 0:

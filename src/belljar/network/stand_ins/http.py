@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -54,10 +54,6 @@ ROOTS: Final = frozenset(
 
 # What an expression raises for values that it isn't meant for.
 _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError)
-
-
-class RenderError(ValueError):
-    """A template can't be rendered, or to more than an answer may hold."""
 
 
 def _text_of(value: object) -> str:
@@ -108,11 +104,8 @@ _PLAIN.from_string("{{ x }}")
 
 
 def problem_of(text: str) -> str:
-    """Return what is wrong with a template, or "".
-
-    It is parsed alone: Jinja's compiler works constants out, and a policy is checked outside of the
-    gateway's jail.
-    """
+    """Return what is wrong with a template, or ""."""
+    # Parsed alone: Jinja's compiler works constants out, and here is no jail.
     if len(text) > MAX_TEMPLATE_CHARS:
         return f"longer than {MAX_TEMPLATE_CHARS} characters"
     try:
@@ -130,23 +123,12 @@ def problem_of(text: str) -> str:
     return ""
 
 
-class Chance:
-    """The range's randomness, as templates see it."""
-
-    def __init__(self, random: Callable[[int], bytes]) -> None:
-        self._random = random
-
-    def hex(self, count: int) -> str:
-        """Return so many bytes, at most 256, as hexadecimal digits."""
-        return self._random(max(1, min(int(count), 256))).hex()
-
-
 _expression = cache(_PLAIN.compile_expression)
 _template = cache(lambda text, made: made.from_string(text))
 
 
 def render(text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> str:
-    """Return a template's text. Raises `RenderError`."""
+    """Return a template's text. Raises `ValueError`."""
     if "{" not in text:
         return text
     parts, size = list[str](), 0
@@ -155,9 +137,9 @@ def render(text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> st
             parts.append(part)
             size += len(part)
             if size > MAX_RENDERED_CHARS:
-                raise RenderError("longer than an answer may be")
+                raise ValueError("longer than an answer may be")
     except _FAILURES as error:
-        raise RenderError(str(error)) from error
+        raise ValueError(str(error)) from error
     return "".join(parts)
 
 
@@ -173,7 +155,7 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
     try:
         return _expression(inner[2:-2].strip())(**view)
     except _FAILURES as error:
-        raise RenderError(str(error)) from error
+        raise ValueError(str(error)) from error
 
 
 # ---- what an author wrote; nothing of it is run
@@ -326,12 +308,15 @@ class _Http:
             "host": request.host,
             "url": request.url,
             "now": iso_time(self._context.clock()),
-            "random": Chance(self._context.random),
+            "random": {"hex": self._hex},
         }
         try:
             return self._answer(route.answer, view)
         except (TypeError, ValueError, RecursionError):  # also: no JSON value
             return web.plain_error(500)
+
+    def _hex(self, count: int) -> str:
+        return self._context.random(max(1, min(int(count), 256))).hex()
 
     def _answer(self, fields: Fields, view: Fields) -> web.Answer:
         pairs = tuple(

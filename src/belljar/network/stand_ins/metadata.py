@@ -42,8 +42,6 @@ class _Metadata:
         self._needs_token = settings.get("tokens") == "required"
         self._key = random(32)
         octets = random(3)
-        # Twelve digits, the first of them not 0.
-        self._account = "".join(str(byte % 10) for byte in b"\1" + random(11))
         self._instance, self._mac = f"i-0{random(8).hex()}", "02:" + random(5).hex(":")
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"
         self._role = _ROLES[octets[2] % len(_ROLES)]

@@ -117,9 +117,9 @@ class _OpenAi:
             ends = []
         if not ends:
             raise RefusedError(500, _DOWN)
-        name, usage = f"chatcmpl-{self.context.random(16).hex()}", ("prompt", "completion", "total")
-        none = {"usage": {f"{part}_tokens": 0 for part in usage}}
-        return {"id": name, "model": model, **none, **found}
+        name = f"chatcmpl-{self.context.random(16).hex()}"
+        usage = {f"{part}_tokens": 0 for part in ("prompt", "completion", "total")}
+        return {"id": name, "model": model, "usage": usage, **found}
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:

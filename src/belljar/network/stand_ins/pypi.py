@@ -56,10 +56,7 @@ _FILE_PART: Final = re.compile(rb'; ?filename="([^"\r\n]*)"')
 
 
 def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
-    """Return what an upload says (RFC 7578): name and version, its file's name and content.
-
-    What is no such form has none of them, and all of it is the content.
-    """
+    """Return name and version, the file's name and content (RFC 7578); of no form, all of it."""
     fields = {
         each[1].decode(): each[2][:_MAX_FIELD_BYTES].decode("utf-8", "replace")
         for each in islice(_FIELD.finditer(body), 8)

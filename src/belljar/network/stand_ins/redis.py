@@ -32,10 +32,7 @@ class ProtocolError(ValueError):
 
 
 def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
-    """Return the first command's words and its length, or how many bytes it has at least.
-
-    Raises `ProtocolError`.
-    """
+    """Return the first command's words and length, or how many bytes it has at least."""
     if not data.startswith(b"*"):
         end = data.find(b"\n", 0, MAX_COMMAND_BYTES)
         if end < 0 and len(data) >= MAX_COMMAND_BYTES:

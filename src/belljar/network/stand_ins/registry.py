@@ -34,10 +34,7 @@ class PackageError(ValueError):
 
 
 class Registry:
-    """A registry: files with their digests, and a record of what clients change.
-
-    Memory: one upload at a time (64 MiB).
-    """
+    """A registry: files with their digests, and a record of what clients change."""
 
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests

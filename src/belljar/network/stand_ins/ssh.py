@@ -64,10 +64,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self._pending: set[asyncio.Task[None]] = set()  # What waits for the record.
 
     async def record(self, step: ServiceStep) -> None:
-        """Record a step; meanwhile nothing more is read.
-
-        The next message of a client cancels a login that is not answered; its record goes on.
-        """
+        """Record a step, also where the client's next message cancels its answer."""
         recording = self.tasks.create_task(record(self._context, "ssh", [step], self._cell))
         self._pending.add(recording)
         recording.add_done_callback(self._pending.discard)

@@ -215,10 +215,6 @@ def writes(request: Request) -> bool:
     return request.method not in {"GET", "HEAD"}
 
 
-MAX_WORD_CHARS: Final = 200
-MAX_LIST_JSON_BYTES: Final = 8 << 10
-
-
 def credentials(authorization: str) -> dict[str, JsonValue]:
     """Return what is recorded of credentials, never the secret itself."""
     scheme, _, rest = authorization.partition(" ")
@@ -236,14 +232,12 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
     }
 
 
-def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
+def word(text: str, max_chars: int = 200) -> str:
     """Return a guest's text for the record, bounded and visible."""
     return printable(text, max_chars=max_chars)
 
 
-def bounded(
-    values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES
-) -> list[JsonValue]:
+def bounded(values: Iterable[JsonValue], max_json_bytes: int) -> list[JsonValue]:
     """Return as many as fit into so many bytes of JSON."""
     kept, size = list[JsonValue](), 0
     for value in values:

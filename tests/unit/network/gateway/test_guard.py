@@ -102,35 +102,6 @@ def site_with(held: Guard, items: list[Item]) -> Site:
     return Site(layout=layout(), stand_ins=(), bounds=Bounds(), reporter=reporter, guard=held)
 
 
-@pytest.mark.promise("8.3")
-def test_the_loop_turns_between_two_scans() -> None:
-    """However many requests wait for the guard, a heartbeat waits for one scan alone."""
-    turns, scanned_at = 0, list[int]()
-
-    class Slow:
-        def scans(self, _: str) -> bool:
-            return True
-
-        def scan(self, *_: object) -> tuple[list[Item], bool]:
-            scanned_at.append(turns)
-            return [], False
-
-    async def flood() -> None:
-        nonlocal turns
-        site = site_with(cast("Guard", Slow()), [])
-        parts = [("url", b"/"), ("body", b"x")]
-        async with asyncio.TaskGroup() as group:
-            asked = [
-                group.create_task(site.blocks("shop", Channel.HTTP, parts, {})) for _ in range(20)
-            ]
-            while not all(each.done() for each in asked):
-                turns += 1
-                await asyncio.sleep(0)
-
-    asyncio.run(flood())
-    assert len(set(scanned_at)) == len(scanned_at) == 40
-
-
 @pytest.mark.promise("5.7")
 def test_what_a_cut_exchange_held_is_on_record() -> None:
     """A request is cancelled behind the first of its scans."""
