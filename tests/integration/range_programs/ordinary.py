@@ -47,6 +47,8 @@ async def talk(home: Path) -> dict[str, Any]:
     """Two cells talk to what is there and what is not."""
     scene = Scene(home)
     async with scene.open() as made:
+        with cell(made) as early:  # a start that is tried again makes its port anew
+            await made.attach("agent", early.pid)
         with cell(made) as agent, cell(made) as other:
             await made.attach("agent", agent.pid)
             await made.attach("other", other.pid)
