@@ -20,8 +20,7 @@ from tests.machine import Templates
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = {"gvisor": ("isolation/oci/", "runtime"), "microvm": ("isolation/microvm/", "supervisor")}
-# While a template is booted and saved, and while it is finished.
-TEMPLATE = ("microvm/template.py _boot_and_save", "microvm/template.py _finish")
+TEMPLATE = ("microvm/template.py _boot_and_save",)
 
 
 @pytest.fixture(scope="module", params=TIERS)
@@ -44,11 +43,11 @@ def owners(
 def test_killed_anywhere_nothing_is_left(
     tier: str, owners: Owners, pytestconfig: pytest.Config
 ) -> None:
-    """SIGKILL at seven places (60 when thorough), one of each file at least."""
-    count = 60 if pytestconfig.getoption("thorough") else 7
+    """SIGKILL at four places, one of each file (at 60 when thorough)."""
+    count = 60 if pytestconfig.getoption("thorough") else 4
     chosen = choose_in(rehearse(owners, lives=["end"]), TIERS[tier][0], count)
     assert len(chosen) >= count
-    _, faults = kill_at(owners, chosen)
+    _, faults = kill_at(owners, chosen[:count])
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
 
 
