@@ -91,6 +91,7 @@ async def test_no_network_but_loopback(cell: Cell) -> None:
     assert (await cell.exec(["python3", "-c", script])).stdout == b"b'x'\n"
 
 
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """User, directory, environment and the cap on output are the policy's; the end is proven, and
     the record has it all."""
@@ -110,6 +111,7 @@ async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) ->
 
 
 @pytest.mark.promise("8.1")
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the
     record name the limit."""

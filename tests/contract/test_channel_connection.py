@@ -71,9 +71,3 @@ async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str, carri
 
 
 # ---- the connection
-
-
-async def test_ping(client: GuestClient) -> None:
-    """The agent answers while commands run."""
-    async with client.open_exec(ExecRequest(argv=["sleep", "1000"])):
-        assert await client.ping(timeout_s=PATIENCE_S) >= 0

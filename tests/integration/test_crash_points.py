@@ -32,19 +32,18 @@ from belljar.ledger.listing import read_events
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 SITES_OF_PHASE = {
-    "create": 9,
-    "exec": 3,
-    "revert": 4,
-    "snapshot": 3,
-    "fork": 3,
-    "destroy": 4,
-    "end": 2,
+    "create": 6,
+    "exec": 2,
+    "revert": 2,
+    "snapshot": 1,
+    "fork": 1,
+    "destroy": 3,
+    "end": 1,
 }
-MORE = 6  # times as many when thorough
+MORE = 10  # times as many when thorough
 # While what all cells of a policy share is made, in the order it is made: by file and function.
 COLD_SITES = (
     "program_root.py _fill",
-    "jail.py wait_run",  # while an image is unpacked; when thorough
     "oci/trees.py _unpack",
     "oci/trees.py _publish",
 )
@@ -62,7 +61,7 @@ def owners(
 
 @pytest.mark.promise("3.5", "6.2")
 def test_killed_anywhere_nothing_is_left(owners: Owners, pytestconfig: pytest.Config) -> None:
-    """SIGKILL at 28 places (168 when thorough): nothing left, the ledger verifies, others live."""
+    """SIGKILL at 16 places (160 when thorough): nothing left, the ledger verifies, others live."""
     times = MORE if pytestconfig.getoption("thorough") else 1
     wanted = {phase: times * count for phase, count in SITES_OF_PHASE.items()}
     chosen = choose(rehearse(owners), wanted)
@@ -98,12 +97,9 @@ def test_the_next_start_reaps(owners: Owners) -> None:
 
 
 @pytest.mark.promise("6.2")
-def test_killed_while_shared_parts_are_made(
-    owners: Owners, tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+def test_killed_while_shared_parts_are_made(owners: Owners, tmp_path: Path) -> None:
     """SIGKILL while a program's root is copied, or an image unpacked and published."""
-    sites = COLD_SITES if pytestconfig.getoption("thorough") else (COLD_SITES[0], *COLD_SITES[2:])
-    check_shared_parts(owners, sites, tmp_path)
+    check_shared_parts(owners, COLD_SITES, tmp_path)
 
 
 @pytest.mark.promise("6.2")

@@ -12,16 +12,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.as_user import (
     UsersBelljar,
-    another_store,
-    kinds,
-    leaves_nothing,
     own,
     started,
 )
@@ -70,40 +66,7 @@ def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
     assert Path(said.strip()).is_relative_to(user.libraries), "these tests are of the user's copy"
 
 
-def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) -> None:
-    """Each bound names what enforces it here; without control groups that is the address space,
-    never silence; the jail's uid is not claimed to be nobody's."""
-    if json.loads(user("doctor", "--json", "--no-prove").stdout)["facts"]["cgroup"]["parents"]:
-        pytest.skip("control groups are delegated to ordinary users here")
-    plan = user.planned("high")
-    bounds = {bound["what"]: bound for bound in plan["bounds"]}
-    assert plan["memory_by_rlimit"] is True
-    assert plan["jail"]["cpu_quota_percent"] is None
-    assert "RLIMIT_AS" in bounds["memory"]["enforced_by"]
-    assert "if the VMM itself is compromised" in bounds["memory"]["most"]
-    threads = bounds["threads on this host"]["enforced_by"]
-    assert threads == ["RLIMIT_NPROC", "no control group"]
-    assert "no control group" in bounds["processors"]["enforced_by"]
-    assert any("control groups can be used" in warning for warning in plan["warnings"])
-    jail = next(layer for layer in plan["layers"] if layer["name"] == "jail")
-    assert "this user's own uid" in jail["what"]
-    assert b"no control group" in user("plan", "high").stdout
-
-
-@pytest.mark.promise("8.4")
-def test_a_template_in_a_store_of_his_own(user: UsersBelljar) -> None:
-    """It is made, by him; of it a clone, a command, a clean end."""
-    with another_store(user) as store, leaves_nothing(replace(user, home=store)):
-        owner = replace(user, home=store)
-        found = json.loads(owner("exec", "--json", "--", "id", "-un").stdout)
-        assert (found["returncode"], found["stdout"], found["destroyed"]) == (0, "user\n", True)
-        assert found["layers"] == ["jail", "microvm", "container"]
-        (template,) = (store / "templates").glob("*/template.json")
-        assert template.stat().st_uid == user.uid
-        wanted = {"template.built", "cell.cloned", "cell.renewed", "cell.destroyed"}
-        assert wanted <= set(kinds(owner))
-
-
+@pytest.mark.thorough
 def test_a_cell_is_probed(user: UsersBelljar) -> None:
     """Every probe, with all of the host's witnesses looked at: contained."""
     assert sum(finding["seen_by"] == "host" for finding in user.probed()) >= 18
@@ -251,18 +214,18 @@ def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
     assert b"user\r\n" in seen
 
 
-SITES_OF_PHASE = {"create": 2, "revert": 1, "fork": 1, "end": 1}
+SITES_OF_PHASE = {"create": 2, "destroy": 1}
 
 
 @pytest.mark.promise("6.2")
 @pytest.mark.slow
 def test_killed_anywhere_nothing_of_the_users_is_left(user: UsersBelljar) -> None:
-    """SIGKILL at five places: a reaping removes one cell's rest, and leaves the other alone."""
+    """SIGKILL at three places: a reaping removes one cell's rest, and leaves the other alone."""
     program = str(shutil.copy(OWNER, user.home.parent.parent))
     with owners_of(
         user.home, "microvm", (user.python, program), user.environment(), ids=(user.uid, user.gid)
     ) as owners:
-        sites = choose(rehearse(owners, lives=["end"], times=1), SITES_OF_PHASE)
+        sites = choose(rehearse(owners, lives=["destroy"], times=1), SITES_OF_PHASE)
         assert len(sites) == sum(SITES_OF_PHASE.values())
         _, faults = kill_at(owners, sites)
     assert faults == []

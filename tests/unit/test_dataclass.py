@@ -8,7 +8,6 @@ import enum
 import inspect
 import json
 import pickle
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -153,25 +152,6 @@ def test_nothing_is_generated_before_it_is_used() -> None:
     assert not inspect.isfunction(made.__dict__["__init__"])
     assert "name='a'" in repr(made(name="a"))
     assert inspect.isfunction(made.__dict__["__init__"])
-
-
-def test_threads_may_use_a_class_at_once() -> None:
-    """Whoever comes first generates; nobody sees a class half made."""
-    found: list[object] = []
-
-    def use(cls: type[Any], together: threading.Barrier) -> None:
-        together.wait()
-        one = cls(name="a")
-        found.append((one == cls(name="a"), hash(one) == hash(cls(name="a")), len(repr(one)) > 0))
-
-    for _ in range(20):
-        made, together = fresh(), threading.Barrier(4)
-        threads = [threading.Thread(target=use, args=(made, together)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == [(True, True, True)] * 80
 
 
 class Colour(enum.StrEnum):

@@ -23,7 +23,7 @@ from belljar.isolation.hold import KillOrder, new_order, raise_if_killed
 from belljar.isolation.jail import JailEnd
 from belljar.policy.limits import Risk
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 class Machines:

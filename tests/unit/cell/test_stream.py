@@ -10,7 +10,7 @@ from tests.fakes.vm import staged
 from belljar.errors import CellError, LedgerError
 from belljar.events import Event, Kind
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 async def chatty(guest: FakeGuest, op: GuestOp) -> None:
@@ -36,19 +36,6 @@ async def test_what_nobody_iterates_is_on_record(is_killed: bool) -> None:
         bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
         assert bodies["stdout"] == b"one two"
         assert is_killed or bodies["stdin"] == b"go"
-
-
-async def test_leaving_early_is_on_record() -> None:
-    """A command that was left before its end failed, with what it had said; its tree is dead."""
-
-    async with staged({b"lasting": lasting}) as stage:
-        async with stage.cell.open_exec(["lasting"]) as running:
-            assert (await anext(running))[1] == b"hello"
-        assert stage.guest.ops == {}
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
-        failed = stage.last(Kind.EXEC_FAILED)
-        assert "left before" in str(failed.data["reason"])
-        assert failed.bodies[0].content == b"hello"
 
 
 # ---- in the background

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import AsyncMock
+from typing import Any
 
 import anyio
 import pytest
 
 from belljar.cell import targets
-from belljar.cell.cell import Cell
 from belljar.cell.targets import LOGS, serve, target_policy
 from belljar.channel import ExecOutput
-from belljar.errors import CellError, PolicyError
+from belljar.errors import CellError
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy.limits import Tier
 from belljar.policy.load import load_policy
@@ -135,18 +132,6 @@ async def served(settings: Mapping[str, Any], machine: Machine) -> list[list[str
 
 
 @pytest.mark.anyio
-async def test_what_a_target_runs() -> None:
-    """Its command; the image's entrypoint and its arguments; the image's command."""
-    for settings, words in (
-        ({"command": ["mine"]}, ["mine"]),
-        ({"arguments": ["a", "b"]}, ["/enter", "a", "b"]),
-        ({"arguments": []}, ["/enter"]),
-        ({}, ["/enter", "serve"]),
-    ):
-        assert await served(settings, Machine()) == [words]
-
-
-@pytest.mark.anyio
 async def test_a_program_that_is_started_again() -> None:
     """As Docker has it, until it has run for a moment; its checks go on meanwhile."""
     for restart, ends, starts in (
@@ -168,24 +153,3 @@ async def test_a_program_that_is_not_started_again(restart: str, starts: int) ->
     with pytest.raises(CellError, match=r"ended with status 7.*; its output ends with: the log"):
         await served({"command": ["mine"], "restart": restart}, machine)
     assert len(machine.ran) == starts
-
-
-@pytest.mark.anyio
-async def test_a_directory_that_can_not_be_copied_is_the_authors(tmp_path: Path) -> None:
-    """None, and one with a link that leads out: with the place of its `files`."""
-    (tmp_path / "above").symlink_to("..")
-    cell = SimpleNamespace(write_file=AsyncMock(), plan=SimpleNamespace(user="0"))
-    words: dict[str, Any] = {"kind": "python", "names": (), "ports": (), "settings": {"app": "a:b"}}
-    for directory, why in ((None, "no directory"), (tmp_path, "leads out")):
-        plan = StandInPlan(id="app", directory=directory, **words)
-        with pytest.raises(PolicyError, match=rf"network\.stand_ins\.app\.files.*{why}"):
-            await targets.start_serving(cast("Cell", cell), plan)
-
-
-@pytest.mark.anyio
-async def test_a_command_that_can_not_be_sent_starts_nothing() -> None:
-    """An image's command with a NUL: the target does not serve."""
-    machine = Machine()
-    machine.start = AsyncMock(side_effect=ValueError("a NUL byte"))  # type: ignore[method-assign]
-    with pytest.raises(CellError, match=r"can't be started: .*NUL"):
-        await served({"command": ["mine"]}, machine)

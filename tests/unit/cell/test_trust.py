@@ -77,10 +77,3 @@ def test_where_a_distribution_looks(anchor: str, bundle: str, tmp_path: Path, pe
     argv = "openssl verify -no-CAfile -no-CAstore -CApath".split()  # noqa: SIM905 - as it is typed
     done = subprocess.run([*argv, directory, tmp_path / "leaf"], capture_output=True, check=False)
     assert done.returncode == 0, done
-
-
-def test_an_image_without_any(tmp_path: Path, pem: str) -> None:
-    """Has the one authority in the one file."""
-    (tmp_path / "root").mkdir()
-    run_in(tmp_path / "root", pem)
-    assert (tmp_path / "root" / BUNDLE.lstrip("/")).read_text().strip() == pem.strip()

@@ -1,5 +1,5 @@
 """The client against a guest that lies, floods, falls silent or does not read: bounded time,
-bounded memory, a typed error. Under both event loops."""
+bounded memory, a typed error.."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.talking import CAT, HANG, raw, talking
 from belljar.channel import ExecRequest, GuestClient, Stream
 from belljar.errors import CellError, ProtocolViolation
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 @pytest.mark.promise("4.1")

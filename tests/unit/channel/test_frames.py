@@ -54,9 +54,3 @@ def test_what_can_not_be_said() -> None:
             frames.data_frame(1, 0, bytes(size))
     with pytest.raises(ValueError, match="a frame holds"):
         frames.frame(FrameType.CONFIG, 0, bytes(65_537))
-
-
-def test_names_that_are_no_utf8() -> None:
-    """Linux names are bytes: surrogate escapes and bytes go through as they are."""
-    assert frames.text_bytes("\udcff", "path") == b"\xff"
-    assert frames.text_bytes(b"\xff", "argv[0]") == b"\xff"

@@ -9,13 +9,12 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
-from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, talking
+from tests.fakes.talking import CAT, FLOOD, HANG, talking
 
 from belljar.channel import ExecRequest, Timeout
 from belljar.channel.operations import OwnReads
-from belljar.errors import CellError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 async def test_a_slow_consumer_is_not_a_timeout() -> None:
@@ -103,24 +102,6 @@ async def test_queued_operations_can_be_cancelled() -> None:
         await running.signal(9, whole_tree=True)
         await running.wait()
         assert guest.started_order == [1]
-
-
-async def test_a_guest_that_ends_nothing_and_floods() -> None:
-    """Flooding on after the kill, without RESULT, is bounded in time and memory."""
-
-    async def stubborn(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        while True:
-            op.killed = False
-            await guest.output(op, 1, b"x" * 100_000)
-
-    async with talking({b"stubborn": stubborn}, timeout=SHORT) as (_, client):
-        with anyio.fail_after(60), pytest.raises(CellError, match="told to kill"):
-            await client.exec(
-                ExecRequest(argv=["stubborn"], timeout_s=0.05, max_stdout_bytes=1 << 40),
-                keep="head",
-                keep_bytes=10,
-            )
 
 
 @pytest.mark.promise("5.6")

@@ -167,42 +167,7 @@ def test_results_that_can_not_be() -> None:
         refused(make(), said, "outcome|count|text of|runs on")
 
 
-POSSIBLE: tuple[tuple[Callable[[], HostConnection], bytes], ...] = (
-    (with_exec, result(0, 255)),
-    (with_exec, result(1, 64)),
-    (unstarted, result(1, 9)),
-    (unstarted, result(2, errno.ENOENT, stage=3)),
-    (with_read, result(3, errno.ENOENT, stage=5)),
-    (with_read, result(2, errno.ESRCH, stage=1)),
-    (ready_read, result(3, errno.EFBIG, stage=6)),
-    (ready_read, result(1, 9)),
-    (ready_write, result(2, errno.EPERM, stage=10)),
-    (ready_write, result(0, 0)),
-)
-
-
-def test_results_that_can_be() -> None:
-    """The endings that real operations have are taken, with or without EOF before."""
-    for make, said in POSSIBLE:
-        assert isinstance(make().feed(said)[0], Result), said
-
-
 # ---- the host's side
-
-
-def test_what_is_sent_to_the_dead_is_not_sent() -> None:
-    """After RESULT the host sends nothing more of the operation."""
-    wire = with_exec()
-    wire.feed(result())
-    sent = [
-        wire.send_data(1, b"x"),
-        wire.send_eof(1),
-        wire.send_credit(1, 1),
-        wire.send_signal(1, 9, SignalScope.WHOLE_TREE),
-        wire.send_resize(1, 2, 3),
-    ]
-    assert sent == [b""] * 5
-    assert wire.stdin_credit(1) == 0
 
 
 def test_a_program_that_is_let_go() -> None:
