@@ -265,20 +265,6 @@ def test_processes_are_bounded_for_each_user(box: Box) -> None:
     box.end_all()
 
 
-def test_background_processes_outlive_their_command_but_not_their_leader(box: Box) -> None:
-    """Who kills the leader, as root can, loses the rest, and the cell goes on."""
-    box.end_all()
-    box.sh("(sleep 1000 </dev/null >/dev/null 2>&1 &)")
-    assert len(box.others()) == 1
-    kill = (
-        "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -KILL $a; done;"
-        " sleep 100"
-    )
-    ended = box.exec("sh", "-c", kill)
-    assert (ended.outcome, ended.code) == (SIGNALED, 9)
-    box.until_alone()
-
-
 def test_whoever_kills_all_takes_no_later_command_along(box: Box) -> None:
     """Leaders that waited for work are hit with the others, and may have yet to end when the next
     command is given."""
@@ -296,19 +282,6 @@ def test_a_stopped_leader_goes_on(box: Box) -> None:
     ended = box.exec("sh", "-c", f"(setsid sleep 1000 &); {stop}; sleep 1000", timeout_ms=300)
     assert (ended.outcome, ended.flags) == (SIGNALED, TIMED_OUT)
     assert box.others() == []
-
-
-def test_leaders_are_used_again(box: Box) -> None:
-    """Commands one after another need no new process of the agent's, and leave no zombie. A command
-    is the likelier victim than the agent when memory is short, and can't make itself less so."""
-    count = "set -- /proc/[0-9]*; echo $#"
-    before = int(box.sh(count))
-    for _ in range(30):
-        box.exec("true", user="nobody")
-    assert int(box.sh(count)) <= before
-    scores = [int(box.sh(f"cat /proc/{pid}/oom_score_adj")) for pid in ("1", "self")]
-    assert scores[0] < scores[1]
-    assert box.sh("echo -1 2>/dev/null >/proc/self/oom_score_adj || echo refused") == "refused\n"
 
 
 # ---- its own root against it

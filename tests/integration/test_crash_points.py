@@ -1,5 +1,4 @@
-"""The controller of a container killed at many places of its life, and processes of a cell killed
-under a living controller: nothing is left.
+"""The controller of a container killed at many places of its life: nothing is left.
 
 A *site* is a line of Belljar's own code, in the phase `create`, `exec`, `revert`, `snapshot`,
 `fork`, `destroy` or `end`: lives are rehearsed, their sites are noted in order, and then each
@@ -17,7 +16,6 @@ import pytest
 from tests.integration.crash_owner import ANY_LINE
 from tests.integration.crashes import (
     Owners,
-    check_process_killed,
     check_shared_parts,
     choose,
     kill_at,
@@ -100,10 +98,3 @@ def test_the_next_start_reaps(owners: Owners) -> None:
 def test_killed_while_shared_parts_are_made(owners: Owners, tmp_path: Path) -> None:
     """SIGKILL while a program's root is copied, or an image unpacked and published."""
     check_shared_parts(owners, COLD_SITES, tmp_path)
-
-
-@pytest.mark.promise("6.2")
-@pytest.mark.parametrize("victim", ["supervisor", "stage", "runtime"])
-def test_a_process_of_the_cell_killed_in_mid_start(owners: Owners, victim: str) -> None:
-    """Its supervisor, pid 1 or runtime."""
-    check_process_killed(owners, victim)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import gc
 import json
 import os
 import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,13 +16,12 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from tests.integration.processes import quick_command, wait_for
+from tests.integration.processes import quick_command
 from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
-from belljar.cell.pool import open_pool
 from belljar.cell.range import Range
 from belljar.cell.revert import RevertibleCell
 from belljar.errors import CellError, HostError, PolicyError
@@ -327,44 +324,3 @@ def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
 
     with pytest.raises(CellError):
         anyio.run(ask)
-
-
-def test_many_reverts_leave_nothing(vm_home: Path, pytestconfig: pytest.Config) -> None:
-    """One after the other, from a pool: each gives a clean machine, and memory, descriptors and the
-    store are as after the first ones."""
-    times = 1000 if pytestconfig.getoption("thorough") else 12
-
-    async def revert() -> list[tuple[int, int, int]]:
-        sizes = []
-        async with (
-            open_pool({**LOW, "resources": SMALL}, size=2, home=vm_home) as pool,
-            pool.cell() as cell,
-        ):
-            for number in range(times):
-                if number % (times // 3) == times // 6:
-                    sizes.append(_sizes(vm_home))
-                await cell.exec(["touch", "/tmp/used"])
-                await cell.revert(verify=number % 10 == 0)
-                assert not (await cell.exec(["ls", "/tmp"])).stdout
-
-            def has_settled() -> bool:
-                # Old machines end, and new ones are made, beside the reverts: what is judged is
-                # the look that saw few, for a moment later another may be in the making.
-                sizes.append(_sizes(vm_home))
-                return sizes[-1][0] <= sizes[0][0] + 12
-
-            await anyio.to_thread.run_sync(partial(wait_for, has_settled, "few files"))
-        return sizes
-
-    first, *_, last = anyio.run(revert)
-    assert list((vm_home / "journal").iterdir()) == []
-    assert last[0] <= first[0] + 12, "descriptors"
-    assert last[1] <= first[1] + 4, "entries of the store"
-    assert last[2] <= first[2] + (8 << 20) + times * (4 << 10), "memory"  # and a line of each event
-
-
-def _sizes(home: Path) -> tuple[int, int, int]:
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    store = sum(1 for folder in home.iterdir() if folder.is_dir() for _ in folder.iterdir())
-    return len(list(Path("/proc/self/fd").iterdir())), store, pages * os.sysconf("SC_PAGE_SIZE")

@@ -25,17 +25,6 @@ pytestmark = [pytest.mark.vm, pytest.mark.root]
 TIERS = ("container", "gvisor")
 
 
-def test_with_groups_and_ids_he_gets_the_tier_his_risk_asks_for(grouped: UsersBelljar) -> None:
-    """The least tier of a risk, every limit in a control group, no warning of another."""
-    found = json.loads(grouped("doctor", "--json").stdout)
-    assert (found["facts"]["cgroup"]["delegated"], found["facts"]["cgroup"]["reason"]) == (True, "")
-    assert found["facts"]["ids"]["available"]
-    low = grouped.planned("low")
-    assert (low["tier"], low["memory_by_rlimit"]) == ("container", False)
-    assert set(low["jail_controllers"]) == {"cpu", "memory", "pids"}
-    assert not any("stronger than" in warning for warning in low["warnings"])
-
-
 @pytest.mark.promise("1.3")
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:

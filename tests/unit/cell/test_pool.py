@@ -302,19 +302,3 @@ async def test_a_pool_ends_after_the_last_of_its_cells(
             tasks.start_soon(end)
             await anyio.sleep(0.05)
             go_on.set()
-
-
-async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:
-    """Whether it was cancelled before or after the answer, no cell is lost or shared."""
-    async with stand() as it:
-        for _ in range(5):
-            await it.filled()
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                async with it.cell():
-                    await anyio.lowlevel.checkpoint()
-                    pytest.fail("a cancelled taker went on")
-        await it.filled()
-        async with it.cell() as cell:
-            assert it.is_ahead(cell)
-    assert all_gone(it)

@@ -24,40 +24,11 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import Outcome, ResultFlag, SignalScope, Stage, Stream
-from belljar.channel.messages import Credit, Data, Eof, Result, Started
+from belljar.channel.frames import ResultFlag, SignalScope
+from belljar.channel.messages import Credit, Result, Started
 from belljar.channel.wire import HostConnection
 
 # ---- operations
-
-
-def test_an_exec() -> None:
-    """STARTED, DATA, EOF and RESULT are taken; afterwards the operation is dead."""
-    wire = with_exec(started=False)
-    assert wire.feed(g.frame(g.STARTED, 1, STARTED)) == [Started(op=1, info=0)]
-    assert wire.feed(data(1, b"out") + data(2, b"err")) == [
-        Data(op=1, stream=Stream.STDOUT, content=b"out"),
-        Data(op=1, stream=Stream.STDERR, content=b"err"),
-    ]
-    assert wire.feed(g.frame(g.EOF, 1, b"\2")) == [Eof(op=1, stream=Stream.STDERR)]
-    said = result(1, 9, flags=63, stage=3, dropped=(5, 6), duration_ns=7, detail="why")
-    assert wire.feed(said) == [
-        Result(
-            op=1,
-            outcome=Outcome.SIGNALED,
-            flags=ResultFlag(63),
-            stage=Stage.EXEC,
-            code=9,
-            stdout_dropped_bytes=5,
-            stderr_dropped_bytes=6,
-            duration_ns=7,
-            detail="why",
-        )
-    ]
-    for late in (data(1, b"x"), result(), g.frame(g.CREDIT, 1, struct.pack("<I", 1))):
-        dead = with_exec()
-        dead.feed(result())
-        refused(dead, late, "not live")
 
 
 def test_output_needs_started_and_an_open_stream() -> None:

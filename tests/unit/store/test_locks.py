@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +11,6 @@ from belljar.errors import HostError
 from belljar.isolation.prune import unneeded
 from belljar.store.locks import claimed, in_use, locked
 from belljar.store.scratch import MAKING, is_owned, retire_unclaimed
-
-LOOKER = """
-import pathlib, sys
-from belljar.store.locks import in_use
-print(in_use(pathlib.Path(sys.argv[1])), flush=True)
-while True:
-    in_use(pathlib.Path(sys.argv[1]))
-"""
 
 
 @pytest.fixture
@@ -51,23 +41,6 @@ def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) ->
     assert retired.parent == home / "templates"
     assert retire_unclaimed(home / "templates" / STALE) is None
     assert not in_use(home / "templates" / STALE)
-
-
-def test_who_only_looks_refuses_no_claim(home: Path) -> None:
-    """To look needs the lock alone, for an instant: a cell that starts in that instant gets its
-    claim all the same."""
-    directory = part_of(home, "templates", STALE, 0)
-    with subprocess.Popen(
-        [sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE
-    ) as looker:
-        try:
-            assert looker.stdout is not None
-            looker.stdout.readline()
-            for _ in range(2000):
-                with claimed(directory):
-                    pass
-        finally:
-            looker.kill()
 
 
 def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) -> None:

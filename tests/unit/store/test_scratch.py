@@ -67,16 +67,6 @@ def test_the_living_are_kept_by_a_sweep_that_does_not_see_them(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_draft_that_is_locked_after_a_sweep_found_it_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sweep of another PID namespace may list it before its lock: it looks again."""
-    with owned_dir(tmp_path) as draft:
-        monkeypatch.setattr(scratch, "orphans", lambda *_, **__: [draft])
-        assert sweep(tmp_path) == []
-        assert draft.is_dir()
-
-
 def test_a_lack_of_descriptors_makes_no_owner_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
