@@ -89,22 +89,3 @@ def test_every_compose_example_is_accepted(page: Path, tmp_path: Path) -> None:
         file = tmp_path / f"{number}.yaml"
         file.write_text(block)
         judge_for_sample(read_document(file), {})
-
-
-def test_links_out_of_the_site_become_text() -> None:
-    """A link to a page of the site leads to its place there; one to any other file is plain
-    text."""
-    pages = {
-        "docs/a.md": "a.md",
-        "SPECIFICATION.md": "specification.md",
-        "design/1.md": "design/1.md",
-    }
-    text = (
-        "[s](../SPECIFICATION.md#x) [d](../design/1.md) [code](../src/x.py) [w](https://a.example)"
-        " [own](#y)"
-    )
-    assert (
-        docs_pages.relinked(text, "docs/a.md", pages)
-        == "[s](specification.md#x) [d](design/1.md) code [w](https://a.example) [own](#y)"
-    )
-    assert docs_pages.relinked("[a](../docs/a.md)", "design/1.md", pages) == "[a](../a.md)"

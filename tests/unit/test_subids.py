@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from belljar.subids import first_subordinate_id, parse_subordinate
 
 
@@ -22,12 +19,6 @@ def test_the_first_range_that_is_large_enough() -> None:
         ("ann:x:65536\nann:100000\n# ann:1:65536\n\nann:-5:65536\nann:１00000:65536\n", None),
     ):
         assert parse_subordinate(text, name="ann", uid=1000) == start, text
-
-
-@given(st.text())
-def test_any_file_is_read(text: str) -> None:
-    """A line that can't be read gives nothing."""
-    parse_subordinate(text, name="ann", uid=1000)
 
 
 def test_a_file_that_cannot_be_read_gives_none(tmp_path: Path) -> None:
