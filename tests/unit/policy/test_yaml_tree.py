@@ -59,6 +59,12 @@ def test_bytes_that_are_no_utf8_are_refused_where_they_stand() -> None:
         assert "not UTF-8" in first.message
 
 
+def test_a_number_that_two_readers_read_differently_stays_as_it_is_written() -> None:
+    """In a policy, `user: 0100` is no octal number; a compose file's is read as Docker does."""
+    assert yaml_tree.read_tree("a: 0100").value == {"a": "0100"}
+    assert yaml_tree.read_tree("a: 0100", yaml_tree.Reading(is_compose=True)).value == {"a": 64}
+
+
 def test_a_large_file_is_refused_unread() -> None:
     """64 KiB and not one byte more."""
     comment = b"#" * (yaml_tree.MAX_BYTES - 6)
