@@ -331,9 +331,3 @@ def reason(gateway: Gateway) -> str:
 
     gateway.owner.wait(lambda: bool(reasons()))
     return reasons()[0]
-
-
-def resident_bytes(gateway: Gateway) -> int:
-    """Memory of the gateway's process."""
-    pages = int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

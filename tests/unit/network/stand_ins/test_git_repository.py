@@ -98,19 +98,6 @@ def test_what_a_client_lacks(bare: Path) -> None:
     assert asyncio.run(repository.depths([second.id], 1 << 31)) == ({second.id, first.id}, set())
 
 
-def test_a_tree_bomb_is_walked_once(bare: Path) -> None:
-    """Ten entries of ten entries of ten …: forty levels of the same tree cost forty visits."""
-    repository = Repository(bare)
-    level = GitObject(BLOB, b"x")
-    put(repository, level)
-    for _ in range(40):
-        level = tree(**{f"n{number}": level for number in range(10)})
-        put(repository, level)
-    top = commit(level)
-    put(repository, top)
-    assert len(sent(repository, [top], [])) == 42
-
-
 def test_references_change_by_their_old_value(bare: Path) -> None:
     """As a push says it; names are checked; deleted is gone; the directory is as it was."""
     before = sorted(str(path) for path in bare.rglob("*"))

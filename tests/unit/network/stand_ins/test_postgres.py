@@ -92,21 +92,6 @@ def test_only_the_login_opens_it(user: str, database: str, password: str, code: 
     assert presented.ok is (code == "3D000")
 
 
-def test_the_beginning_has_its_forms() -> None:
-    """No encryption; a newer protocol is negotiated; another, or a query before it, refused."""
-
-    def begun(*sent: bytes) -> list[ServiceStep]:
-        return feed(PostgresSession(DATABASE, bytes(8)), *sent)
-
-    (step,) = begun(struct.pack("!II", 8, wire.ENCRYPTION_REQUESTS[0]))
-    assert step.reply == b"N"
-    newer = messages(begun(startup(code=(3 << 16) + 2)))
-    assert [kind for kind, _ in newer] == ["v", "R"]
-    assert codes(begun(startup(code=2 << 16))) == ["0A000"]
-    assert codes(begun(startup(user=""))) == ["28000"]
-    assert codes(begun(startup(), query("select 1"))) == ["08P01"]
-
-
 @pytest.mark.promise("5.6")
 def test_each_query_is_refused_and_the_next_one_read() -> None:
     """Simple ones and prepared ones, once until the next sync; each is a step, as it was sent."""
