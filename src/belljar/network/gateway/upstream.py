@@ -52,8 +52,8 @@ _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b
 # A method in a query or form: `_method` (Rails, Laravel) and the fields' names, in any case and
 # with `_` for `-`. Searched for in what was sent: a gateway has no memory for copies of it.
 _PARAMETER: Final = re.compile(
-    rb"(?i)(?<![a-z0-9])(?:(?:x[-_])?(?:http[-_])?method[-_]override|(?:x[-_](?:http[-_]|original[-_]|"
-    rb"rewrite[-_])?|[-_])method)(?![a-z0-9_-])"
+    rb"(?i)(?<![a-z0-9])(?:(?:x[-_])?(?:http[-_])?method[-_]override|"
+    rb"(?:x[-_](?:http[-_]|original[-_]|rewrite[-_])?|[-_])method)(?![a-z0-9_-])"
 )
 # A part's name that is encoded, which few clients do. Without a step back: a body of blanks, or of
 # such names, would keep the gateway for half a minute.

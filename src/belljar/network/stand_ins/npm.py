@@ -1,7 +1,7 @@
 """An npm registry of packed packages (`npm pack`): packuments, tarballs, ping, publishing.
 
 What is written is put on record and changes nothing that is served. Not: search, audits, logins,
-moving tags, unpublishing. <https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>
+moving tags, unpublishing. Source: npm/registry on GitHub, docs/responses/package-metadata.md.
 """
 
 from __future__ import annotations
