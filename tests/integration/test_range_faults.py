@@ -176,7 +176,7 @@ def test_few_open_files(host: Host, policy: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize(
     ("recording", "said"),
-    [("own/a.har", "own/a.har:2:3: not JSON"), ("../a.har", "without `..`")],
+    [("own/a.har", "own/a.har: Expecting value: line 2"), ("../a.har", "without `..`")],
 )
 def test_files_that_will_not_do(
     recording: str, said: str, host: Host, policy: Callable[..., str]
