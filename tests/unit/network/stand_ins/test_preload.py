@@ -78,14 +78,3 @@ def test_answering_imports_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
-
-
-def test_a_gateway_reads_plans_without_the_models_of_policies() -> None:
-    """The start of a range waits for the fork server's imports; pydantic was a third of them."""
-    program = (
-        "import sys; from belljar.network.fork_server import preload;"
-        " from belljar.network.stand_ins import KINDS, modules_of; preload(modules_of(KINDS));"
-        " import belljar.network.gateway.serve; print('pydantic' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert done.stdout == b"False\n"
