@@ -216,15 +216,16 @@ _FRAME: Final[dict[str, Any]] = {"at_s": 1.0, "from_mac": "02:aa:bb:cc:dd:ee", "
 
 def _sent(part: NeverSent) -> dict[str, Any]:
     """What it says that nobody sent."""
-    kinds = {"ipv6": 0x86DD, "arp": 0x0806, "not ip": 0x88B5}
-    if part.what in kinds:
-        return {"kind": kinds[part.what]}
-    return {
+    sent: dict[str, dict[str, Any]] = {
+        "ipv6": {"kind": 0x86DD},
+        "arp": {"kind": 0x0806},
+        "not ip": {"kind": 0x88B5},
         "options": {"has_options": True},
         "source": {"source": part.address},
         "protocol": {"protocol": int(part.port)},
         "to": {"target": part.address, "target_port": int(part.port)},
-    }[part.what]
+    }
+    return sent[part.what]
 
 
 def _otherwise(seen: Seen) -> tuple[tuple[str, Mapping[str, Any]], ...]:
