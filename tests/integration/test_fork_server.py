@@ -67,11 +67,11 @@ def pid_of(fork_server: ForkServer) -> int:
 def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
     fork_server: ForkServer, given: list[int]
 ) -> None:
-    """A fork that fails when half of it is said leaves an answer behind: the next range gets its
-    own processes, and that one's is killed."""
-    with pytest.raises(CellError):
-        fork_server.fork({"keeper": given, "gateway": [-1]})
-    made = fork_server.fork({"gateway": given, "keeper": given})
+    """A fork that nobody waited for leaves an answer behind: the next range gets its own processes,
+    and that one's are killed."""
+    message = {"number": 0, "fork": {"gateway": len(given)}, "imports": []}
+    ipc.send(fork_server._socket, message, given)
+    made = fork_server.fork({"gateway": given, "supervisor": given})
     for child in made:
         child.kill()
         assert child.wait_ended(30)

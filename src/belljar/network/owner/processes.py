@@ -59,12 +59,12 @@ class Child:
         return bool(wait_readable([self.pidfd], timeout_s))
 
 
-def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int]:
+def wait_readable(fds: Sequence[int], timeout_s: float) -> set[int]:
     """Descriptors that are readable or ended in time."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+    return {fd for fd, _ in poll.poll(timeout_s * 1000)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,17 +152,20 @@ class ForkServer:
 
         `imports`: modules that they need.
         """
-        children = []
+        counts = {role: len(fds) for role, fds in roles.items()}
+        given = [fd for fds in roles.values() for fd in fds]
         with ExitStack() as undo, self._lock:
-            for role, fds in roles.items():
-                message, pidfds = self._ask({"fork": role, "imports": [*imports]}, fds)
-                undo.callback(_discard, pidfds)
-                if "pid" not in message or len(pidfds) != 1:
-                    what = str(message.get("error", "no process was made"))
-                    raise CellError(what, where=_NAME)
-                if (process := identify(int(message["pid"]))) is None:
-                    raise CellError(f"a {role} ended at once", where=_NAME, hint=_GONE_HINT)
-                children.append(Child(process=process, pidfd=pidfds[0]))
+            answer, pidfds = self._ask({"fork": counts, "imports": [*imports]}, given)
+            undo.callback(_discard, pidfds)
+            found = [identify(int(pid)) for pid in answer.get("pids", ())]
+            children = [
+                Child(process=process, pidfd=pidfd)
+                for process, pidfd in zip(found, pidfds, strict=False)
+                if process is not None
+            ]
+            if len(children) < len(roles):
+                what = str(answer.get("error", "a process of the range ended at once"))
+                raise CellError(what, where=_NAME, hint=_GONE_HINT)
             undo.pop_all()
         return children
 
