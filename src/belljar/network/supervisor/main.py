@@ -77,10 +77,9 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     document = ipc.from_file(fds[2])
     try:
         _make_namespace(owner, document["uid"], parent)
-        # Loaded while everything else is made: there is no port yet to reach it by
-        with netfilter.load_rules(document["nft"], fds[4]) as loading:
-            supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
-            supervisor.make(gateway, loading)
+        netfilter.load_rules(document["nft"], fds[4])
+        supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
+        supervisor.make(gateway)
         supervisor.confine()
         supervisor.work()
     except ipc.ClosedError:
@@ -151,7 +150,7 @@ class _Supervisor:
         self._known: KnownRules | None = None
         self._dialler: CellDialler | None = None
 
-    def make(self, gateway: socket.socket, loading: netfilter.NftRun) -> None:
+    def make(self, gateway: socket.socket) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
         self._kernel = links.prepare_namespace(task.layout)
@@ -168,7 +167,6 @@ class _Supervisor:
         self._baseline = read_baseline(self._kernel, ())
         self._tap = Tap()
         self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
-        loading.finish()
 
     def confine(self) -> None:
         """Leave itself what its work needs, and report that the rules are in force.
