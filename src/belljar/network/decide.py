@@ -109,7 +109,12 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     try:
         stand_in, protocol = _place(flow, layout, stand_ins)
         if name := _claimed_name(flow, protocol):
-            _check_name(name, flow.address, layout)
+            found = find(name, layout)
+            is_simulated = layout.catch_all == flow.address and name != METADATA_ADDRESS
+            if found is None and not is_simulated:
+                raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
+            if found is not None and found.address != flow.address:
+                raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
             _check_method(flow, stand_in, stand_ins)
     except _RefusedFlowError as refused:
         reason = refused.reason
@@ -238,15 +243,6 @@ def _authority(raw: bytes, flow: Flow) -> str:
         IPv4Address(host.decode("ascii"))
         raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
     raise _RefusedFlowError(Refusal.HOST_IS_NO_NAME)
-
-
-def _check_name(name: str, address: str, layout: RangeLayout) -> None:
-    found = find(name, layout)
-    is_simulated = layout.catch_all == address and name != METADATA_ADDRESS
-    if found is None and not is_simulated:
-        raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
-    if found is not None and found.address != address:
-        raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
 
 
 def _check_method(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> None:

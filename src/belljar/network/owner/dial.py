@@ -43,25 +43,21 @@ FORBIDDEN: Final[tuple[IPv4Network | IPv6Network, ...]] = (
     *rules.FORBIDDEN,
     *map(
         ip_network,
+        # Documentation, 6to4 relays (RFC 7526), multicast
         (
-            "192.0.2.0/24",  # documentation
-            "192.88.99.0/24",  # 6to4 relays (RFC 7526)
-            "198.51.100.0/24",  # documentation
-            "203.0.113.0/24",  # documentation
-            "224.0.0.0/4",  # multicast
-            "::/8",  # unspecified, loopback, IPv4-mapped and IPv4-compatible
-            "64:ff9b::/96",  # NAT64 (RFC 6052): some IPv4 address behind it
-            "64:ff9b:1::/48",  # NAT64, local (RFC 8215)
-            "100::/64",  # discard
-            "2001::/23",  # protocol assignments, Teredo, ORCHID
-            "2001:db8::/32",  # documentation
-            "2002::/16",  # 6to4: some IPv4 address within
-            "3fff::/20",  # documentation (RFC 9637)
-            "5f00::/16",  # segment routing
-            "fc00::/7",  # unique local; fd00:ec2::254 is a metadata service
-            "fe80::/10",  # link-local
-            "fec0::/10",  # site-local (RFC 3879)
-            "ff00::/8",  # multicast
+            *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"),
+            *("192.88.99.0/24", "224.0.0.0/4"),
+        ),
+    ),
+    # Unspecified, loopback, IPv4-mapped and -compatible; NAT64 (RFC 6052, RFC 8215), discard,
+    # protocol assignments and Teredo, documentation (RFC 9637), 6to4, segment routing, unique local
+    # (fd00:ec2::254 is a metadata service), link-local, site-local (RFC 3879), multicast
+    *map(
+        ip_network,
+        (
+            *("::/8", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32"),
+            *("3fff::/20", "2002::/16", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10"),
+            "ff00::/8",
         ),
     ),
 )

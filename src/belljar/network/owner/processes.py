@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import CellError, HostError
-from belljar.isolation import cgroup
 from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
 from belljar.plan.jail import JailIds
@@ -259,13 +258,3 @@ def map_ids(child: Child, ids: JailIds) -> None:
             what = f"the host gives this user no ids for a range: {problem}"
             hint = "`belljar doctor` says what this user needs"
             raise HostError(what, where=str(program), hint=hint) from exc
-
-
-def end_groups(groups: cgroup.CellGroups) -> dict[str, int]:
-    """Remove a range's empty groups; returns the memory group's counts."""
-    counts = {}
-    if (memory := groups.paths.get("memory")) is not None:
-        counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
-        counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
-    cgroup.remove_empty(groups)
-    return counts

@@ -31,7 +31,7 @@ from belljar.isolation.survivors import (
 from belljar.network import ipc
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import END_DEADLINE_S, RangeSpec, fork_pair
-from belljar.network.owner.processes import RangeProcesses, end_groups, map_ids, started_fork_server
+from belljar.network.owner.processes import RangeProcesses, map_ids, started_fork_server
 from belljar.network.owner.watch import RangeWatch, RequestHandler
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
@@ -384,7 +384,10 @@ class NetworkRange:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
-            self._group_counts = end_groups(self._groups)
+            if (memory := self._groups.paths.get("memory")) is not None:
+                self._group_counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
+                self._group_counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
+            cgroup.remove_empty(self._groups)
             destruction = destroy_remains(self._entry, started)
             if not have_ended:
                 destruction = together(destruction, _NOT_ENDED)

@@ -323,14 +323,15 @@ class _Supervisor:
         """How this namespace differs from its baseline, devices first."""
         devices = links.unexpected_devices(netlink.list_links(self._kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
-        return [*islice(devices, _MAX_REPORTED_DEVICES)] or (
-            self._differences() and self._differences()
-        )
-
-    def _differences(self) -> list[str]:
-        devices = [port.device for port in self._ports.values()]
+        found = [*islice(devices, _MAX_REPORTED_DEVICES)]
+        names = [port.device for port in self._ports.values()]
         addresses = {index: port.address for index, port in self._ports.items()}
-        return [*differences(self._baseline, read_baseline(self._kernel, devices), addresses)]
+        for _ in range(0 if found else 2):
+            now = read_baseline(self._kernel, names)
+            if not (changed := differences(self._baseline, now, addresses)):
+                return []
+            found = [*changed]
+        return found
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
         packets = counts(listed)
