@@ -20,7 +20,6 @@ from tests.integration.range_programs.between import (
     RESET,
     UNNAMED,
 )
-from tests.integration.range_programs.record import SECRETS
 from tests.integration.test_range import Who, assert_gone, installed, who
 
 from belljar.network.gateway.config import Bounds
@@ -80,20 +79,6 @@ def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: Who) -> None:
     assert len(told) == 9
 
 
-@pytest.mark.promise("5.4")
-@as_root
-def test_the_end_puts_no_more_on_record_than_the_range_may(who: Who) -> None:
-    """Sixty heads of two KiB, and room for a part of them: each event that
-    is left out is counted, and the range ends in order."""
-    seen = who.run("end_full_record")
-    assert_gone(seen)
-    assert seen["deaths"] == []
-    counters = seen["counters"]
-    assert counters["recorded_bytes"] <= 64 << 10
-    assert seen["told"] + counters["unreported_at_end"] == 60
-    assert 0 < counters["unreported_at_end"] < 60
-
-
 def test_a_full_disk_ends_the_range(tmp_path: Path) -> None:
     """When the packet record can't be written the range has failed, and says so: also when only the
     last packets find no room."""
@@ -142,40 +127,6 @@ def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> 
         ), seen
         assert seen["events"] < 250, seen
     assert min(few["only_counted"], stopped["logs_lost"]) > 100
-
-
-@pytest.mark.promise("5.4")
-@as_root
-def test_frames_are_recorded_while_the_owner_is_late(who: Who) -> None:
-    """While its ledger's disk does not answer for a moment, the supervisor waits with its word, and
-    goes on writing what a cell sends."""
-    seen = who.run("late")
-    assert_gone(seen)
-    assert seen["stuck"]
-    assert seen["written"]
-    assert seen["deaths"] == []
-    assert seen["counters"]["packets_not_recorded"] == 0
-
-
-@pytest.mark.promise("5.4")
-@pytest.mark.thorough_in("user")
-def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
-    """Ten times the bound by HTTP, as package managers do: all that the cell sent is kept."""
-    seen = who.run("downloads")
-    assert_gone(seen)
-    assert seen["said"] == ""
-    assert seen["counters"]["packets_not_recorded"] == 0
-
-
-@pytest.mark.promise("5.4")
-@pytest.mark.thorough_in("user")
-def test_uploads_beyond_its_room_are_missing_evidence(who: Who) -> None:
-    """They are counted. Secrets in options of DNS are in events."""
-    seen = who.run("uploads")
-    assert_gone(seen)
-    assert seen["said"] == ""
-    assert seen["secrets_in_events"] == len(SECRETS)
-    assert seen["counters"]["packets_not_recorded"] > 0
 
 
 # ---- cells that talk to each other
