@@ -115,7 +115,11 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
                 raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
             if found is not None and found.address != flow.address:
                 raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
-            _check_method(flow, stand_in, stand_ins)
+            # A real upstream takes the policy's methods alone.
+            real = next((s for s in stand_ins if s.id == stand_in and s.kind == UPSTREAM), None)
+            methods = None if real is None else real.settings["methods"]
+            if methods is not None and flow.request and flow.request.method not in methods:
+                raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)
     except _RefusedFlowError as refused:
         reason = refused.reason
     return FlowVerdict(
@@ -243,12 +247,3 @@ def _authority(raw: bytes, flow: Flow) -> str:
         IPv4Address(host.decode("ascii"))
         raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
     raise _RefusedFlowError(Refusal.HOST_IS_NO_NAME)
-
-
-def _check_method(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> None:
-    """A real upstream takes the policy's methods alone."""
-    upstream = next((s for s in stand_ins if s.id == owner and s.kind == UPSTREAM), None)
-    if upstream is None or flow.request is None:
-        return
-    if flow.request.method not in upstream.settings["methods"]:
-        raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)

@@ -230,7 +230,17 @@ class Dialler:
             with self._spending.dialling(self.number, upstream):
                 # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
-                return self._connected(upstream, address, port, record)
+                record(_event(upstream, port, "dialled", address=address))
+                try:
+                    end = self._reach.connect(address, port)
+                except OSError as exc:
+                    problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
+                    record(_event(upstream, port, "failed", address=address, problem=problem))
+                    with self._locks[upstream.host]:  # last: the next request tries another
+                        others = [each for each in self._pins[upstream.host] if each != address]
+                        self._pins[upstream.host] = (*others, address)
+                    raise RefusedDialError(f"no answer there: {problem}") from exc
+                return self._spending.relay(self.number, upstream, end)
         except NotDialledError as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise RefusedDialError(str(exc)) from exc
@@ -264,21 +274,6 @@ class Dialler:
                 raise NotDialledError(problem)
             self._pins[host] = addresses
             return addresses
-
-    def _connected(
-        self, upstream: UpstreamPlan, address: str, port: int, record: Record
-    ) -> socket.socket:
-        record(_event(upstream, port, "dialled", address=address))
-        try:
-            end = self._reach.connect(address, port)
-        except OSError as exc:
-            problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
-            record(_event(upstream, port, "failed", address=address, problem=problem))
-            with self._locks[upstream.host]:  # last: the next request tries another
-                others = tuple(each for each in self._pins[upstream.host] if each != address)
-                self._pins[upstream.host] = (*others, address)
-            raise RefusedDialError(f"no answer there: {problem}") from exc
-        return self._spending.relay(self.number, upstream, end)
 
 
 def _event(

@@ -82,10 +82,7 @@ async def open_range(
         yield made
     finally:
         with anyio.CancelScope(shield=True):
-            try:
-                await made.destroy()
-            finally:
-                await anyio.to_thread.run_sync(made.leave_fork_server)
+            await made.destroy()
 
 
 class NetworkRange:
@@ -176,12 +173,11 @@ class NetworkRange:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End it and record survivors. Idempotent, shielded, 40 s."""
         with anyio.CancelScope(shield=True):
-            destruction = await anyio.to_thread.run_sync(self._destroy, reason)
-        return destruction  # noqa: RET504 - mypy takes the block for one that may swallow errors
-
-    def leave_fork_server(self) -> None:
-        """The last step: release the fork server. Idempotent."""
-        self._fork_server.close()
+            try:
+                destruction = await anyio.to_thread.run_sync(self._destroy, reason)
+            finally:
+                await anyio.to_thread.run_sync(self._fork_server.close)
+        return destruction
 
     def make(self) -> None:
         """Everything but the ports. Blocking; `destroy` must be called, whatever happens.
