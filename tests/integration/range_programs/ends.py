@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.integration.range_programs.blows import ended, stop_and_fill
+from tests.integration.range_programs.blows import ended
 from tests.integration.range_programs.ordinary import full_disk
 from tests.integration.range_programs.scene import (
     Scene,
@@ -19,7 +19,6 @@ from tests.integration.range_programs.scene import (
     processes,
 )
 
-from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import PortPlan, StandInPlan
 
@@ -103,15 +102,8 @@ async def silent(home: Path) -> dict[str, Any]:
     return {"supervisor": await ended(home, stop, 0.5), "gateway": await unreported(home)}
 
 
-async def full(home: Path) -> dict[str, Any]:
-    """A disk that gets full while its cell talks, and one at the end."""
-    seen = {"before": await full_disk(home)}
-    (home / "small" / PACKETS).unlink()
-    return {**seen, "at_the_end": await ended(home, stop_and_fill)}
-
-
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "in_progress": in_progress,
     "silent": silent,
-    "full": full,
+    "full": full_disk,
 }
