@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +82,7 @@ class Nodes(Fleet):
         return next((line for line in self._process.stdout if line.startswith(("{", "done"))), "")
 
     def tell(self, command: str) -> None:
-        """`kill N`, `freeze N` or `thaw N`."""
+        """`kill N`."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
@@ -194,21 +193,3 @@ def assert_ran_elsewhere(process: subprocess.Popen[str], run: Path, node: str) -
     assert [each[1] for each in attempts] == [*range(1, len(attempts) + 1)]
     assert (attempts[-2][2], attempts[-1][2] != node) == (node, True)
     return said
-
-
-@pytest.mark.thorough
-def test_a_node_that_hangs_is_seen_and_ends_its_cells_when_it_wakes(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No sample is lost though a node stops: it runs elsewhere, and later words don't count."""
-    silence_s = 15.0
-    monkeypatch.setitem(nodes.environment, "BELLJAR_FLEET_SILENCE_S", str(silence_s))
-    with held_run(nodes, "-T", "count=12") as (process, run, _, node):
-        nodes.tell(f"freeze {node.removeprefix('n')}")
-        began = time.monotonic()
-        lines_until(process, "is lost", 1)
-        # Longer than its guards wait for the head.
-        time.sleep(max(0.0, 3 * silence_s - (time.monotonic() - began)))
-        nodes.tell(f"thaw {node.removeprefix('n')}")
-        assert_ran_elsewhere(process, run, node)
-    wait_for(lambda: nothing_runs(nodes), "the end of its cells", within_s=300)

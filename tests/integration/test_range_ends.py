@@ -15,14 +15,9 @@ from tests.integration.range_programs.between import (
     CLOSED,
     DEAF,
     ECHO,
-    FULL,
-    FULL_BYTES,
-    RESET,
     UNNAMED,
 )
 from tests.integration.test_range import Who, assert_gone, installed, who
-
-from belljar.network.gateway.config import Bounds
 
 __all__ = ["installed", "who"]
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -134,8 +129,8 @@ def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> 
 @pytest.mark.thorough_in("user")
 def test_cells_reach_each_others_ports_as_if_directly(who: Who) -> None:
     """A target sees the client's own address. A closed port refuses at once, as does one that the
-    plan does not name; half an end, an end and a reset pass; a target that reads nothing holds its
-    client back. All of it is on record, each byte before it went on; what no connection had reached
+    plan does not name; half an end and an end pass; a target that reads nothing holds its client
+    back. All of it is on record, each byte before it went on; what no connection had reached
     nobody.
     """
     seen = who.run("between")
@@ -144,9 +139,7 @@ def test_cells_reach_each_others_ports_as_if_directly(who: Who) -> None:
     talked = seen["seen"]
     assert (talked["got"], talked["peer"]) == (ANSWER_BYTES, True)
     assert (talked["echo"], talked["half"]) == ("hello", "end")
-    assert talked["full"] == FULL_BYTES
     assert 0 < talked["deaf"] < 8 << 20
-    assert talked["reset"] == "ConnectionResetError"
     for port in (CLOSED, UNNAMED):
         error, took_s = talked[str(port)]
         assert error == "ConnectionRefusedError"
@@ -180,7 +173,9 @@ def check_streams(events: list[dict[str, Any]]) -> None:
     by_port: dict[int, list[dict[str, Any]]] = {}
     for event in events:
         by_port.setdefault(event["port"], []).append(event)
-    opened, asked, answered, last, closed, *unfinished = by_port[ECHO]
+    # The first ones only looked whether the target is up
+    at = [event["bodies"].get("received", [""])[0] for event in by_port[ECHO]].index("hello") - 1
+    opened, asked, answered, last, closed, *unfinished = by_port[ECHO][at:]
     assert [event["phase"] for event in (opened, asked, answered, last, closed)] == [
         *("opened", "data", "data", "data", "closed")
     ]
@@ -190,10 +185,4 @@ def check_streams(events: list[dict[str, Any]]) -> None:
     assert closed["bodies"] == {"received": ["", 0, 5, hello], "sent": ["", 0, 8, end]}
     assert unfinished[-1]["reason"] == "the range ended"
     assert unfinished[1]["bodies"]["received"][0] == "unfinished"
-    full = by_port[FULL][-1]
-    sent = hashlib.sha256(b"x" * FULL_BYTES).hexdigest()
-    assert (full["sent_bytes"], full["bodies"]["sent"]) == (FULL_BYTES, ["", 0, FULL_BYTES, sent])
-    pieces = [event["bodies"].get("sent", ["", 0]) for event in by_port[FULL][1:-1]]
-    assert sum(piece[1] for piece in pieces) == Bounds().kept_between_bytes
     assert by_port[DEAF][-1]["bytes"] < 8 << 20
-    assert by_port[RESET][-1]["reason"] == "cut"
