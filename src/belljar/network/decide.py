@@ -61,10 +61,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """The head of one HTTP request.
-
-    `hosts`: all values of `Host`.
-    """
+    """The head of one HTTP request. `hosts`: all values of `Host`."""
 
     method: str
     target: bytes
