@@ -30,7 +30,6 @@ from belljar.network.ipc import (
     EventDecoder,
     GatewayMessage,
     encode_ack,
-    encode_end,
     encode_reply,
 )
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
@@ -135,7 +134,7 @@ class Owner:
 
     def end(self, within_s: float = DEADLINE_S) -> GatewayMessage:
         """Says that the range ends, and returns the gateway's last word."""
-        self.sock.send(encode_end(within_s))
+        self.sock.send(json.dumps({"end": within_s}).encode())
         self.wait(lambda: self.ended is not None)
         assert self.ended is not None
         return self.ended

@@ -1,5 +1,5 @@
 """A Ray cluster of several nodes on this machine, each with a store of its own: a process that
-prints its address, takes `kill N`, `freeze N` and `thaw N` on standard input, and ends with it."""
+prints its address, takes `kill N` on standard input, and ends with it."""
 
 from __future__ import annotations
 
@@ -70,13 +70,6 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(found: list[int]) -> list[int]:
-    """These processes and all below them: a machine that hangs runs none."""
-    for pid in found:  # the list grows
-        found += children(pid)
-    return found
-
-
 def main(folder: str, *homes: str) -> None:
     """Serve until standard input ends."""
     from ray.cluster_utils import Cluster
@@ -116,23 +109,14 @@ def main(folder: str, *homes: str) -> None:
 
     nodes = {number: add(number) for number in range(1, len(homes) + 1)}
     print(json.dumps({"address": cluster.address}), flush=True)
-    frozen: list[int] = []
     for line in sys.stdin:
-        command, chosen = line.split()
+        _, chosen = line.split()
         node = nodes[int(chosen)]
         raylets = [each.process.pid for each in node.all_processes.get("raylet", ())]
-        if command == "kill":
-            # The guards of its units, children of its workers, are to see that these are gone.
-            for pid in [*raylets, *children(raylets[0])]:
-                send(pid, signal.SIGKILL)
-            cluster.remove_node(node, allow_graceful=False)
-        elif command == "freeze":
-            frozen = descendants(raylets)
-            for pid in frozen:
-                send(pid, signal.SIGSTOP)
-        else:
-            for pid in frozen:
-                send(pid, signal.SIGCONT)
+        # The guards of its units, children of its workers, are to see that these are gone.
+        for pid in [*raylets, *children(raylets[0])]:
+            send(pid, signal.SIGKILL)
+        cluster.remove_node(node, allow_graceful=False)
         print("done", flush=True)
     cluster.shutdown()  # type: ignore[no-untyped-call]
     with suppress(FileNotFoundError):

@@ -15,14 +15,10 @@ from inspect_ai.event import ModelEvent
 from inspect_ai.log import EvalSample, read_eval_log
 from tests.integration.processes import quick_command
 
-from belljar.cell.open import open_cell
-from belljar.cell.parts import start_run
 from belljar.events import Kind
-from belljar.image.store import Store
 from belljar.ledger.listing import read_events
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import verify
-from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -97,13 +93,6 @@ def said() -> Scorer:
 CURL = "curl -s --max-time 60 "
 
 @task
-def notes() -> Task:
-    commands = [(None, "curl -s $TARGET"), ("attacker", "curl -s http://db:6000/note"), ("web", "curl -s http://agent:1/; echo $?")]
-    return Task(
-        dataset=[Sample(id=name, input="x", target=f"{name}|{name}|7", metadata={"flag": name}) for name in ("flag-one",)],
-        solver=run(*commands), scorer=said(), sandbox=("docker", "notes.yaml"))
-
-@task
 def apart() -> Task:
     commands = [
         (None, CURL + "http://web:8000/"),
@@ -174,74 +163,6 @@ def asks() -> Task:
         dataset=[Sample(id="asks", input="x", target="gpt-4o forty-two")],
         solver=run(*commands), scorer=said(), sandbox=("belljar", "openai.yaml"))
 """
-# As Inspect's users write them: a default service of another name, networks with aliases, a job
-# that fills the database before the web server starts, metadata, an entrypoint.
-NOTES = """
-x-python: &python
-  image: aisiuk/inspect-tool-support
-  user: root
-  init: true
-  networks: [lab]
-services:
-  attacker:
-    image: aisiuk/inspect-tool-support
-    x-default: true
-    x-local: true
-    command: tail -f /dev/null
-    cap_drop: [ALL]
-    networks: {lab: {aliases: [agent]}}
-    environment: ["TARGET=http://notes.lab:${WEB_PORT:-8080}/"]
-    healthcheck: {test: "curl -fs $$TARGET", interval: 5s}
-    depends_on: {web: {condition: service_healthy}}
-  web:
-    <<: *python
-    networks: {lab: {aliases: [notes.lab]}}
-    entrypoint: ["python3", "-c"]
-    command:
-      - |
-        import http.server, urllib.request
-        class Notes(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                note = urllib.request.urlopen("http://db:6000/note").read()
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(note)
-        http.server.ThreadingHTTPServer(("0.0.0.0", 8080), Notes).serve_forever()
-    ports: ["8080:8080"]
-    healthcheck: {test: [CMD-SHELL, "curl -fs http://localhost:8080/ || exit 1"], interval: 1s, timeout: 10s, retries: 60}
-    depends_on:
-      db: {condition: service_healthy}
-      seed: {condition: service_completed_successfully}
-  seed:
-    <<: *python
-    environment: {FLAG: "${SAMPLE_METADATA_FLAG:?each sample has one}"}
-    command: ["sh", "-c", "printf %s $$FLAG | curl -fs -T - http://db:6000/note"]
-    depends_on: {db: {condition: service_healthy}}
-  db:
-    <<: *python
-    working_dir: /data/notes
-    volumes: ["notes:/data/notes"]
-    command:
-      - python3
-      - -c
-      - |
-        import http.server
-        class Store(http.server.SimpleHTTPRequestHandler):
-            def do_PUT(self):
-                body = b""
-                if self.headers.get("Transfer-Encoding") == "chunked":
-                    while size := int(self.rfile.readline(), 16):
-                        body += self.rfile.read(size)
-                        self.rfile.readline()
-                open("note", "wb").write(body)
-                self.send_response(201)
-                self.end_headers()
-        http.server.ThreadingHTTPServer(("0.0.0.0", 6000), Store).serve_forever()
-    healthcheck: {test: ["CMD", "curl", "-fs", "http://127.0.0.1:6000/"], interval: 1s, retries: 60}
-volumes: {notes: {}}
-networks:
-  lab: {driver: bridge, internal: true}
-"""
 # A store that only the web server reaches, and whose health is the web server's, which starts after
 # it.
 APART = """
@@ -280,7 +201,7 @@ OPENAI = (
 def tasks(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with tasks, and a policy of risk low as the user's own."""
     folder = tmp_path_factory.mktemp("tasks")
-    files = {"tasks.py": TASKS, "openai.yaml": OPENAI, "low.yaml": POLICY, "notes.yaml": NOTES}
+    files = {"tasks.py": TASKS, "openai.yaml": OPENAI, "low.yaml": POLICY}
     files |= {"compose.yaml": COMPOSE, "apart.yaml": APART, "sealed.yaml": SEALED}
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -328,26 +249,18 @@ class Finished:
 
 
 @pytest.mark.promise("1.5")
-def test_compose_tasks_run_unchanged(tasks: Path, vm_home: Path) -> None:
+def test_compose_tasks_run_unchanged(tasks: Path) -> None:
     """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each
     to each, but where networks keep two apart: these have no name for each other, and who knows the
     address is refused at once, both ways, and on record. A service of `network_mode: none` has no
     device, and is reached by commands and files. All are recorded, contained, probed and gone."""
-    store = Store(vm_home)
-    own = store.find("inspect")
-    # The image that stands for the one of Inspect's provider has the default one's files, which are
-    # unpacked already: its own take half a minute, and other tests use them.
-    store.name(store.find("default"), "inspect")
-    try:
-        names = [f"tasks.py@{name}" for name in ("shop", "apart", "sealed", "notes")]
-        done = Finished.of(tasks, *names, "--model", "mockllm/model")
-    finally:
-        store.name(own, "inspect")
+    names = [f"tasks.py@{name}" for name in ("shop", "apart", "sealed")]
+    done = Finished.of(tasks, *names, "--model", "mockllm/model")
     cells = {name: len(sample["cells"]) for name, sample in done.samples.items()}
-    assert cells == {"shop": 3, "apart": 3, "sealed": 2, "flag-one": 4}
-    assert [line.data["clean"] for line in done.lines(Kind.CELL_DESTROYED)] == [True] * 12
+    assert cells == {"shop": 3, "apart": 3, "sealed": 2}
+    assert [line.data["clean"] for line in done.lines(Kind.CELL_DESTROYED)] == [True] * 8
     # Where no cell has a device, no network is made
-    assert [line.data["clean"] for line in done.lines(Kind.RANGE_DESTROYED)] == [True] * 3
+    assert [line.data["clean"] for line in done.lines(Kind.RANGE_DESTROYED)] == [True] * 2
     refused = [line.data["reason"] for line in done.lines(Kind.NETWORK_FLOW)]
     assert refused.count("neighbour") >= 2
     probed = [line for line in done.lines(Kind.PROBE_COMPLETED) if not line.data["problem"]]
@@ -369,20 +282,3 @@ def test_a_program_in_the_cell_asks_the_evaluated_model(
     assert [call.input[-1].text for call in calls] == ["What is the answer?"]
     (asked,) = done.lines(Kind.NETWORK_HTTP)
     assert asked.data["url"] == "https://api.openai.com/v1/chat/completions"
-
-
-@pytest.mark.promise("2.8")
-@pytest.mark.anyio
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_without_an_evaluation_the_model_is_down(tasks: Path) -> None:
-    """Who works there by hand gets the API's own error, at once; nothing tells the guest more."""
-    question = '{"model": "gpt-4o", "messages": [{"role": "user", "content": "x"}]}'
-    curl = ["curl", "-s", "-w", "\n%{http_code}", "-H", "Authorization: Bearer sk-test"]
-    ask = [*curl, "-d", question, "https://api.openai.com/v1/chat/completions"]
-    with start_run("test", "openai", []) as run:
-        async with open_cell(load_policy(tasks / "openai.yaml"), run=run) as cell:
-            output = await cell.exec(ask, timeout_s=300)
-    body, _, status = output.stdout.decode().rpartition("\n")
-    assert status == "500"
-    assert json.loads(body)["error"]["type"] == "server_error"
-    assert "belljar" not in body.lower()

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,10 +30,7 @@ from tests.integration.fleets import (
 from tests.integration.processes import wait_for
 from tests.machine import PATIENCE_S
 
-from belljar.events import Kind
-from belljar.image.store import Store
 from belljar.ledger.keys import local_fingerprint
-from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
 
 # To import it takes seconds, and here it would at each collection
@@ -86,7 +82,7 @@ class Nodes(Fleet):
         return next((line for line in self._process.stdout if line.startswith(("{", "done"))), "")
 
     def tell(self, command: str) -> None:
-        """`kill N`, `freeze N` or `thaw N`."""
+        """`kill N`."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
@@ -122,11 +118,9 @@ def nodes(
 def test_a_fleet_gives_what_one_machine_gives_though_a_node_is_killed(nodes: Nodes) -> None:
     """A sample on each node, of which one is killed in the middle: its cells end without it, its
     sample runs elsewhere, and samples, scores, epochs, metrics and verdict are those that one
-    machine gives; the failure and both attempts are on record. A node that lacks the image gets it
-    from the head, once, by its digest. Each signs with its own key, which the head's ledger names;
+    machine gives; the failure and both attempts are on record. Each signs with its own key, which the head's ledger names;
     no node has the head's; the offline verdict is the same."""
     count = len(nodes.homes)
-    nodes.belljar("image", "rm", "default", home=nodes.homes[0])
     words = ("-T", f"count={count}", "--epochs", "2")
     with held_run(nodes, *words) as (process, run, _, node):
         number = int(node.removeprefix("n"))
@@ -147,10 +141,6 @@ def test_a_fleet_gives_what_one_machine_gives_though_a_node_is_killed(nodes: Nod
     assert log.results.scores[0].metrics["mean"].value == 0.75 * (count - 1)
     assert verify(run, expected_key=local_fingerprint(nodes.head)).ok(strict=True)
     assert '"exit_code": 0' in nodes.belljar("verdict", "--json", str(run))
-    sent = [line.data for line in read_events(run) if line.kind is Kind.FLEET_IMAGE_SENT]
-    assert [(each["node"], each["image"]) for each in sent] == [("n1", "default")]
-    digests = [Store(home).find("default").digest for home in (nodes.head, nodes.homes[0])]
-    assert digests[0] == digests[1]
     named = {f"n{n}": local_fingerprint(home) for n, home in enumerate(nodes.homes, 1)}
     assert keys_of(run) == {each: named[each] for each in named if each != node}
     secret = (nodes.head / "keys" / "ledger-ed25519.pem").read_bytes()
@@ -203,21 +193,3 @@ def assert_ran_elsewhere(process: subprocess.Popen[str], run: Path, node: str) -
     assert [each[1] for each in attempts] == [*range(1, len(attempts) + 1)]
     assert (attempts[-2][2], attempts[-1][2] != node) == (node, True)
     return said
-
-
-@pytest.mark.thorough
-def test_a_node_that_hangs_is_seen_and_ends_its_cells_when_it_wakes(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No sample is lost though a node stops: it runs elsewhere, and later words don't count."""
-    silence_s = 15.0
-    monkeypatch.setitem(nodes.environment, "BELLJAR_FLEET_SILENCE_S", str(silence_s))
-    with held_run(nodes, "-T", "count=12") as (process, run, _, node):
-        nodes.tell(f"freeze {node.removeprefix('n')}")
-        began = time.monotonic()
-        lines_until(process, "is lost", 1)
-        # Longer than its guards wait for the head.
-        time.sleep(max(0.0, 3 * silence_s - (time.monotonic() - began)))
-        nodes.tell(f"thaw {node.removeprefix('n')}")
-        assert_ran_elsewhere(process, run, node)
-    wait_for(lambda: nothing_runs(nodes), "the end of its cells", within_s=300)

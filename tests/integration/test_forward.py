@@ -82,15 +82,3 @@ async def test_clients_are_led_to_the_cell(vm_home: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert await anyio.to_thread.run_sync(process.wait) == 130
         tasks.cancel_scope.cancel()
-
-
-async def test_a_port_that_nothing_listens_on(vm_home: Path) -> None:
-    """The client is closed and the next one is served as if nothing had been."""
-    async with open_cell("low", home=vm_home) as cell, forwarded(cell, vm_home, "0:9") as (port, _):
-        for _ in range(2):
-            async with await anyio.connect_tcp("127.0.0.1", port) as client:
-                with (
-                    anyio.fail_after(PATIENCE_S),
-                    pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)),
-                ):
-                    await client.receive()

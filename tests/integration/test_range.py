@@ -46,8 +46,8 @@ CUT_OFF = ("OSError 101", "ConnectionRefusedError 111", "TimeoutError None")
 
 
 # One process of each plays all of a batch, one after the other; any other scenario has its own.
-_ROOTS = "talk shut_in changed rules killed hang deaf many broken flood"
-_ENDS = "silent in_progress end_full_record heavy last_words late downloads uploads between"
+_ROOTS = "talk shut_in changed rules killed hang deaf many broken"
+_ENDS = "silent in_progress heavy last_words between"
 _USERS = "talk shut_in killed"
 BATCHES = {True: (_ROOTS.split(), _ENDS.split()), False: (_USERS.split(),)}
 
@@ -429,21 +429,6 @@ def test_a_lying_gateway_and_a_full_record_end_the_range(who: Who) -> None:
     assert_gone(seen)
     assert seen["deaths"][0][0] == "LedgerError"
     assert "echo" not in seen["said"][0]
-
-
-@pytest.mark.promise("2.6")
-@pytest.mark.parametrize("who", ["root"], indirect=True)
-def test_a_guest_that_floods_the_record_ends_its_range(who: Who) -> None:
-    """Requests with long paths and bodies, on and on: every event is whole until there is no more
-    room; that is on record."""
-    seen = who.run("flood")
-    assert_gone(seen)
-    assert seen["told"]
-    why = "the range has put 1 MiB on record, which is all that it may"
-    assert seen["deaths"] == [["CellError", why]]
-    assert seen["bytes"] <= seen["counters"]["recorded_bytes"] <= 1 << 20
-    (limit,) = seen["limits"]
-    assert (limit["limit"], limit["value"]) == ("range_record", 1 << 20)
 
 
 # ---- control groups: root's as this host has them, a user's those that root hands out

@@ -56,8 +56,7 @@ def looked_at():
     with tempfile.TemporaryFile() as file:
         made = supervisor._Supervisor(task, end, rules, file.fileno())
         made._kernel = links.prepare_namespace(layout)
-        with netfilter.load_rules(tool, rules) as loading:
-            loading.finish()
+        netfilter.load_rules(tool, rules)
         made._tap, made._changes = Tap(), netfilter.open_changes()
         made._look_at_rules()
         for command in json.loads(sys.argv[2]):

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.security.conftest import policy_of
-from tests.security.covert_world import Pair, Side, opened_side, query, request_bytes
+from tests.security.covert_world import Pair, Side, opened_side
 
 from belljar.cell.parts import start_run
 from belljar.policy.guarding import METADATA_ADDRESS
@@ -44,24 +44,6 @@ network:
         - {{path: /me, body: "user {{{{ cookie.user }}}}"}}
         - {{path: /random, body: "{{{{ random.hex(32) }}}}"}}
     cloud: {{kind: metadata}}
-"""
-HOLD: Final = """
-import socket, sys
-held = [socket.create_connection((sys.argv[1], 80), 20) for _ in range(400)]
-for s in held:
-    s.sendall(b"GET /me HTTP/1.1\\r\\nHost: board.example\\r\\n\\r\\n")
-print("held", sum(1 for s in held if s.recv(100)), flush=True)
-sys.stdin.read()
-"""
-FLOOD: Final = """
-import socket, sys
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.setblocking(False)
-for number in range(20000):
-    try:
-        s.sendto(bytes.fromhex(sys.argv[2]), (sys.argv[1], 53))
-    except OSError:
-        pass
 """
 
 
@@ -96,41 +78,6 @@ async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) 
     assert await pair.other.dns(*names) == before
     asked = [event for event in pair.events(pair.other) if event["kind"] == "network.dns"]
     assert {event["data"]["name"] for event in asked} == {*names}
-
-
-async def test_what_is_drawn_at_random_tells_nothing_of_the_other(pair: Pair) -> None:
-    """A stand-in's random text and a cloud's credentials are each range's own."""
-    drawn = [await side.http(("GET", "/random", b"")) for side in (pair.one, pair.other)]
-    assert drawn[0] != drawn[1]
-    path, cloud = "/latest/dynamic/instance-identity/document", METADATA_ADDRESS
-    asked = ("tcp", cloud, 80, request_bytes("GET", path, b"", host=cloud))
-    identities = [await side.talk(asked) for side in (pair.one, pair.other)]
-    bodies = [said.partition(b"\r\n\r\n")[2] for (said,) in identities]
-    assert all(bodies)
-    assert bodies[0] != bodies[1]
-
-
-async def test_connections_that_one_holds_take_nothing_from_the_other(pair: Pair) -> None:
-    """Four hundred held in one: the other is answered as before, and holds but its own."""
-    before = await pair.other.http(("GET", "/me", b""))
-    hold = ["python3", "-I", "-c", HOLD, pair.one.address()]
-    async with pair.one.cell.open_exec(hold) as holding:
-        assert (await anext(holding))[1] == b"held 400\n"
-        assert await pair.other.http(("GET", "/me", b"")) == before
-        held = [_count_open(side.gateway) for side in (pair.one, pair.other)]
-    assert held[0] - held[1] >= 400
-
-
-async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
-    """After thousands of queries in one, the other has refused none and answers all."""
-    words = (pair.one.network.layout.resolver, query("flood.test").hex())
-    await pair.one.cell.exec(["python3", "-I", "-c", FLOOD, *words])
-    answers = await pair.other.dns(*["board.example"] * 40)
-    for side in (pair.one, pair.other):
-        await side.network.check()
-    assert len({*answers}) == 1
-    assert pair.one.network.counters()["rate"] > 0
-    assert pair.other.network.counters()["rate"] == 0
 
 
 @pytest.mark.promise("3.3")
@@ -202,10 +149,6 @@ def test_gateways_have_nothing_together(pair: Pair) -> None:
         assert not theirs.exists()
     finally:
         mine.unlink()
-
-
-def _count_open(pid: int) -> int:
-    return len([*Path(f"/proc/{pid}/fd").iterdir()])
 
 
 def _descriptors(pid: int) -> set[tuple[int, int]]:

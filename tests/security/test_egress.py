@@ -4,16 +4,37 @@ docs/egress.md."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from tests.security.egress import forged
 from tests.security.egress.case import GROUPS, Group
-from tests.security.egress.evidence import Refused, unasked_answers
-from tests.security.egress.play import FIRST_PORT
+from tests.security.egress.evidence import (
+    Counted,
+    Dns,
+    DnsBelow,
+    Dropped,
+    Either,
+    Evidence,
+    Http,
+    NeverSent,
+    Refused,
+    RefusedEach,
+    Seen,
+    Tls,
+    Word,
+    fill,
+    unasked_answers,
+)
+from tests.security.egress.frames import ICMP, TCP, UDP, Frame
+from tests.security.egress.play import FIRST_PORT, own_words, place
 from tests.security.egress.scene import World, look
-from tests.security.egress.table import CASES
+from tests.security.egress.table import CASES, LISTENED
 
 from belljar.plan.addresses import RangeLayout
 
@@ -131,9 +152,89 @@ def test_every_run_of_it_verifies(world: World) -> None:
     assert set(world.verified.values()) == {"verified"}
 
 
-def test_there_are_enough_cases() -> None:
-    """At least sixty ways out are tried, each by a name of its own."""
+def test_no_two_cases_live_on_the_same_evidence() -> None:
+    """Each has something of its own: what did nothing can't be proven by another."""
+
+    class Facts(defaultdict[str, str]):
+        def __missing__(self, name: str) -> str:
+            return f"<{name}>"
+
+    found: Counter[object] = Counter()
+    for case in CASES:
+        own = Facts(None, own_words(case, list(range(len(LISTENED)))))
+        parts = {*_parts(fill(case.evidence, own))}
+        found.update((place(case), part) for part in parts if not isinstance(part, _SHARED))
+    assert [part for part, count in found.items() if count > 1] == []
     assert len({case.name for case in CASES}) == len(CASES) >= 60
+
+
+_SHARED: Final = (NeverSent, Word, Counted)
+_JUDGED: Final = (Refused, RefusedEach, Dropped, Dns, DnsBelow, Http, Tls)
+
+
+def _parts(evidence: Evidence) -> Iterator[Evidence]:
+    inner = getattr(evidence, "parts", None) or getattr(evidence, "ways", None)
+    yield from (part for each in inner for part in _parts(each)) if inner else [evidence]
+
+
+def test_each_case_can_fail(world: World) -> None:
+    """No record, no proof: a prober that tried nothing proves nothing. An event that says anything
+    else, data from where nothing may answer, and a frame that must not leave are noticed, the last
+    under any MAC."""
+    for case in CASES:
+        (name, cell), evidence = place(case), fill(case.evidence, world.own(case))
+        seen, parts = world.seen[name], [*_parts(evidence)]
+        if isinstance(evidence, Either) or all(isinstance(part, NeverSent) for part in parts):
+            continue  # nothing is one of its proofs
+
+        lacks = partial(_lacks, seen, evidence, case.name, cell)
+        assert lacks(events=(), frames=(), counters={}, words={}), case.name
+        if any(isinstance(part, _JUDGED) for part in parts):
+            assert lacks(events=_otherwise(seen)), case.name
+        for part in parts:
+            if isinstance(part, Refused | Dropped):
+                leak = Frame(
+                    **_FRAME,
+                    to_mac=seen.macs[cell],
+                    source=part.address,
+                    protocol={"tcp": TCP, "udp": UDP, "icmp": ICMP}[part.protocol],
+                    source_port=int(part.port),
+                    payload=b"leaked",
+                )
+                assert "answered" in lacks(frames=(*seen.frames, leak)), case.name
+            elif isinstance(part, NeverSent):
+                left = Frame(**{**_FRAME, "to_mac": "02:00:00:00:00:01", **_sent(part)})
+                assert lacks(frames=(*seen.frames, left)), case.name
+
+
+def _lacks(seen: Seen, evidence: Evidence, case: str, cell: str, **changes: Any) -> str:  # noqa: ANN401 - fields of `Seen`
+    return evidence.lacks(replace(seen, **changes), case, cell)
+
+
+_FRAME: Final[dict[str, Any]] = {"at_s": 1.0, "from_mac": "02:aa:bb:cc:dd:ee", "kind": 0x0800}
+
+
+def _sent(part: NeverSent) -> dict[str, Any]:
+    """What it says that nobody sent."""
+    sent: dict[str, dict[str, Any]] = {
+        "ipv6": {"kind": 0x86DD},
+        "arp": {"kind": 0x0806},
+        "not ip": {"kind": 0x88B5},
+        "options": {"has_options": True},
+        "source": {"source": part.address},
+        "protocol": {"protocol": int(part.port)},
+        "to": {"target": part.address, "target_port": int(part.port)},
+    }
+    return sent[part.what]
+
+
+def _otherwise(seen: Seen) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """The events with another verdict, reason and answer."""
+    other = {"reason": "another", "answer": "203.0.113.200", "verdict": "other"}
+    return tuple(
+        (kind, {**data, **{field: word for field, word in other.items() if field in data}})
+        for kind, data in seen.events
+    )
 
 
 PORTS: Final = {

@@ -79,6 +79,7 @@ def world(request: pytest.FixtureRequest, user: UsersBelljar) -> World:
 
 
 @pytest.mark.promise("2.5")
+@pytest.mark.thorough_in("gvisor")
 def test_every_way_out_is_closed_to_a_users_cells_and_on_record(world: World) -> None:
     """Each case of the table ends as it says, and the host has seen it; what is asked of a whole
     world below is not nothing."""
@@ -87,6 +88,7 @@ def test_every_way_out_is_closed_to_a_users_cells_and_on_record(world: World) ->
 
 
 @pytest.mark.parametrize("same", SAME, ids=lambda same: same.__name__)
+@pytest.mark.thorough_in("gvisor")
 def test_as_of_roots_ranges(world: World, same: Callable[[World], None]) -> None:
     """What `test_egress` says of root's ranges."""
     same(world)

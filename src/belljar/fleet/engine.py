@@ -96,8 +96,11 @@ def check_private(host: str, *, where: str) -> None:
     try:
         # An IPv6 address is in brackets before its port.
         found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}
-        # All of them: a client may connect to any address of a name.
-        is_near = all(map(_is_near, found))
+        addresses = map(ipaddress.ip_address, found)
+        # All of them: a client may connect to any address of a name. A mapped one such as
+        # ::ffff:192.0.2.1 reaches the IPv4 host, and is judged as that.
+        plain = [getattr(each, "ipv4_mapped", None) or each for each in addresses]
+        is_near = all(any(each in network for network in _NEAR) for each in plain)
     except (OSError, ValueError) as error:
         raise PolicyError(
             f"the fleet's address can't be used: {error}",
@@ -111,12 +114,3 @@ def check_private(host: str, *, where: str) -> None:
             where=printable(where),
             hint="use a private network, or a tunnel to loopback",
         )
-
-
-def _is_near(host: str) -> bool:
-    """Return whether an address is loopback's or private. Raises `ValueError`."""
-    address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        # A mapped address such as ::ffff:192.0.2.1 reaches the IPv4 host, and is judged as that.
-        address = address.ipv4_mapped or address
-    return any(address in network for network in _NEAR)

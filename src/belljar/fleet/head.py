@@ -121,28 +121,25 @@ class Head:
     def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
         """Place and collect until nothing is left, then judge and merge."""
         try:
-            return self._run_all(workspace, require_contained=require_contained)
+            for node in self._nodes:
+                state = "refused" if node.refusal else "taken"
+                self._record_node(node, state, node.refusal)
+            self._engine.watch(workspace, [*self.usable])
+            with _interrupts() as received:
+                while self._waiting or self._again or self._running:
+                    self._step(workspace)
+                    if received and not self._interrupted:
+                        self._interrupted = True
+                        self._stop("interrupted: the units are ending")
+                    # A second signal waits for no unit's record.
+                    if len(received) > 1:
+                        self._give_up("interrupted twice")
+            return self._finish(require_contained=require_contained)
         except Exception as error:
             if not self._breached:
                 raise
             what = f"{self._breached} is breached, and the fleet's run failed: {error}"
             raise ContainmentBreach(what, where=str(self._run.path)) from error
-
-    def _run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
-        for node in self._nodes:
-            state = "refused" if node.refusal else "taken"
-            self._record_node(node, state, node.refusal)
-        self._engine.watch(workspace, [*self.usable])
-        with _interrupts() as received:
-            while self._waiting or self._again or self._running:
-                self._step(workspace)
-                if received and not self._interrupted:
-                    self._interrupted = True
-                    self._stop("interrupted: the units are ending")
-                # A second signal waits for no unit's record.
-                if len(received) > 1:
-                    self._give_up("interrupted twice")
-        return self._finish(require_contained=require_contained)
 
     def _step(self, workspace: str) -> None:
         now, task = time.monotonic(), self._task
@@ -269,7 +266,10 @@ class Head:
         findings = tried.findings or RunFindings()
         if findings.verdict is Verdict.BREACHED:
             self._breached = tried.where
-        self._record_finished(tried, findings)
+        came: dict[str, Any] = {"run_id": run_id, "key": node.key, "archive": archive}
+        came |= {"root": tried.root, "verdict": findings.verdict.value}
+        came["bytes"] = archive_of(self._run.path, unit).stat().st_size
+        self._of_unit(Kind.FLEET_UNIT_FINISHED, unit, node.name, **came)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
         again = to_try_again(unit, self._task.epochs, findings)
         # Its process's last words: a full disk can't take down that it is full.
@@ -281,12 +281,6 @@ class Head:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
         elif has_task_error(findings):
             self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
-
-    def _record_finished(self, tried: Try, findings: RunFindings, **more: str) -> None:
-        size = archive_of(self._run.path, tried.unit).stat().st_size
-        more |= {name: getattr(tried, name) for name in ("run_id", "key", "root", "archive")}
-        more["verdict"] = findings.verdict.value
-        self._of_unit(Kind.FLEET_UNIT_FINISHED, tried.unit, tried.node, bytes=size, **more)
 
     def _of_unit(self, kind: Kind, unit: Unit, node: str, **more: Any) -> None:  # noqa: ANN401
         about = {"unit": unit.number, "attempt": unit.attempt, "node": node}

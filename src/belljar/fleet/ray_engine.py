@@ -61,8 +61,7 @@ class RayEngine:
             ) from error
         self._ray: Any = ray
         self._watches: dict[str, Any] = {}
-        self._beats: dict[str, Any] = {}
-        self._number, self.is_stopping = 0, False
+        self.is_stopping = False
         self.closed = threading.Event()
         self.last_heard_s: dict[str, float] = {}
 
@@ -156,26 +155,24 @@ class RayEngine:
         threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
     def _beat(self) -> None:
-        while not self.closed.wait(BEAT_S):
-            self._beat_once(time.monotonic())
-
-    def _beat_once(self, now: float) -> None:
         """Take the answers, and send a heartbeat to each node that gave one."""
-        for node_id, reference in list(self._beats.items()):
-            try:
-                self._ray.get(reference, timeout=0)
-                if node_id in self.last_heard_s:
-                    self.last_heard_s[node_id] = now
-            except self._ray.exceptions.GetTimeoutError:
-                # The last call is still unanswered: no second one is queued behind it.
-                continue
-            except Exception:  # noqa: BLE001, S110 - its process may start again: call once more
-                pass
-            del self._beats[node_id]
-        self._number += 1
-        for node_id, watch in self._watches.items():
-            if node_id in self.last_heard_s and node_id not in self._beats:
-                self._beats[node_id] = watch.beat.remote(self._number, stop=self.is_stopping)
+        beats, number = dict[str, Any](), 0
+        while not self.closed.wait(BEAT_S):
+            for node_id, reference in list(beats.items()):
+                try:
+                    self._ray.get(reference, timeout=0)
+                    if node_id in self.last_heard_s:
+                        self.last_heard_s[node_id] = time.monotonic()
+                except self._ray.exceptions.GetTimeoutError:
+                    # The last call is still unanswered: no second one is queued behind it.
+                    continue
+                except Exception:  # noqa: BLE001, S110 - its process may start again: call again
+                    pass
+                del beats[node_id]
+            number += 1
+            for node_id, watch in self._watches.items():
+                if node_id in self.last_heard_s and node_id not in beats:
+                    beats[node_id] = watch.beat.remote(number, stop=self.is_stopping)
 
 
 def offers_of(

@@ -258,7 +258,12 @@ def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # 
         ends.start()
         try:
             back = cast("IO[bytes]", process.stdout)
-            threads.submit(_give, cast("IO[bytes]", process.stdin), content)
+
+            def give(stream: IO[bytes]) -> None:
+                with suppress(BrokenPipeError), stream:  # its end says why
+                    stream.write(content)
+
+            threads.submit(give, cast("IO[bytes]", process.stdin))
             said = threads.submit(_last_bytes, cast("IO[bytes]", process.stderr))
             with back:  # closed, so that what sends more ends
                 return receive(back, MAX_ANSWER_BYTES)
@@ -268,11 +273,6 @@ def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # 
         finally:
             process.wait()
             ends.cancel()
-
-
-def _give(stream: IO[bytes], content: bytes) -> None:
-    with suppress(BrokenPipeError), stream:  # its end says why
-        stream.write(content)
 
 
 def _last_bytes(stream: IO[bytes]) -> bytes:

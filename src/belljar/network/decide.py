@@ -61,10 +61,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """The head of one HTTP request.
-
-    `hosts`: all values of `Host`.
-    """
+    """The head of one HTTP request. `hosts`: all values of `Host`."""
 
     method: str
     target: bytes
@@ -109,8 +106,17 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     try:
         stand_in, protocol = _place(flow, layout, stand_ins)
         if name := _claimed_name(flow, protocol):
-            _check_name(name, flow.address, layout)
-            _check_method(flow, stand_in, stand_ins)
+            found = find(name, layout)
+            is_simulated = layout.catch_all == flow.address and name != METADATA_ADDRESS
+            if found is None and not is_simulated:
+                raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
+            if found is not None and found.address != flow.address:
+                raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
+            # A real upstream takes the policy's methods alone.
+            real = next((s for s in stand_ins if s.id == stand_in and s.kind == UPSTREAM), None)
+            methods = None if real is None else real.settings["methods"]
+            if methods is not None and flow.request and flow.request.method not in methods:
+                raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)
     except _RefusedFlowError as refused:
         reason = refused.reason
     return FlowVerdict(
@@ -238,21 +244,3 @@ def _authority(raw: bytes, flow: Flow) -> str:
         IPv4Address(host.decode("ascii"))
         raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
     raise _RefusedFlowError(Refusal.HOST_IS_NO_NAME)
-
-
-def _check_name(name: str, address: str, layout: RangeLayout) -> None:
-    found = find(name, layout)
-    is_simulated = layout.catch_all == address and name != METADATA_ADDRESS
-    if found is None and not is_simulated:
-        raise _RefusedFlowError(Refusal.NOT_IN_POLICY)
-    if found is not None and found.address != address:
-        raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
-
-
-def _check_method(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> None:
-    """A real upstream takes the policy's methods alone."""
-    upstream = next((s for s in stand_ins if s.id == owner and s.kind == UPSTREAM), None)
-    if upstream is None or flow.request is None:
-        return
-    if flow.request.method not in upstream.settings["methods"]:
-        raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)

@@ -110,38 +110,40 @@ class _ForkServer:
                     self._reap(fd)
 
     def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        try:
-            number = int(message["number"])
-            if "fork" in message:
-                self._fork(number, str(message["fork"]), fds, message["imports"])
-            else:  # reported once
-                pid = int(message["ended"])
-                for fd in [fd for fd, living in self._pids.items() if living == pid]:
-                    self._reap(fd)  # its end is seen by its owner before it is here
-                status = self._statuses.pop(pid, None)
-                ipc.send(self._owner, {"number": number, "status": status})
-        finally:
-            # The child has copies.
-            for fd in fds:
-                os.close(fd)
+        answer: dict[str, Any] = {"number": int(message["number"])}
+        made = list[int]()
+        if "fork" in message:
+            try:
+                if import_all(message["imports"]):
+                    gc.collect()
+                    gc.freeze()
+                answer["pids"] = self._fork(message["fork"], fds, made)
+            except (ImportError, OSError) as exc:  # the other ranges go on
+                answer["error"] = f"no process can be made: {exc}"
+        else:  # reported once
+            pid = int(message["ended"])
+            for fd in [fd for fd, living in self._pids.items() if living == pid]:
+                self._reap(fd)  # its end is seen by its owner before it is here
+            answer["status"] = self._statuses.pop(pid, None)
+        ipc.send(self._owner, answer, made)
+        for fd in fds:  # The children have copies.
+            os.close(fd)
 
-    def _fork(self, number: int, role: str, fds: list[int], imports: list[str]) -> None:
-        parent = os.getpid()
-        try:
-            if import_all(imports):
-                gc.collect()
-                gc.freeze()
+    def _fork(self, roles: Mapping[str, int], fds: list[int], made: list[int]) -> list[int]:
+        """One child after the other, at once: what this process writes meanwhile, none shares."""
+        parent, at, pids = os.getpid(), 0, list[int]()
+        for role, count in roles.items():
             pid = os.fork()
-        except (ImportError, OSError) as exc:  # the other ranges go on
-            ipc.send(self._owner, {"number": number, "error": f"no process can be made: {exc}"})
-            return
-        if pid == 0:
-            _become_child(self._roles[role], fds, parent)
-        # Nothing is reaped meanwhile, so the number is still this child's.
-        pidfd = os.pidfd_open(pid)
-        self._statuses[pid], self._pids[pidfd] = None, pid
-        self._poll.register(pidfd, select.POLLIN)
-        ipc.send(self._owner, {"number": number, "pid": pid}, [pidfd])
+            if pid == 0:
+                _become_child(self._roles[role], fds[at : at + count], parent)
+            at += count
+            # Nothing is reaped meanwhile, so the number is still this child's.
+            pidfd = os.pidfd_open(pid)
+            made.append(pidfd)
+            pids.append(pid)
+            self._statuses[pid], self._pids[pidfd] = None, pid
+            self._poll.register(pidfd, select.POLLIN)
+        return pids
 
     def _reap(self, pidfd: int) -> None:
         self._poll.unregister(pidfd)

@@ -241,11 +241,6 @@ def encode_ack(id: int) -> bytes:  # noqa: A002 - the wire's word
     return _ENCODER.encode({"ack": id}).encode()
 
 
-def encode_end(within_s: float) -> bytes:
-    """The datagram that ends the gateway's reports."""
-    return _ENCODER.encode({"end": within_s}).encode()
-
-
 # `id`: the wire's word, as above.
 def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
     """A reply's datagrams; `ok` False: the body explains. Raises `ValueError`."""

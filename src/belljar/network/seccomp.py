@@ -154,9 +154,8 @@ def gateway_filter(machine: str | None = None) -> bytes:
         program += _when(_number(name, column), _argument(flags), test)
     for level, option in OPTIONS:
         test = (_EQUAL, 0, 1, option)
-        program += _when_both(_number("setsockopt", column), level, test)
-    program += _tail(column, _IOCTLS)
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+        program += _when(_number("setsockopt", column), _argument(2), test, second=level)
+    return _packed(program, column, _IOCTLS)
 
 
 def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
@@ -174,8 +173,12 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
         program += _when(_number("setns", column), _argument(1), (_EQUAL, 0, 1, _CLONE_NEWNET))
     # Behind the exception: the first rule that matches decides.
     program += _each(["setns"], column, _KILL)
-    program += _tail(column, _SUPERVISORS_IOCTLS)
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    return _packed(program, column, _SUPERVISORS_IOCTLS)
+
+
+def _packed(program: list[_Instruction], column: int, ioctls: tuple[int, ...]) -> bytes:
+    whole = (*program, *_tail(column, ioctls))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in whole)
 
 
 def _head(machine: str) -> Iterator[_Instruction]:
@@ -210,7 +213,7 @@ def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
     # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
     # checks.
     test = (_ANY_BIT, 1, 0, os.O_ASYNC)
-    yield from _when_both(_number("fcntl", column), fcntl.F_SETFL, test)
+    yield from _when(_number("fcntl", column), _argument(2), test, second=fcntl.F_SETFL)
     # Of another process it would show whether there is one
     yield from _when(_number("sched_getaffinity", column), _argument(0), (_EQUAL, 0, 1, 0))
     for request in ioctls:
@@ -222,25 +225,20 @@ def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
     yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
 
 
-def _when_both(number: int, first: int, test: _Instruction) -> Iterator[_Instruction]:
-    # As `_when`, of the second argument's equality and the third's test.
-    yield (_EQUAL, 0, 6, number)
-    yield (_LOAD, 0, 0, _argument(1))
-    yield (_EQUAL, 0, 3, first)
-    yield (_LOAD, 0, 0, _argument(2))
-    yield test
-    yield (_RETURN, 0, 0, _ALLOW)
-    yield (_LOAD, 0, 0, _NUMBER_AT)
-
-
 def _argument(index: int) -> int:
     # The low half of the 64 bits: both machines are little-endian.
     return _ARGUMENTS_AT + 8 * index
 
 
-def _when(number: int, at: int, test: _Instruction) -> Iterator[_Instruction]:
-    # Allow the call if its argument's test passes; loads the number again after it.
-    yield (_EQUAL, 0, 4, number)
+def _when(
+    number: int, at: int, test: _Instruction, *, second: int | None = None
+) -> Iterator[_Instruction]:
+    # Allow the call if its argument's test passes, and if the second argument is `second`; loads
+    # the number again after it.
+    yield (_EQUAL, 0, 4 if second is None else 6, number)
+    if second is not None:
+        yield (_LOAD, 0, 0, _argument(1))
+        yield (_EQUAL, 0, 3, second)
     yield (_LOAD, 0, 0, at)
     yield test
     yield (_RETURN, 0, 0, _ALLOW)

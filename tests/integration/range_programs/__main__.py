@@ -20,13 +20,12 @@ from tests.integration.range_programs import (
     floods,
     groups,
     ordinary,
-    record,
     scene,
 )
 
 from belljar.network.owner.processes import started_fork_server
 
-PARTS = (between, ordinary, blows, ends, floods, groups, record)
+PARTS = (between, ordinary, blows, ends, floods, groups)
 SCENARIOS: dict[str, Any] = {name: run for part in PARTS for name, run in part.SCENARIOS.items()}
 
 

@@ -14,20 +14,19 @@ from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import PortPlan, StandInPlan
 
-ECHO, FULL, DEAF, RESET, CLOSED, UNNAMED = 5000, 5001, 5002, 5003, 5004, 5005
+ECHO, DEAF, CLOSED, UNNAMED = 5000, 5002, 5004, 5005
 OTHER = StandInPlan(
     id="other",
     kind="cell",
     names=("other.example",),
     ports=(
         PortPlan(number=80, protocol="http"),
-        *(PortPlan(number=number, protocol="tcp") for number in (ECHO, FULL, DEAF, RESET, CLOSED)),
+        *(PortPlan(number=number, protocol="tcp") for number in (ECHO, DEAF, CLOSED)),
     ),
 )
 ANSWER_BYTES = 300_000
-FULL_BYTES = 20 << 20
 SERVE_ALL = r"""
-import http.server, socket, struct, threading
+import http.server, socket, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
@@ -43,20 +42,12 @@ def echo(end):
         end.sendall(data)
     end.sendall(b"end")
     end.close()
-def full(end):
-    for _ in range(20):
-        end.sendall(b"x" * (1 << 20))
-    end.close()
 kept = []
-def reset(end):
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    end.recv(5)
-    end.close()
 def serve(port, answer):
     with socket.create_server(("0.0.0.0", port)) as listener:
         while True:
             threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
-for port, answer in {5000: echo, 5001: full, 5002: kept.append, 5003: reset}.items():
+for port, answer in {5000: echo, 5002: kept.append}.items():
     threading.Thread(target=serve, args=(port, answer), daemon=True).start()
 http.server.ThreadingHTTPServer(("0.0.0.0", 80), Handler).serve_forever()
 """
@@ -78,11 +69,6 @@ with dial(5000) as end:
     seen["echo"] = end.recv(100).decode()
     end.shutdown(socket.SHUT_WR)
     seen["half"] = end.recv(100).decode()
-with dial(5001) as end:
-    got = 0
-    while data := end.recv(1 << 20):
-        got += len(data)
-    seen["full"] = got
 with dial(5002) as end:
     end.settimeout(1)
     sent = 0
@@ -92,12 +78,6 @@ with dial(5002) as end:
     except TimeoutError:
         pass
     seen["deaf"] = sent
-with dial(5003) as end:
-    end.sendall(b"reset")
-    try:
-        seen["reset"] = repr(end.recv(100))
-    except ConnectionResetError as exc:
-        seen["reset"] = type(exc).__name__
 for port in (5004, 5005):
     began = time.monotonic()
     try:
@@ -153,8 +133,8 @@ async def between(home: Path) -> dict[str, Any]:
             before = agent.talk(("tcp", other_port.address, 80))  # nobody is there yet
             await made.attach("other", other.pid)
             with other.going_on(*python, SERVE_ALL):
-                reset = ("tcp", other_port.address, RESET)
-                is_up = within(lambda: agent.talk(reset) != ["ConnectionRefusedError 111"])
+                echo = ("tcp", other_port.address, ECHO)
+                is_up = within(lambda: agent.talk(echo) != ["ConnectionRefusedError 111"])
                 said = agent.run(*python, ASK, other_port.address, agent_port.address)
                 macs = agent_port.mac, agent_port.gateway_mac
                 lie = agent.run(*python, LIE, agent_port.address, other_port.address, *macs)

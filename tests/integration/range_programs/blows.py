@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,7 +19,6 @@ from unittest import mock
 import anyio
 from tests.fakes.recorder import MemoryRecorder
 from tests.integration.range_programs.groups import shouted
-from tests.integration.range_programs.ordinary import POUR
 from tests.integration.range_programs.scene import (
     TIMEOUT_S,
     Cell,
@@ -213,23 +211,12 @@ async def ended(
 ) -> dict[str, Any]:
     """A blow to the supervisor, and then the end in order."""
     scene = Scene(home)
-    small = home / "small"
-    scene.directory = small if small.exists() else scene.directory
     with mock.patch("belljar.network.owner.watch._REPLY_TIMEOUT_S", timeout_s):
         async with scene.open() as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 strike(scene, processes(made)[0], agent)
     return scene.summary(made)
-
-
-def stop_and_fill(scene: Scene, supervisor: ProcessId, agent: Cell) -> None:
-    """While the supervisor is stopped more packets pass than its disk has room for; it goes on when
-    it is told of the end."""
-    os.kill(supervisor.pid, signal.SIGSTOP)
-    for _ in range(3):
-        agent.run(sys.executable, "-I", "-c", POUR, scene.layout.resolver)
-    threading.Timer(0.5, os.kill, (supervisor.pid, signal.SIGCONT)).start()
 
 
 def kill(which: int) -> Callable[[NetworkRange], None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.integration.range_programs.blows import ended, stop_and_fill
+from tests.integration.range_programs.blows import ended
 from tests.integration.range_programs.ordinary import full_disk
 from tests.integration.range_programs.scene import (
     Scene,
@@ -19,9 +19,8 @@ from tests.integration.range_programs.scene import (
     processes,
 )
 
-from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import SERVE
-from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
+from belljar.plan.network import PortPlan, StandInPlan
 
 SITE = StandInPlan(
     id="site",
@@ -97,50 +96,14 @@ async def unreported(home: Path) -> dict[str, Any]:
     }
 
 
-HEADS = r"""
-import socket, sys, time
-held = []
-for number in range(int(sys.argv[2])):
-    held.append(socket.create_connection((sys.argv[1], 80), 20))
-    held[-1].sendall(b"GET /%d HTTP/1.1\r\nX: " % number + b"x" * 2000)
-print("begun", flush=True)
-time.sleep(600)
-"""
-
-
-async def full_record(home: Path) -> dict[str, Any]:
-    """What is in progress is more than the range's record has room for."""
-    scene = Scene(home, stand_ins=(SITE,), bounds=NetworkBounds(recorded_bytes=64 << 10))
-    async with scene.open(serve=SERVE) as made:
-        with cell(made) as agent:
-            await made.attach("agent", agent.pid)
-            words = (HEADS, scene.address("site.example"), "60")
-            with agent.going_on(sys.executable, "-I", "-c", *words) as out:
-                out.readline()
-                await made.destroy()
-    return {
-        **scene.summary(made),
-        "told": sum(data["reason"] == "the range ended" for data in scene.data("network.http")),
-        "counters": dict(made.counters()),
-    }
-
-
 async def silent(home: Path) -> dict[str, Any]:
     """Parts that don't say what they are to say at a range's end."""
     stop = lambda _, supervisor, __: os.kill(supervisor.pid, signal.SIGSTOP)  # noqa: E731
     return {"supervisor": await ended(home, stop, 0.5), "gateway": await unreported(home)}
 
 
-async def full(home: Path) -> dict[str, Any]:
-    """A disk that gets full while its cell talks, and one at the end."""
-    seen = {"before": await full_disk(home)}
-    (home / "small" / PACKETS).unlink()
-    return {**seen, "at_the_end": await ended(home, stop_and_fill)}
-
-
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "in_progress": in_progress,
-    "end_full_record": full_record,
     "silent": silent,
-    "full": full,
+    "full": full_disk,
 }

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_programs.blows import Stuck, flush, small_pairs
-from tests.integration.range_programs.scene import SHOP, TIMEOUT_S, Scene, cell, processes, within
+from tests.integration.range_programs.blows import flush
+from tests.integration.range_programs.scene import SHOP, Scene, cell, processes, within
 
 from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import NetworkRange
@@ -87,27 +87,6 @@ async def last_word(
     }
 
 
-async def late(home: Path) -> dict[str, Any]:
-    """The owner takes in nothing for a while, in which a cell goes on sending."""
-    scene = Scene(home)
-    scene.recorder = recorder = Stuck()
-
-    def recorded_bytes() -> int:
-        return sum(path.stat().st_size for path in scene.directory.iterdir())
-
-    with small_pairs():
-        async with scene.open(check_every_s=0.05) as made:
-            with cell(made) as agent:
-                await made.attach("agent", agent.pid)
-                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "100")
-                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, TIMEOUT_S)
-                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "5000")
-                written = within(lambda: recorded_bytes() > 5000 * 60)
-                recorder.freed.set()
-    counters = dict(made.counters())
-    return {**scene.summary(made), "stuck": stuck, "written": written, "counters": counters}
-
-
 async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
     """One cell sends to another as fast as it can, and then small datagrams, which are refused."""
     shop = replace(SHOP, settings={"routes": [{"path": "/", "body": "hello"}]})
@@ -171,6 +150,5 @@ print(time.monotonic() - began)
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "last_words": last_words,
-    "late": late,
     "heavy": lambda home: heavy(home, 8 << 20),
 }

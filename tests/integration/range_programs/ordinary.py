@@ -31,9 +31,7 @@ from belljar.dataclass import json_of
 from belljar.errors import BelljarError
 from belljar.events import Event
 from belljar.network.owner.making import PACKETS
-from belljar.network.owner.processes import SERVE
 from belljar.network.owner.range import NetworkRange
-from belljar.plan.network import NetworkBounds
 
 
 def gone_from(living: Cell) -> bool:
@@ -163,32 +161,6 @@ async def violation(home: Path) -> dict[str, Any]:
     }
 
 
-async def flood(home: Path) -> dict[str, Any]:
-    """A gateway that has more and more to say, because of its guest."""
-    answering = replace(SHOP, settings={"routes": [{"path": "/", "body": "hello"}]})
-    scene = Scene(home, stand_ins=(answering,), bounds=NetworkBounds(recorded_bytes=1 << 20))
-    async with scene.open(serve=SERVE) as made:
-        with cell(made) as agent:
-            await made.attach("agent", agent.pid)
-            agent.run(sys.executable, "-I", "-c", ASK_ON, scene.address())
-            told = await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
-    said = [event for event in scene.recorder.events if event.kind.startswith("network.")]
-    size = sum(len(json.dumps(event.data)) for event in said)
-    size += sum(len(body.content) for event in said for body in event.bodies)
-    more = {"told": told, "bytes": size, "limits": scene.data("limit.hit")}
-    return {**scene.summary(made), **more, "counters": dict(made.counters())}
-
-
-ASK_ON = r"""
-import socket, sys
-for number in range(1 << 20):
-    body = b"%08d" % number * 500
-    with socket.create_connection((sys.argv[1], 80), 10) as s:
-        s.sendall(b"POST /%s HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 4000\r\n\r\n" % (b"x" * 1000) + body)
-        s.recv(100)
-"""
-
-
 async def unrecorded(home: Path) -> dict[str, Any]:
     """A record that can't be written any more."""
     scene = Scene(home)
@@ -236,5 +208,5 @@ for _ in range(100):
 
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
-    "talk": talk, "hold": hold, "many": many, "shut_in": shut_in, "broken": broken, "flood": flood,
+    "talk": talk, "hold": hold, "many": many, "shut_in": shut_in, "broken": broken,
 }  # fmt: skip

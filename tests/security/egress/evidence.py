@@ -1,7 +1,7 @@
 """What the host has seen of a range, and what a case demands to find there. Pure: each kind of
 evidence says in a sentence what it misses, or nothing.
 
-None of it is a guest's word: events are of the gateway and the supervisor, frames are those that the supervisor recorded, `heard` is what the host's own listeners got.
+None of it is a guest's word: events are of the gateway and the supervisor, frames are those that the supervisor recorded.
 `Word` alone looks at what the prober said; it stands beside others, for what leaves no trace when it is refused (a socket that isn't given).
 """
 
@@ -21,7 +21,7 @@ _PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
 class Seen:
     """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when
     its rules were in force, `flushed_s` when they were taken away; `macs` are the cells' by name,
-    `gateways` their ports' other ends'; `heard` is everything that came to the host's listeners;
+    `gateways` their ports' other ends';
     `words` the prober's, by case."""
 
     events: tuple[tuple[str, Mapping[str, Any]], ...]
@@ -31,7 +31,6 @@ class Seen:
     counters: Mapping[str, int]
     macs: Mapping[str, str]
     gateways: frozenset[str]
-    heard: tuple[str, ...] = ()
     words: Mapping[str, str]
 
     def of(self, kind: str, **having: object) -> list[Mapping[str, Any]]:

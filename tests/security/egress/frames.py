@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
-from tests.fakes.pcapng import SECTION, packets
+from tests.fakes.pcapng import packets
 
 ARP, IPV4, IPV6 = 0x0806, 0x0800, 0x86DD
 TCP, UDP, ICMP, IGMP = 6, 17, 1, 2
 SYN, RST = 2, 4
-_PCAP_NANOSECONDS = b"\x4d\x3c\xb2\xa1"  # of the stored samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +44,8 @@ class Frame:
 
 
 def read_frames(record: bytes) -> Iterator[Frame]:
-    """All frames of a record (pcapng, or a stored sample in classic pcap). Raises `ValueError`."""
-    if record[:4] == struct.pack("=I", SECTION):
-        yield from (_frame(time_ns * 1e-9, frame) for time_ns, frame, _ in packets(record))
-        return
-    if record[:4] != _PCAP_NANOSECONDS:
-        raise ValueError("no packet record with nanoseconds")
-    at = 24
-    while at + 16 <= len(record):
-        seconds, nanoseconds, kept, _ = struct.unpack_from("<IIII", record, at)
-        yield _frame(seconds + nanoseconds * 1e-9, record[at + 16 : at + 16 + kept])
-        at += 16 + kept
+    """All frames of a record."""
+    return (_frame(time_ns * 1e-9, frame) for time_ns, frame, _ in packets(record))
 
 
 def _frame(at_s: float, data: bytes) -> Frame:

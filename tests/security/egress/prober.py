@@ -259,13 +259,11 @@ def http(address: str, port: str, head: str) -> str:
 
 
 @functools.cache
-def context(alpn: str = "") -> ssl.SSLContext:
+def context() -> ssl.SSLContext:
     """A client that trusts the range's authority and checks no name: that is the question."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(AUTHORITY)
-    if alpn:
-        client.set_alpn_protocols([alpn])
     return client
 
 
@@ -322,32 +320,6 @@ def resumed(
             if not data:
                 return "closed"
             came.write(data)
-
-
-def h2(address: str, port: str, sni: str, authority: str, path: str) -> str:
-    """A request of HTTP/2 (RFC 9113) by prior knowledge: preface, settings, one block of literal
-    fields (RFC 7541, section 6.2.2)."""
-    fields = {":method": "GET", ":authority": authority, ":scheme": "https", ":path": path}
-    block = b"".join(
-        b"\0" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode()
-        for k, v in fields.items()
-    )
-    client = context("h2")
-    with made(socket.SOCK_STREAM) as sock:
-        sock.connect((address, int(port)))
-        with client.wrap_socket(sock, server_hostname=sni) as secure:
-            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2_frame(4, 0, 0, b""))
-            secure.sendall(h2_frame(1, 5, 1, block))
-            said = b""
-            while more := secure.recv(4096):
-                said += more
-            return f"answered {said[:12].decode('latin-1')}"
-
-
-def h2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One frame."""
-    length = struct.pack("!I", len(payload))[1:]
-    return length + bytes((kind, flags)) + struct.pack("!I", stream) + payload
 
 
 def mail(address: str, port: str, sender: str, to: str, text: str) -> str:
@@ -430,7 +402,7 @@ def lie(server: socket.socket, address: bytes) -> None:
 
 
 _STEPS = """tcp each begin ended udp from_address packet_info source_route fragments join_group
-open_socket frame dns dns_odd many again resolve resolve_and_connect http tls resume h2 mail run
+open_socket frame dns dns_odd many again resolve resolve_and_connect http tls resume mail run
 write with_hosts with_resolver with_own_resolver"""
 DOING: dict[str, Callable[..., str]] = {name: globals()[name] for name in _STEPS.split()}
 

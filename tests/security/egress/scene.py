@@ -146,7 +146,7 @@ class _Watch:
             name: from_json(RangeLayout, made["layout"]) for name, made in told.ranges.items()
         }
         return World(
-            seen={name: _seen(made, layouts[name], of_cells) for name, made in told.ranges.items()},
+            seen={name: _seen(made, layouts[name]) for name, made in told.ranges.items()},
             layouts=layouts,
             facts={name: made["facts"] for name, made in told.ranges.items()},
             ports=self._ears.ports,
@@ -168,7 +168,7 @@ class _Watch:
         )
 
 
-def _seen(made: Mapping[str, Any], layout: RangeLayout, heard: tuple[str, ...]) -> Seen:
+def _seen(made: Mapping[str, Any], layout: RangeLayout) -> Seen:
     lines = [
         json.loads(line) for line in (Path(made["run"]) / "ledger.jsonl").read_bytes().splitlines()
     ]
@@ -180,7 +180,6 @@ def _seen(made: Mapping[str, Any], layout: RangeLayout, heard: tuple[str, ...]) 
         counters=made["counters"],
         macs={item.name: item.mac for item in layout.cells},
         gateways=frozenset(item.gateway_mac for item in layout.cells),
-        heard=heard,
         words=made["words"],
     )
 

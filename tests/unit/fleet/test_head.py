@@ -201,21 +201,6 @@ def test_a_record_that_came_and_can_not_be_judged_is_kept_and_not_tried_again(
     assert ended.outcome.exit_code == 2
 
 
-def test_a_head_that_cannot_read_a_record_ends_the_run(tmp_path: Path) -> None:
-    """Its own error is no reason to run a unit again."""
-    archive, end = unit_run(tmp_path / "n1")
-
-    def items() -> Iterator[Any]:
-        yield archive
-        (path,) = (tmp_path / "head" / "runs").glob("*/units/*.tar")
-        path.unlink()
-        yield end
-
-    found = run_of(tmp_path, items())
-    assert found.engine.placed == ["n1"]
-    assert ReasonCode.RUN_ERROR in codes(found)
-
-
 @pytest.mark.parametrize("kind", [Kind.FLEET_UNIT_FINISHED, Kind.RUN_EVALUATED])
 def test_a_breach_is_told_though_the_head_can_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind

@@ -6,13 +6,11 @@ import base64
 import hashlib
 import json
 import shutil
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.ledger.conftest import body, exec_events
 
 from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
@@ -68,16 +66,6 @@ def archived(run: RunDirectory, fleet: Path, node: Path) -> Try:
         key=local_fingerprint(node) or "",
         archive=hashlib.sha256(content).hexdigest(),
     )
-
-
-@pytest.mark.parametrize("years", [-20, 20])
-def test_a_node_with_a_wrong_clock_is_judged_as_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int
-) -> None:
-    """Its record says another time; verdicts, leases and timeouts don't depend on it."""
-    wrong_ns = time.time_ns() + years * 365 * 86_400 * 10**9
-    monkeypatch.setattr(time, "time_ns", lambda: wrong_ns)
-    assert examine(tmp_path, sent(tmp_path)).findings is not None
 
 
 @pytest.mark.parametrize("field", ["key", "root", "archive", "run_id"])
@@ -203,47 +191,3 @@ def test_a_copy_without_logs_has_no_units(tmp_path: Path, came: Try) -> None:
     findings, _ = findings_of(tmp_path / "copy", evidence)
     assert findings.left_out
     assert findings.left.claim == "can't tell"
-
-
-def test_without_a_known_key_nothing_is_proven(tmp_path: Path, came: Try) -> None:
-    """As for any run."""
-    run = fleet_run(tmp_path / "head", came)
-    findings, _ = findings_of(run, stored_evidence(run))
-    assert {reason.code.value for reason in findings.problems} >= {"ledger_bad"}
-    assert not findings.rows  # no archive of it is opened
-    assert findings.left.claim == "can't tell"
-
-
-def test_the_page_shows_what_the_units_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guard hits, plans and commands are in the units' own records, not the head's; of a body the
-    page says that it is elsewhere."""
-    node, home = tmp_path / "node", tmp_path / "head"
-    hit = {"place": "output", "channel": "output", "class": "iban", "action": "flag"}
-    with create_run(node, "run", ["belljar"]) as run:
-        policy = run.write_text("policy.yaml", "belljar: 1\nrisk: low\n").read_bytes()
-        run.write_json("plan.json", {"policy": {"name": "of a unit"}, "tier": "container"})
-        plan = {"policy_sha256": hashlib.sha256(policy).hexdigest(), "tier": "container"}
-        names: list[JsonValue] = ["ls", "/srv"]
-        asked: dict[str, JsonValue] = {"op": 1, "argv": names, "cwd": "/", "user": ""}
-        events: tuple[tuple[Kind, dict[str, JsonValue]], ...] = (
-            (Kind.CELL_PLANNED, {**plan, "emulated": False, "layers": []}),
-            (Kind.EXEC_STARTED, {**asked, "env_names": [], "stdin": False, "timeout_s": None}),
-            (Kind.GUARD_HIT, {**hit, "digest": "0" * 64, "start": 0, "end": 9, "decoding": []}),
-        )
-        for kind, data in events:
-            run.recorder.record(Event(kind=kind, data=data, cell_id="c-0123456789ab"))
-        ended = replace(exec_events(1)[1], cell_id="c-0123456789ab")
-        output = body("stdout", b"an output")
-        run.recorder.record(replace(ended, bodies=(output, *ended.bodies[1:])))
-        run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=EVALUATED))
-    fleet = fleet_run(home, archived(run, tmp_path, node))
-    monkeypatch.setenv("BELLJAR_HOME", str(home))
-    page = tmp_path / "page.html"
-    assert belljar(["report", str(fleet), "-o", str(page)]) == 0
-    text = page.read_text()
-    assert "iban" in text
-    assert "of a unit" in text
-    assert "ls /srv" in text
-    assert "it can't be read" in text

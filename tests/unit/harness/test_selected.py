@@ -49,7 +49,6 @@ def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
     assert (found.samples, found.epochs, found.time_limit_s) == (("a", "b"), 3, 60.0)
     assert (found.tier, found.root) == (Tier.CONTAINER, folder)
     assert (found.memory_mib, found.needs_hardware) == (512 + 512 + 192, False)
-    assert found.images == {"default"}
     words = found.unit_words(["b"], cells=4)
     assert words[:3] == ["task.py@names", "--policy", "low.yaml"]
     assert "--limit" not in words

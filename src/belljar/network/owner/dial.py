@@ -43,25 +43,21 @@ FORBIDDEN: Final[tuple[IPv4Network | IPv6Network, ...]] = (
     *rules.FORBIDDEN,
     *map(
         ip_network,
+        # Documentation, 6to4 relays (RFC 7526), multicast
         (
-            "192.0.2.0/24",  # documentation
-            "192.88.99.0/24",  # 6to4 relays (RFC 7526)
-            "198.51.100.0/24",  # documentation
-            "203.0.113.0/24",  # documentation
-            "224.0.0.0/4",  # multicast
-            "::/8",  # unspecified, loopback, IPv4-mapped and IPv4-compatible
-            "64:ff9b::/96",  # NAT64 (RFC 6052): some IPv4 address behind it
-            "64:ff9b:1::/48",  # NAT64, local (RFC 8215)
-            "100::/64",  # discard
-            "2001::/23",  # protocol assignments, Teredo, ORCHID
-            "2001:db8::/32",  # documentation
-            "2002::/16",  # 6to4: some IPv4 address within
-            "3fff::/20",  # documentation (RFC 9637)
-            "5f00::/16",  # segment routing
-            "fc00::/7",  # unique local; fd00:ec2::254 is a metadata service
-            "fe80::/10",  # link-local
-            "fec0::/10",  # site-local (RFC 3879)
-            "ff00::/8",  # multicast
+            *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"),
+            *("192.88.99.0/24", "224.0.0.0/4"),
+        ),
+    ),
+    # Unspecified, loopback, IPv4-mapped and -compatible; NAT64 (RFC 6052, RFC 8215), discard,
+    # protocol assignments and Teredo, documentation (RFC 9637), 6to4, segment routing, unique local
+    # (fd00:ec2::254 is a metadata service), link-local, site-local (RFC 3879), multicast
+    *map(
+        ip_network,
+        (
+            *("::/8", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32"),
+            *("3fff::/20", "2002::/16", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10"),
+            "ff00::/8",
         ),
     ),
 )
@@ -234,7 +230,17 @@ class Dialler:
             with self._spending.dialling(self.number, upstream):
                 # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
-                return self._connected(upstream, address, port, record)
+                record(_event(upstream, port, "dialled", address=address))
+                try:
+                    end = self._reach.connect(address, port)
+                except OSError as exc:
+                    problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
+                    record(_event(upstream, port, "failed", address=address, problem=problem))
+                    with self._locks[upstream.host]:  # last: the next request tries another
+                        others = [each for each in self._pins[upstream.host] if each != address]
+                        self._pins[upstream.host] = (*others, address)
+                    raise RefusedDialError(f"no answer there: {problem}") from exc
+                return self._spending.relay(self.number, upstream, end)
         except NotDialledError as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
             raise RefusedDialError(str(exc)) from exc
@@ -268,21 +274,6 @@ class Dialler:
                 raise NotDialledError(problem)
             self._pins[host] = addresses
             return addresses
-
-    def _connected(
-        self, upstream: UpstreamPlan, address: str, port: int, record: Record
-    ) -> socket.socket:
-        record(_event(upstream, port, "dialled", address=address))
-        try:
-            end = self._reach.connect(address, port)
-        except OSError as exc:
-            problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
-            record(_event(upstream, port, "failed", address=address, problem=problem))
-            with self._locks[upstream.host]:  # last: the next request tries another
-                others = tuple(each for each in self._pins[upstream.host] if each != address)
-                self._pins[upstream.host] = (*others, address)
-            raise RefusedDialError(f"no answer there: {problem}") from exc
-        return self._spending.relay(self.number, upstream, end)
 
 
 def _event(

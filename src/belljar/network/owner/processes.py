@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import CellError, HostError
-from belljar.isolation import cgroup
 from belljar.network import ipc
 from belljar.package import PACKAGE_DIR
 from belljar.plan.jail import JailIds
@@ -59,12 +58,12 @@ class Child:
         return bool(wait_readable([self.pidfd], timeout_s))
 
 
-def wait_readable(fds: Sequence[int], timeout_s: float | None = None) -> set[int]:
+def wait_readable(fds: Sequence[int], timeout_s: float) -> set[int]:
     """Descriptors that are readable or ended in time."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)}
+    return {fd for fd, _ in poll.poll(timeout_s * 1000)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,17 +151,20 @@ class ForkServer:
 
         `imports`: modules that they need.
         """
-        children = []
+        counts = {role: len(fds) for role, fds in roles.items()}
+        given = [fd for fds in roles.values() for fd in fds]
         with ExitStack() as undo, self._lock:
-            for role, fds in roles.items():
-                message, pidfds = self._ask({"fork": role, "imports": [*imports]}, fds)
-                undo.callback(_discard, pidfds)
-                if "pid" not in message or len(pidfds) != 1:
-                    what = str(message.get("error", "no process was made"))
-                    raise CellError(what, where=_NAME)
-                if (process := identify(int(message["pid"]))) is None:
-                    raise CellError(f"a {role} ended at once", where=_NAME, hint=_GONE_HINT)
-                children.append(Child(process=process, pidfd=pidfds[0]))
+            answer, pidfds = self._ask({"fork": counts, "imports": [*imports]}, given)
+            undo.callback(_discard, pidfds)
+            found = [identify(int(pid)) for pid in answer.get("pids", ())]
+            children = [
+                Child(process=process, pidfd=pidfd)
+                for process, pidfd in zip(found, pidfds, strict=False)
+                if process is not None
+            ]
+            if len(children) < len(roles):
+                what = str(answer.get("error", "a process of the range ended at once"))
+                raise CellError(what, where=_NAME, hint=_GONE_HINT)
             undo.pop_all()
         return children
 
@@ -256,13 +258,3 @@ def map_ids(child: Child, ids: JailIds) -> None:
             what = f"the host gives this user no ids for a range: {problem}"
             hint = "`belljar doctor` says what this user needs"
             raise HostError(what, where=str(program), hint=hint) from exc
-
-
-def end_groups(groups: cgroup.CellGroups) -> dict[str, int]:
-    """Remove a range's empty groups; returns the memory group's counts."""
-    counts = {}
-    if (memory := groups.paths.get("memory")) is not None:
-        counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
-        counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
-    cgroup.remove_empty(groups)
-    return counts

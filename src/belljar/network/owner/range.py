@@ -31,7 +31,7 @@ from belljar.isolation.survivors import (
 from belljar.network import ipc
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.making import END_DEADLINE_S, RangeSpec, fork_pair
-from belljar.network.owner.processes import RangeProcesses, end_groups, map_ids, started_fork_server
+from belljar.network.owner.processes import RangeProcesses, map_ids, started_fork_server
 from belljar.network.owner.watch import RangeWatch, RequestHandler
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
@@ -82,10 +82,7 @@ async def open_range(
         yield made
     finally:
         with anyio.CancelScope(shield=True):
-            try:
-                await made.destroy()
-            finally:
-                await anyio.to_thread.run_sync(made.leave_fork_server)
+            await made.destroy()
 
 
 class NetworkRange:
@@ -176,12 +173,11 @@ class NetworkRange:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End it and record survivors. Idempotent, shielded, 40 s."""
         with anyio.CancelScope(shield=True):
-            destruction = await anyio.to_thread.run_sync(self._destroy, reason)
-        return destruction  # noqa: RET504 - mypy takes the block for one that may swallow errors
-
-    def leave_fork_server(self) -> None:
-        """The last step: release the fork server. Idempotent."""
-        self._fork_server.close()
+            try:
+                destruction = await anyio.to_thread.run_sync(self._destroy, reason)
+            finally:
+                await anyio.to_thread.run_sync(self._fork_server.close)
+        return destruction
 
     def make(self) -> None:
         """Everything but the ports. Blocking; `destroy` must be called, whatever happens.
@@ -384,7 +380,10 @@ class NetworkRange:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
                 return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
-            self._group_counts = end_groups(self._groups)
+            if (memory := self._groups.paths.get("memory")) is not None:
+                self._group_counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
+                self._group_counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
+            cgroup.remove_empty(self._groups)
             destruction = destroy_remains(self._entry, started)
             if not have_ended:
                 destruction = together(destruction, _NOT_ENDED)

@@ -42,7 +42,7 @@ class RunSpending:
     """A run's bytes on each real upstream, and the connections that spend them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._accounts: dict[tuple[int, str], _Account] = {}
         self._closed: set[int] = set()
         self._numbers = itertools.count(1)
@@ -54,7 +54,7 @@ class RunSpending:
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:
         """Around a dial, which costs `DIAL_BYTES`. Raises `NotDialledError`."""
-        with self._lock:
+        with self.lock:
             account = self._accounts.setdefault((number, upstream.host), _Account(upstream))
             if len(account.relays) + account.dialling >= MAX_OPEN:
                 raise NotDialledError(f"{MAX_OPEN} connections to the upstream are open")
@@ -67,7 +67,7 @@ class RunSpending:
         try:
             yield
         finally:
-            with self._lock:
+            with self.lock:
                 account.dialling -= 1
 
     def relay(self, number: int, upstream: UpstreamPlan, outer: socket.socket) -> socket.socket:
@@ -76,7 +76,7 @@ class RunSpending:
         try:
             outer.settimeout(None)
             account = self._accounts[number, upstream.host]
-            with self._lock:
+            with self.lock:
                 if number in self._closed:
                     raise OSError(errno.ECONNABORTED, "the range is over")
                 relay = _UpstreamRelay(self, account, inner, outer)
@@ -90,21 +90,16 @@ class RunSpending:
 
     def spend(self, account: _Account, relay: _UpstreamRelay, size: int, *, is_sent: bool) -> int:
         """Count a piece before it passes; return how much of it may. Less cuts the connection."""
-        with self._lock:
+        with self.lock:
             passed = 0 if relay.is_cut else min(size, self._left_bytes(account))
             account.spent_bytes += passed
             account.sent_bytes += passed * is_sent
             relay.is_cut |= passed < size
             return passed
 
-    def ended(self, account: _Account, relay: _UpstreamRelay) -> None:
-        """Forget a connection that is over."""
-        with self._lock:
-            account.relays.remove(relay)
-
     def close(self, number: int) -> None:
         """End a range's connections; its bytes stay counted. Idempotent."""
-        with self._lock:
+        with self.lock:
             self._closed.add(number)
             for account in self._of(number):
                 for relay in account.relays:
@@ -113,12 +108,12 @@ class RunSpending:
 
     def spent_bytes(self, host: str) -> int:
         """By all ranges of the run until now."""
-        with self._lock:
+        with self.lock:
             return self._of_host(host)
 
     def sent_bytes(self, number: int) -> dict[str, int]:
         """Bytes that a range sent to each host."""
-        with self._lock:
+        with self.lock:
             return {account.plan.host: account.sent_bytes for account in self._of(number)}
 
     def _of(self, number: int) -> list[_Account]:
@@ -153,7 +148,8 @@ class _UpstreamRelay:
             self._pass_on(self._inner, self._outer)
             answers.join()
         finally:
-            self._spending.ended(self._account, self)
+            with self._spending.lock:
+                self._account.relays.remove(self)
             self._inner.close()
             self._outer.close()
 

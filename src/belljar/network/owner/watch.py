@@ -188,7 +188,7 @@ class RangeWatch:
         self._is_ending = True
         if self._send_lock.acquire(timeout=SHUTDOWN_GRACE_S):
             try:
-                end = ipc.encode_end(FLUSH_INTERVAL_S)
+                end = json.dumps({"end": FLUSH_INTERVAL_S}).encode()
                 self._processes.events.send(end, socket.MSG_DONTWAIT)
             except OSError:
                 self._gateway_done.set()  # it is gone, or reads nothing

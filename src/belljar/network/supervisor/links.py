@@ -75,7 +75,6 @@ _READ_OF_DEVICE: Final = (
 _ALWAYS: Final = ("all", "default", "lo")
 _MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each device
 _MAX_REPORTED: Final = 8
-_MAX_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +97,10 @@ def prepare_namespace(layout: RangeLayout) -> socket.socket:
     )
     for name, value in (*_WRITTEN.items(), *for_all):
         try:
-            fd = os.open(SETTINGS / name, os.O_WRONLY | os.O_CLOEXEC)
+            (SETTINGS / name).write_text(value)
         except FileNotFoundError:
-            if name.startswith("ipv6/"):  # a kernel without IPv6
-                continue
-            raise
-        try:
-            os.write(fd, value.encode())
-        finally:
-            os.close(fd)
+            if not name.startswith("ipv6/"):  # a kernel without IPv6
+                raise
     kernel = netlink.open_socket()
     loopback = socket.if_nametoindex("lo")
     netlink.exchange(kernel, netlink.set_link(loopback, up=True))
@@ -276,12 +270,7 @@ def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[st
     for name in (*others, *of_devices):
         # A kernel without IPv6, an older one, a device that has gone
         with contextlib.suppress(FileNotFoundError):
-            # Dozens at each check, and `Path.read_text` takes five times as long
-            fd = os.open(f"{SETTINGS}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found[name] = os.read(fd, _MAX_BYTES).decode().strip()
-            finally:
-                os.close(fd)
+            found[name] = (SETTINGS / name).read_text().strip()
     return found
 
 

@@ -77,10 +77,9 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     document = ipc.from_file(fds[2])
     try:
         _make_namespace(owner, document["uid"], parent)
-        # Loaded while everything else is made: there is no port yet to reach it by
-        with netfilter.load_rules(document["nft"], fds[4]) as loading:
-            supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
-            supervisor.make(gateway, loading)
+        netfilter.load_rules(document["nft"], fds[4])
+        supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
+        supervisor.make(gateway)
         supervisor.confine()
         supervisor.work()
     except ipc.ClosedError:
@@ -151,7 +150,7 @@ class _Supervisor:
         self._known: KnownRules | None = None
         self._dialler: CellDialler | None = None
 
-    def make(self, gateway: socket.socket, loading: netfilter.NftRun) -> None:
+    def make(self, gateway: socket.socket) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
         task = self._task
         self._kernel = links.prepare_namespace(task.layout)
@@ -168,7 +167,6 @@ class _Supervisor:
         self._baseline = read_baseline(self._kernel, ())
         self._tap = Tap()
         self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
-        loading.finish()
 
     def confine(self) -> None:
         """Leave itself what its work needs, and report that the rules are in force.
@@ -325,14 +323,15 @@ class _Supervisor:
         """How this namespace differs from its baseline, devices first."""
         devices = links.unexpected_devices(netlink.list_links(self._kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
-        return [*islice(devices, _MAX_REPORTED_DEVICES)] or (
-            self._differences() and self._differences()
-        )
-
-    def _differences(self) -> list[str]:
-        devices = [port.device for port in self._ports.values()]
+        found = [*islice(devices, _MAX_REPORTED_DEVICES)]
+        names = [port.device for port in self._ports.values()]
         addresses = {index: port.address for index, port in self._ports.items()}
-        return [*differences(self._baseline, read_baseline(self._kernel, devices), addresses)]
+        for _ in range(0 if found else 2):
+            now = read_baseline(self._kernel, names)
+            if not (changed := differences(self._baseline, now, addresses)):
+                return []
+            found = [*changed]
+        return found
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
         packets = counts(listed)

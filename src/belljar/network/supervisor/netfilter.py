@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from belljar.errors import HostError
 from belljar.network import syscalls
@@ -153,63 +153,16 @@ _NFT_TIMEOUT_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
 
 
-class NftRun:
-    """A run of nft; the block's end kills it."""
-
-    def __init__(self, nft: str, *words: str, stdin: int) -> None:
-        """Raises `HostError`."""
-        self._nft = nft
-        try:
-            self._process = subprocess.Popen(
-                (nft, "-j", *words),
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={"LC_ALL": "C"},
-                cwd="/",
-            )
-        except OSError as exc:
-            raise self._error(f"nft can't be run: {exc}") from exc
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._process:
-            self._process.kill()
-
-    def finish(self) -> bytes:
-        """Wait for the end; returns the output. Raises `HostError`."""
-        try:
-            output, errors = self._process.communicate(timeout=_NFT_TIMEOUT_S)
-        except subprocess.TimeoutExpired as exc:
-            raise self._error(f"nft did not answer in {_NFT_TIMEOUT_S:.0f} s") from exc
-        if self._process.returncode != 0 or len(output) > _MAX_LISTING_BYTES:
-            problem = printable(errors.strip() or output[:200], max_chars=500)
-            raise self._error(f"nft refused: {problem}")
-        return output
-
-    def _error(self, what: str) -> HostError:
-        hint = "this kernel may lack a part of nftables; `belljar doctor` says which"
-        return HostError(what, where=self._nft, hint=hint)
-
-
-def load_rules(nft: str, rules: int) -> NftRun:
-    """Load rules from an open file (`ipc.fill`). Raises `HostError`.
-
-    After `finish` all are in force, or none if it raised.
-    """
+def load_rules(nft: str, rules: int) -> None:
+    """Put rules from an open file (`ipc.fill`) in force, all or none. Raises `HostError`."""
     os.lseek(rules, 0, os.SEEK_SET)
-    return NftRun(nft, "-f", "-", stdin=rules)
+    _run_nft(nft, "-f", "-", stdin=rules)
 
 
 def list_rules(nft: str) -> dict[str, Any]:
     """The rules now in force. Raises `HostError`."""
-    with (
-        Path(os.devnull).open("rb") as nothing,  # not DEVNULL, which is opened for writing too
-        NftRun(nft, "list", "ruleset", stdin=nothing.fileno()) as run,
-    ):
-        output = run.finish()
+    with Path(os.devnull).open("rb") as nothing:  # not DEVNULL, which is opened for writing too
+        output = _run_nft(nft, "list", "ruleset", stdin=nothing.fileno())
     try:
         document = json.loads(output)
     except ValueError:
@@ -217,6 +170,30 @@ def list_rules(nft: str) -> dict[str, Any]:
     if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
         raise HostError("nft's listing can't be read", where=nft)
     return document
+
+
+def _run_nft(nft: str, *words: str, stdin: int) -> bytes:
+    pipe = subprocess.PIPE
+    try:
+        done = subprocess.run(
+            (nft, "-j", *words),
+            check=False,
+            stdin=stdin,
+            stdout=pipe,
+            stderr=pipe,
+            env={"LC_ALL": "C"},
+            cwd="/",
+            timeout=_NFT_TIMEOUT_S,
+        )
+        problem = done.stderr.strip() or done.stdout[:200]
+        is_good = done.returncode == 0 and len(done.stdout) <= _MAX_LISTING_BYTES
+        what = f"nft refused: {printable(problem, max_chars=500)}"
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        is_good, what = False, f"nft can't be run: {exc}"
+    if not is_good:
+        hint = "this kernel may lack a part of nftables; `belljar doctor` says which"
+        raise HostError(what, where=nft, hint=hint)
+    return done.stdout
 
 
 # Of one cell and reason: so many refused destinations have an event of their own; the rest are

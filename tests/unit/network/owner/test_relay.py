@@ -115,22 +115,6 @@ def test_a_run_has_its_budget_over_all_ranges() -> None:
 
 
 @pytest.mark.promise("2.7")
-def test_a_smaller_budget_for_the_run_that_others_have_overspent_lets_nothing_pass() -> None:
-    """And gives nothing back, where the policies of two samples differ."""
-    spending, small, large = RunSpending(), upstream(50_000, 20_000), upstream(50_000, 100_000)
-    first, second = spending.new_range(), spending.new_range()
-    with relayed(spending, first, small) as (end, theirs):
-        with relayed(spending, second, large) as (other, there):
-            other.sendall(b"x" * 30_000)
-            assert len(take(there, 30_000)) == 30_000
-        spent = spending.spent_bytes(HOST)
-        end.sendall(b"x" * 60_000)
-        assert take(theirs, 1) == b""
-        assert spending.spent_bytes(HOST) == spent
-        assert spending.sent_bytes(first) == {HOST: 0}
-
-
-@pytest.mark.promise("2.7")
 def test_so_many_connections_are_open_at_a_time() -> None:
     """Each costs the owner a thread: a gateway that is not ours can't have as many as it likes."""
     spending, plan = RunSpending(), upstream(1 << 20, 4 << 20)
