@@ -335,11 +335,6 @@ def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
         process.kill()
 
 
-def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
-    """A process whose parent ended lives on under pid 1, and its status is the jail's."""
-    assert stage.run("/probe", "detach", "orphans", word="go\n")["ended"] == "None 7 itself"
-
-
 @pytest.mark.parametrize("stage", ["user"], indirect=True)
 def test_ids_that_are_not_his(stage: Stage) -> None:
     """An ordinary user gets no ids but those the system gave him, and is told what to do."""

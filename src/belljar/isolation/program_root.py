@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from belljar.dataclass import dataclass
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.host.tools import QEMU_MIN, ask_text, at_least
 from belljar.package import program_path
 from belljar.plan.oci import OciCell, OciRuntime
@@ -94,18 +94,13 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
     Raises `HostError`: the program is missing or too old, or the store can't be written.
     """
     directory = home / recipe.directory
-    try:
+    what = f"the root of {recipe.what} could not be made"
+    with host_errors(what, where=directory, hint=STORE_HINT):
         directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         if (found := _find(directory, recipe)) is not None:
             return found
         with locked(home, recipe.directory):
             return _find(directory, recipe) or _make(directory, recipe)
-    except OSError as exc:
-        raise HostError(
-            f"the root of {recipe.what} could not be made: {exc.strerror}",
-            where=str(exc.filename or directory),
-            hint=STORE_HINT,
-        ) from exc
 
 
 def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:

@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import replace
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, killed_error, read_order, refuse_if_forbidden
@@ -134,14 +134,9 @@ class Sandbox:
             uid_count=self.identity.uid_count,
             part_of=self._part_of,
         )
-        try:
+        where = self._journal.directory
+        with host_errors("the journal can't be written", where=where, hint=STORE_HINT):
             self._journal.write(self._entry)
-        except OSError as exc:
-            raise HostError(
-                f"the journal can't be written: {exc.strerror}",
-                where=str(self._journal.directory),
-                hint=STORE_HINT,
-            ) from exc
         self._refuse_if_forbidden()
         limits = replace(self.limits, cpu_quota_percent=None) if cpu_later else self.limits
         cgroup.make_groups(self.groups, limits)

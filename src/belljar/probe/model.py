@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, json_of
 
 
 class AttemptOutcome(StrEnum):
@@ -130,16 +130,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        known = {"known": self.known} if self.known else {}
-        return {
-            "name": self.name,
-            "verdict": self.verdict.value,
-            "outcome": self.outcome.value if self.outcome else None,
-            "detail": self.detail,
-            "seen": self.seen,
-            "seen_by": self.seen_by.value,
-            **known,
-        }
+        return {name: word for name, word in json_of(self).items() if word or name != "known"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,12 +167,6 @@ class ProbeReport:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "verdict": self.verdict.value,
-            "which": self.which,
-            "user": self.user,
-            "duration_ms": round(self.duration_ms, 3),
-            "problem": self.problem,
-            "digest": self.digest,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        findings = [finding.to_json() for finding in self.findings]
+        rest = {"duration_ms": round(self.duration_ms, 3), "digest": self.digest}
+        return {**json_of(self), **rest, "findings": findings}

@@ -73,15 +73,6 @@ def test_a_proof_is_made_once_for_what_it_holds_for(
     assert len(left) == (state is KvmState.PROVEN)
 
 
-def test_what_could_not_be_tried_is_not_remembered(device: Path, tmp_path: Path) -> None:
-    """No kernel yet: unproven, with the reason, and tried again the next time."""
-    cache = tmp_path / "facts" / "kvm.json"
-    prove = prover([HostError("no guest kernel"), HostTrial(works=True)])
-    first = kvm_fact(cache, KEY, prove, device=device)
-    assert (first.state, "no guest kernel" in first.reason) == (KvmState.UNPROVEN, True)
-    assert kvm_fact(cache, KEY, prove, device=device).state is KvmState.PROVEN
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "\0"])
 def test_a_damaged_memory_is_no_proof(device: Path, tmp_path: Path, text: str) -> None:
     """Fail closed: what can't be read was never proven."""

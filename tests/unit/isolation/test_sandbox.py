@@ -250,14 +250,3 @@ async def test_a_kill_is_on_record_around_its_end(*, is_ours: bool, tmp_path: Pa
     ends = [Kind.CELL_DESTROYING, Kind.CELL_DESTROYED, Kind.KILL_COMPLETED]
     assert recorder.kinds() == ([] if is_ours else [Kind.KILL_TRIGGERED]) + ends
     assert "stop" in str(recorder.events[-3].data["reason"])
-
-
-@pytest.mark.anyio
-async def test_many_who_wait_do_not_shut_out_who_destroys(tmp_path: Path) -> None:
-    """More cells than an event loop has threads, each destroyed by two at once."""
-    sandboxes = [Counted(tmp_path) for _ in range(50)]
-    with anyio.fail_after(30):
-        async with anyio.create_task_group() as tasks:
-            for sandbox in sandboxes:
-                tasks.start_soon(live, sandbox, MemoryRecorder(), "destroyed early")
-    assert [sandbox.destroyed for sandbox in sandboxes] == [1] * 50

@@ -105,29 +105,6 @@ def test_a_host_read_covers_its_files_until_the_queue_was_read(*, is_empty: bool
         os.close(fd)
 
 
-def test_a_sensors_thread_ends_once() -> None:
-    """By an error, which is said once, and nobody waits for it afterwards; by being stopped: a late
-    word goes nowhere, as its descriptors' numbers are others' by then."""
-    source, sink = os.pipe2(os.O_NONBLOCK)
-    errors = list[str]()
-
-    def read() -> int:
-        raise OSError(5, "it broke")
-
-    broken = QueueThread(lambda: source, read, errors.append)
-    broken.start()
-    broken.drain()
-    broken.drain()
-    broken.stop()
-    assert len(errors) == 1
-    stopped = QueueThread(lambda: source, lambda: -1, print)
-    stopped.start()
-    stopped.stop()
-    stopped.drain()
-    for fd in (source, sink):
-        os.close(fd)
-
-
 def test_what_is_no_file_of_the_root_is_missing(tmp_path: Path) -> None:
     """No directory, no pipe (which is not waited for), nothing outside: a link there ends in it."""
     os.mkfifo(tmp_path / "pipe")

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel.frames import config_payload
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
@@ -35,7 +35,7 @@ from belljar.isolation.microvm.guest_files import (
 )
 from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
-from belljar.isolation.program_root import VmmRoot, ensure_vmm_root, file_stamp
+from belljar.isolation.program_root import STORE_HINT, VmmRoot, ensure_vmm_root, file_stamp
 from belljar.isolation.sandbox import elapsed_ms
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -238,22 +238,18 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
     started = time.monotonic()
     try:
-        scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-        await anyio.to_thread.run_sync(partial(sweep, scratch.parent, prefix=MAKING))
-        scratch.mkdir(mode=0o711)
-        await anyio.to_thread.run_sync(write_read_only, scratch / "initrd", job.guest.initramfs())
-        with claimed_for_cell(job.kernel.vmlinuz.parent):
-            state = await _boot_and_save(job, cell_id, scratch)
-        await anyio.to_thread.run_sync(_finish, job, scratch, state)
-    except BaseException as exc:
+        with host_errors("a template could not be made", where=scratch.parent, hint=STORE_HINT):
+            scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+            await anyio.to_thread.run_sync(partial(sweep, scratch.parent, prefix=MAKING))
+            scratch.mkdir(mode=0o711)
+            initrd = job.guest.initramfs()
+            await anyio.to_thread.run_sync(write_read_only, scratch / "initrd", initrd)
+            with claimed_for_cell(job.kernel.vmlinuz.parent):
+                state = await _boot_and_save(job, cell_id, scratch)
+            await anyio.to_thread.run_sync(_finish, job, scratch, state)
+    except BaseException:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-        if isinstance(exc, OSError) and not isinstance(exc, BelljarError):
-            raise HostError(
-                f"a template could not be made: {exc.strerror}",
-                where=str(scratch.parent),
-                hint="free some space, or fix the store's owner",
-            ) from exc
         raise
     data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
     recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))

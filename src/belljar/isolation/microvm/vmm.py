@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from belljar.capture import Capture
 from belljar.dataclass import dataclass
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
@@ -75,7 +75,9 @@ class _Ends:
                 self.ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
                 inherited[name] = self._theirs.enter_context(theirs).fileno()
             if spec.shape.accel == "kvm":
-                inherited["kvm"] = _open_kvm()
+                hint = "add this user to the group kvm"
+                with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
+                    inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
                 self._theirs.callback(os.close, inherited["kvm"])
             self.fds = VmFds(console=self.console.writer, **inherited)
             self.inherited = (*inherited.values(), self.console.writer)
@@ -90,17 +92,6 @@ class _Ends:
         for sock in self.ours.values():
             sock.close()
         self.console.close()
-
-
-def _open_kvm() -> int:
-    try:
-        return os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as exc:
-        raise HostError(
-            f"{_KVM_DEVICE} can't be opened: {exc.strerror}",
-            where=_KVM_DEVICE,
-            hint="add this user to the group kvm",
-        ) from exc
 
 
 class Vmm(Sandbox):

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
 from belljar.isolation.identity import hold_range
@@ -227,7 +227,8 @@ class Container(Sandbox):
             weights="" if self.spec.weights is None else _WEIGHTS,
         )
         config = oci_config(self.spec.shape, cell)
-        try:
+        what = "a cell's files can't be written"
+        with host_errors(what, where=directory, hint=STORE_HINT):
             directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
             directory.mkdir(mode=0o711)
             file = directory / "config.json"
@@ -237,11 +238,6 @@ class Container(Sandbox):
                 from belljar.isolation.oci.trace import Trace
 
                 self._trace = Trace(directory, _BUNDLE, self.holds)
-        except OSError as exc:
-            hint = STORE_HINT
-            raise HostError(
-                f"a cell's files can't be written: {exc.strerror}", where=str(directory), hint=hint
-            ) from exc
 
     async def _attach(self, port: GivenPort) -> None:
         if (jail := self.jail) is None:
