@@ -304,6 +304,7 @@ STUBBORN = {
 
 
 @pytest.mark.promise("8.1")
+@pytest.mark.thorough_in("gvisor")
 async def test_the_time_of_a_command(usable: Cell, vm_home: Path) -> None:
     """Whatever a command does to outlive its time, it and all it started are gone soon after; the
     result and the ledger name the limit."""

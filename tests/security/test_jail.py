@@ -20,7 +20,6 @@ from tests.security.stages import (
     UserStage,
     all_end,
     program_of,
-    readable_copy,
     ready,
     said_by,
 )
@@ -59,13 +58,6 @@ class Stage(UserStage):
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hostile program, compiled as static as the VMM's jail needs it."""
     return compile_static(HERE / "jail_probe.c", tmp_path_factory.mktemp("probe") / "probe")
-
-
-@pytest.fixture(scope="module")
-def readable_package() -> Iterator[Path]:
-    """For the ordinary user."""
-    with readable_copy() as copied:
-        yield copied
 
 
 @pytest.fixture(params=("root", "user"))

@@ -234,5 +234,6 @@ async def test_who_administers_a_cells_network_reaches_nothing_more(
     assert moved == {name: {forged.EXPECTED[name]: 1} for name in names}
     changed = await cell.exec(["sh", "-c", _CHANGED])
     assert b"192.0.2.1" in changed.stdout, changed.stderr
-    report = await probed(made, cell, "network", "namespaces", phase="end")
+    which = ("network.frames", "network.tcp4", "network.udp4", "namespaces")
+    report = await probed(made, cell, *which, phase="end")
     assert report.verdict is Verdict.CONTAINED, report.of(Verdict.BREACHED)

@@ -24,7 +24,6 @@ from tests.security.stages import (
     UserStage,
     all_end,
     program_of,
-    readable_copy,
     ready,
     said_by,
 )
@@ -93,13 +92,6 @@ class Stage(UserStage):
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program in the runtime's place."""
     return compile_static(HERE / "runtime_probe.c", tmp_path_factory.mktemp("runtime") / "probe")
-
-
-@pytest.fixture(scope="module")
-def readable_package() -> Iterator[Path]:
-    """For the ordinary user."""
-    with readable_copy() as copied:
-        yield copied
 
 
 @pytest.fixture(params=("root", "user"), scope="module")
