@@ -31,15 +31,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now, reap_one
 from belljar.isolation.survivors import cells_named, read_start
-from belljar.process import (
-    PORTS_DOWN,
-    PROC,
-    ProcessId,
-    boot_id,
-    identify,
-    is_alive,
-    urgently,
-)
+from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive, urgently
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
 from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry
@@ -107,15 +99,11 @@ async def kill(
 
     As `belljar kill` (docs/kill.md); a cell of a range ends with its whole range.
 
-    Args:
-        names: cells, ranges, or runs by the beginning of their ids: all cells of a run, also idle
-            ones, and no new one in it.
-        everything: every cell of the store, idle ones and templates being made too.
-        hold: besides, no new cell is made until `release`.
+    `names`: cells, ranges, or runs by the beginning of their ids (no new cell is made in them).
+    `everything`: idle cells and templates being made too. `hold`: no new cell until `release`.
 
-    Raises:
-        LookupError: no cell or run of that name; nothing was killed.
-        PermissionError: the store is another user's.
+    Raises `LookupError`: no cell or run of that name; nothing was killed. `PermissionError`: the
+    store is another user's.
     """
     act = partial(
         kill_now, home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason

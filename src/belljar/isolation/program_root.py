@@ -50,17 +50,10 @@ class ProgramRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRecipe:
-    """How a root is made.
+    """How a root is made: `files` are (path in the root, original); `inside` is the program there.
 
-    Attributes:
-        directory: of this kind's roots, below the store.
-        program: on the host; `inside`: in the root, default the same.
-        what: its name. hint: for when parts are missing.
-        files: (path in the root, original).
-        version: as it is known, or asks the program. Raises `HostError`.
-        own: files of this installation; others may share the store.
-        file_points, directory_points: empty, to mount on.
-        unreadable: paths others may run, not read.
+    `own`: files of this installation; others may share the store. `…_points`: empty, to mount on.
+    `unreadable`: paths that others may run, not read.
     """
 
     directory: str

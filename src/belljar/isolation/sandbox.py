@@ -55,14 +55,8 @@ class Sandbox:
     """One jail with all that belongs to it; started inside `owned`, which destroys it.
 
     An engine sets `client`, and `may_retry` where another sandbox may follow this one's failed
-    start.
-
-    Args:
-        recorder: its end is on record there; None: nowhere. Of a failed start that is the proof
-            alone, or nothing if it is retried (`is_retried`).
-        directories: removed with it.
-        identity: held until the last look for survivors is over.
-        part_of: as in `JournalEntry`.
+    start. `recorder`: its end is on record there; of a failed start that is the proof alone, or
+    nothing if it is retried (`is_retried`). `identity` is held until the last look is over.
 
     Raises `HostError`: no identity is free, or a planned control group is missing.
     """

@@ -40,10 +40,8 @@ MAX_KEYS: Final = 128
 class Access:
     """One access, or `count` of the same file and operation.
 
-    Attributes:
-        path: as it was given to the sensor, whatever name it was accessed by.
-        process: its name as the kernel has it (at most 15 bytes, escaped); "": unknown, or several.
-        pid: in the cell; None: unknown, or several.
+    `path`: as it was given to the sensor. `process` (escaped), `pid` (in the cell): "" and None
+    where unknown, or several.
     """
 
     path: str
@@ -87,10 +85,7 @@ class AccessLimit:
 class FileWatch:
     """The sensor of one cell: it sees from now on, and reports from `begin` on.
 
-    Attributes:
-        sensor: the mechanism's name in the record.
-        trust: whose word it is.
-        missing: files that are not watched, and why.
+    `sensor`: the mechanism's name in the record. `missing`: files not watched, and why.
     """
 
     sensor: str
@@ -168,10 +163,8 @@ _TICK_MS: Final = 1000
 class QueueThread:
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
-    Args:
-        read: non-blocking; returns entries read (≤ `FULL_READ`), -1 at the end.
-        on_error: called once if `read` raised; the thread has ended.
-        pause_s: after a full read.
+    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error` is
+    called once if it raised; the thread has ended then.
     """
 
     def __init__(

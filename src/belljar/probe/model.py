@@ -82,12 +82,7 @@ class Witness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One containment test; `catalogue.toml` describes its fields.
-
-    Attributes:
-        name: `group.what`, lower case, digits, `_`; the program prints it.
-        witness: where the host can see it, and then silence there is demanded.
-    """
+    """One containment test; `catalogue.toml` describes its fields."""
 
     name: str
     tries: str
@@ -111,13 +106,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One probe, judged.
+    """One probe, judged: `outcome` and `detail` (escaped, bounded) by the program's word.
 
-    Attributes:
-        outcome: as the program reported; None: nothing usable. detail: its words, escaped
-            and bounded.
-        seen: what decided, in words. seen_by: whose observation that was.
-        known: why a `reached` is expected in this tier; "" otherwise.
+    `seen`: what decided. `known`: why a `reached` is expected in this tier; "" otherwise.
     """
 
     name: str
@@ -135,13 +126,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """One run of the program in one cell, judged.
-
-    Attributes:
-        which: `quick`, `all`, or the names that were asked for.
-        user: as whom it ran in the cell.
-        problem: why the run as a whole is void; "" when it is not.
-    """
+    """One run of the program in one cell, judged; `problem`: why it is void as a whole, or ""."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]

@@ -28,11 +28,7 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
-from belljar.isolation.microvm.guest_files import (
-    GuestParts,
-    read_guest_parts,
-    write_read_only,
-)
+from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
 from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
 from belljar.isolation.program_root import STORE_HINT, VmmRoot, ensure_vmm_root, file_stamp
@@ -109,15 +105,10 @@ async def ensure_template(
     held: ExitStack | None = None,
     weights: Path | None = None,
 ) -> Template:
-    """The template for this plan, made if missing or invalid.
+    """The template for this plan, made if missing or invalid; not pruned while `held` is open.
 
-    Args:
-        held: keeps it from being pruned.
-        weights: of the second disk, which is made if it is missing; goes with its plan.
-
-    Raises:
-        HostError: no space, QEMU or guest part.
-        CellError: the guest didn't come up. Nothing is left.
+    `weights`: of the second disk, which is made if it is missing. Raises `HostError`: no space,
+    QEMU or guest part; `CellError`: the guest didn't come up.
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:

@@ -97,11 +97,8 @@ class _Ends:
 class Vmm(Sandbox):
     """A VMM in its jail. Made by `start_vmm`.
 
-    Attributes:
-        net: the other end of its network device, one frame a datagram; None without one.
-        wire: what carries its frames; None without a port.
-        companions: owns the wire, which ends before the VMM.
-        timings_ms: a clone's total.
+    `net`: the other end of its network device, one frame a datagram. `companions`: owns the wire,
+    which ends before the VMM.
     """
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:

@@ -165,11 +165,9 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
-    """Attach the running VMM to the port.
+    """Attach the running VMM to the port; it ends with the wire.
 
-    Raises:
-        ValueError: the MTU is too large. HostError: this host can't.
-        CellError: it failed. Nothing is left; the VMM ends if its lifeline was lent.
+    Raises `ValueError`: the MTU is too large; `HostError`, `CellError`.
     """
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")

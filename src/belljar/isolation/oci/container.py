@@ -407,15 +407,10 @@ async def open_container(
 
     No task group or cancel scope is open across the yield.
 
-    Args:
-        planned: recorded as `cell.planned` before anything is made.
-        port: attached before anything of the runtime's runs. None: no network at all.
-        part_of: as in `JournalEntry`.
-        weights: of a model, whose `data` it sees read-only; kept in the store meanwhile.
+    `planned`: recorded as `cell.planned` before anything is made. `port`: attached before anything
+    hostile runs; None: no network at all. `weights`: of a model, which it sees read-only.
 
-    Raises:
-        HostError: this host can't.
-        CellError: it could not be made, with the runtime's status; nothing is left of it.
+    Raises `HostError`: this host can't; `CellError`: it could not be made. Nothing is left of it.
     """
     cell_id = cell_id or new_cell_id()
 
