@@ -115,12 +115,11 @@ def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
             lifetime_s=_LIFETIME_S,
             address_space_bytes=resources.memory_bytes,
         ),
-        controllers=(),
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
         hostname="localhost",
-        directory=home / "cells" / cell_id,
+        directories=(home / "cells" / cell_id,),
     )
 
 
@@ -188,8 +187,6 @@ async def _try_accelerator(
         role=Role.PROOF,
         shape=shape,
         limits=limits,
-        controllers=(),
-        memory_by_rlimit=True,
         root=root,
         binds=(
             JailBind(source=kernel.vmlinuz, target=KERNEL_PATH),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import replace
+from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
@@ -51,6 +51,19 @@ _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
 _NAMELESS_CHILD_S: Final = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What each engine's sandbox has. `directories`: removed with it."""
+
+    cell_id: str
+    kind: EntryKind
+    limits: JailLimits
+    controllers: tuple[str, ...] = ()
+    memory_by_rlimit: bool = True
+    directories: tuple[Path, ...] = ()
+    part_of: str = ""
+
+
 class Sandbox:
     """One jail with all that belongs to it; started inside `owned`, which destroys it.
 
@@ -68,23 +81,17 @@ class Sandbox:
 
     def __init__(
         self,
+        spec: SandboxSpec,
         *,
-        cell_id: str,
-        kind: EntryKind,
-        limits: JailLimits,
-        controllers: tuple[str, ...],
         identity: AbstractContextManager[HeldIdentity],
         home: Path,
         recorder: Recorder | None = None,
-        directories: tuple[Path, ...] = (),
-        part_of: str = "",
     ) -> None:
-        self.cell_id, self.limits = cell_id, limits
+        self._spec, self.cell_id, self.limits = spec, spec.cell_id, spec.limits
         self.timings_ms: dict[str, float] = {}
         self._recorder, self._has_started = recorder, False
         self.jail: Jail | None = None
         self.destruction: Destruction | None = None
-        self._kind, self._directories, self._part_of = kind, directories, part_of
         self._home, self._journal = home, Journal(home)
         self._entry: JournalEntry | None = None
         self._order: KillOrder | None = None
@@ -99,7 +106,7 @@ class Sandbox:
         try:
             with ExitStack() as undo:
                 self.identity: HeldIdentity = undo.enter_context(identity)
-                self.groups = cgroup.plan_groups(cell_id, controllers)
+                self.groups = cgroup.plan_groups(spec.cell_id, spec.controllers)
                 self._held = undo.pop_all()
         except BaseException:
             self._release()
@@ -121,12 +128,12 @@ class Sandbox:
         """
         self._entry = own_entry(
             self.cell_id,
-            self._kind,
+            self._spec.kind,
             cgroups=self.groups.directories,
-            directories=self._directories,
+            directories=self._spec.directories,
             host_uid=self.identity.own_uid,
             uid_count=self.identity.uid_count,
-            part_of=self._part_of,
+            part_of=self._spec.part_of,
         )
         where = self._journal.directory
         with host_errors("the journal can't be written", where=where, hint=STORE_HINT):
@@ -372,7 +379,7 @@ class Sandbox:
             wait_for_dying(self._entry, _NAMELESS_CHILD_S)
         with suppress(OSError):  # the look below finds what this could not look at
             cgroup.remove_empty(self.groups)
-        for directory in self._directories:
+        for directory in self._spec.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._release()
         # Ids and namespaces stay this cell's until the look is over: another cell could have their
@@ -395,7 +402,7 @@ class Sandbox:
         """After its death: close the jail's resources. Idempotent."""
 
     def _refuse_if_forbidden(self) -> None:
-        refuse_if_forbidden(self._home, self.cell_id, is_proof=self._kind == "proof")
+        refuse_if_forbidden(self._home, self.cell_id, is_proof=self._spec.kind == "proof")
 
     def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
         group = self.groups.paths.get(controller)

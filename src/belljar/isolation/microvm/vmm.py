@@ -25,33 +25,25 @@ from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import VmmRoot
-from belljar.isolation.sandbox import Sandbox, owned
+from belljar.isolation.sandbox import Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.plan.jail import JailBind, JailLimits, JailSpec
+from belljar.plan.jail import JailBind, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.process import signal_name
-from belljar.store.journal import EntryKind
 from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmmSpec:
-    """One VMM; its `directories` are removed."""
+class VmmSpec(SandboxSpec):
+    """One VMM."""
 
-    cell_id: str
-    kind: EntryKind
     role: Role
     shape: VmShape
-    limits: JailLimits
-    controllers: tuple[str, ...]
-    memory_by_rlimit: bool
     root: VmmRoot
     binds: tuple[JailBind, ...]
-    directories: tuple[Path, ...] = ()
-    part_of: str = ""
     keeps_monitor: bool = False
     """Its clone's monitor stays open, for snapshots."""
 
@@ -107,17 +99,7 @@ class Vmm(Sandbox):
         self.wire: Sandbox | None = None
         self.companions = AsyncExitStack()
         self._ends = _Ends(spec)
-        super().__init__(
-            cell_id=spec.cell_id,
-            kind=spec.kind,
-            limits=spec.limits,
-            controllers=spec.controllers,
-            identity=hold_identity(home),
-            home=home,
-            recorder=recorder,
-            directories=spec.directories,
-            part_of=spec.part_of,
-        )
+        super().__init__(spec, identity=hold_identity(home), home=home, recorder=recorder)
         self.qmp = Qmp(self._ends.ours["qmp"], where=f"VMM of cell {spec.cell_id}")
         self.agent = self._ends.ours["agent"]
         self.state, self.state_fd = self._ends.ours.get("state"), self._ends.fds.state
