@@ -93,7 +93,7 @@ FAULTS: Mapping[str, Fault] = {
     "QEMU missing": (["high"], QEMU, {}, "belljar setup"),
     "QEMU too old": (["high"], [line.replace("/dev/null", "@qemu") for line in QEMU], {}, "8.2"),
     "runtime missing": (CONTAINER, [], runtime("no-such-runtime"), "unset it to use runc"),
-    "runtime a directory": (CONTAINER, [], runtime("/etc"), "is no program that this user can run"),
+    "runtime a directory": (CONTAINER, [], runtime("/etc"), "no program that this user can run"),
     "no OCI runtime": (CONTAINER, [], runtime("/usr/bin/ls"), "doesn't say its version"),
     "runtime of gVisor's tier": (CONTAINER, [], runtime("runsc"), "unset BELLJAR_OCI_RUNTIME"),
     "runtime too old": (CONTAINER, [], runtime("@old"), "1.1 or newer is needed"),

@@ -158,9 +158,8 @@ def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
     if tier == "container" and name != "runc":
         hint = f"give {RUNTIME_VARIABLE} an OCI runtime's name or path, or unset it to use runc"
     if path is None:
-        is_there = Path(name).is_absolute() and os.path.lexists(name)
-        why = "is no program that this user can run" if is_there else "is missing"
-        return replace(fact, reason=f"{name} {why}", hint=hint)
+        reason = f"{name} is missing, or no program that this user can run"
+        return replace(fact, reason=reason, hint=hint)
     # Cached: asking takes longer than starting a container.
     version = cached_version(
         path, ("--version",), cache_file, read=lambda text: parse_version(kind, text)
