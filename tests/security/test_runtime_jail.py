@@ -19,7 +19,7 @@ import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S, public_folder
-from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
+from tests.security.jail_runner import COUNT, STAGE_ID, TREE_ID
 from tests.security.stages import (
     UserStage,
     all_end,
@@ -75,7 +75,7 @@ class Stage(UserStage):
         self, *program: str, lifetime_s: float = 60, altered: str = "plain"
     ) -> subprocess.Popen[str]:
         """The runner, as the stage's user."""
-        words = (self.directory / "runtime_runner.py", self.directory, lifetime_s, altered)
+        words = (self.directory / "jail_runner.py", self.directory, lifetime_s, altered)
         return self.start_runner(*map(str, words), *program, stdin=subprocess.PIPE)
 
     def run(self, *program: str, word: str = "", **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `start` takes them
@@ -148,7 +148,7 @@ def make_stage(directory: Path, probe: Path) -> None:
     (directory / "tree" / "file").write_text("of the image")
     (directory / "tree" / "dir" / "inner").touch()
     (directory / "bundle" / "config.json").write_text(json.dumps(bundle("leave")))
-    shutil.copy(HERE / "runtime_runner.py", directory)
+    shutil.copy(HERE / "jail_runner.py", directory)
     directory.chmod(0o755)
     copy_runc(directory / "root")
 
