@@ -35,13 +35,10 @@ def policy(tier: str) -> Mapping[str, object]:
 
 
 @pytest.fixture(scope="module")
-async def cell_or_none(
-    carrier: str, anyio_backend: str, vm_home: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[Cell | None]:
+async def cell(
+    anyio_backend: str, vm_home: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Cell]:
     """A cell of that policy."""
-    if carrier.startswith("native"):
-        yield None
-        return
     async with open_range(request.getfixturevalue("policy"), home=vm_home, ahead=True) as opened:
         yield opened.cell  # nobody took it: it has no decoys, and no sensor, but the test's own
 
