@@ -103,6 +103,17 @@ def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
 
 
 @contextmanager
+def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
+    """Raise the block's `OSError` as a `HostError`: what failed, and the system's reason."""
+    try:
+        yield
+    except OSError as exc:
+        raise HostError(
+            f"{what}: {exc.strerror}", where=str(exc.filename or where), hint=hint
+        ) from exc
+
+
+@contextmanager
 def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
     """A breach ends the command as one, though the block after it fails, which seals or shows it.
 

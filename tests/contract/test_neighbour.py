@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from tests.contract.test_limits import POLICY, SPIN, first_line, sh
+from tests.contract.test_limits import POLICY, first_line, sh
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
@@ -18,6 +18,7 @@ from belljar.policy.load import load_policy
 
 pytestmark = pytest.mark.anyio
 ROUNDS = 3
+SPIN = "while :; do :; done & while :; do :; done & while :; do :; done & echo on; wait"
 TRIES = 5
 TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 

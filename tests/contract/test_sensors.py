@@ -106,34 +106,6 @@ async def test_a_read_is_an_open_and_a_read(cell: Cell) -> None:
     assert {touch.trust.value for touch in touches} == {trust}
 
 
-# Eighty processes wait, and open one file at once; then this one opens another.
-CROWD = """
-import os, sys
-read, write = os.pipe()
-for _ in range(80):
-    if not os.fork():
-        os.close(write), os.read(read, 1), open(sys.argv[1]), os._exit(0)
-os.close(write)
-open(sys.argv[2])
-for _ in range(80): os.wait()
-"""
-
-
-@pytest.mark.promise("5.6")
-@pytest.mark.thorough_in("gvisor")
-async def test_a_crowd_at_one_file_hides_no_other(cell: Cell) -> None:
-    """More processes than a sensor has names for: the touch of another decoy is reported."""
-    other, touches = "/root/other-decoy", Touches()
-    for path in (DECOY, other):
-        await cell.write_file(path, "x", user="0")
-    files = {DECOY: "aws", other: "other"}
-    async with watch_files(cell, files, record=touches.record) as problems:
-        assert not problems
-        done = await cell.exec(["python3", "-c", CROWD, DECOY, other], user="0")
-        assert done.returncode == 0, done
-    assert {touch.decoy for touch in touches} == {"aws", "other"}
-
-
 @pytest.mark.promise("5.6")
 async def test_the_process_is_named_while_it_lives(cell: Cell) -> None:
     """A process that is still there has its name and its number in the cell on record; gVisor's
@@ -237,22 +209,6 @@ async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
             await command.send_stdin(b"go\n")
             await touches.wait(cell, lambda touch: touch.operation == "read")
     assert touches.operations == {"read"}
-
-
-@pytest.mark.promise("5.6")
-@pytest.mark.thorough_in("container", "gvisor")
-async def test_no_name_hides_a_touch(cell: Cell) -> None:
-    """A process whose name is no text is seen as any other."""
-    script = f"""
-import ctypes, os
-ctypes.CDLL(None).prctl(15, b"\\xff\\xfe", 0, 0, 0)
-os.read(os.open({DECOY!r}, 0), 1)
-"""
-    async with watched(cell) as touches:
-        output = await cell.exec(["python3", "-c", script], user="0")
-        assert output.returncode == 0, output
-        await touches.wait(cell, lambda touch: touch.operation == "read")
-    assert touches.operations == {"open", "read"}
 
 
 @pytest.mark.promise("5.6")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from tests.integration.microvm_owner import parts
 from tests.machine import PATIENCE_S, Templates, control_groups
 
 from belljar.channel import ExecRequest, PtySize
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError
 from belljar.events import Kind
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
@@ -219,10 +218,7 @@ async def test_a_machine_too_small_for_its_workload_is_refused(
 
 
 async def test_an_accelerator_is_proven_by_a_guest(vm_home: Path, made_of: Parts) -> None:
-    """Emulation is proven; KVM is what it turns out to be here, with a reason if it fails."""
+    """It boots, and leaves nothing."""
     emulated = await boots_under("tcg", made_of[2], home=vm_home, deadline_s=60)
     assert (emulated.works, emulated.reason) == (True, "")
-    with contextlib.suppress(HostError):  # no /dev/kvm here at all
-        hardware = await boots_under("kvm", made_of[2], home=vm_home)
-        assert hardware.works == (hardware.reason == "")
     assert left_of(vm_home) == []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from belljar.cell.parts import start_run
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Kind
 from belljar.isolation.kill import kill
-from belljar.isolation.reap import reap
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import RunDirectory
 from belljar.store.journal import Journal
@@ -112,39 +109,6 @@ def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
                 assert await said(fork, "echo fine") == ["fine"]
 
     anyio.run(look)
-
-
-OWNER = """
-import os, signal, sys, threading, time, anyio
-from pathlib import Path
-from belljar.cell.open import open_cell
-home, policy = Path(sys.argv[1]), eval(sys.argv[2])
-
-def strike():
-    while not list((home / "tmp").glob("*/state")):
-        time.sleep(0.002)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-async def main():
-    async with open_cell(policy, home=home) as cell:
-        threading.Thread(target=strike, daemon=True).start()
-        async with (await cell.snapshot()).fork():
-            await anyio.sleep(60)
-
-anyio.run(main)
-"""
-
-
-def test_an_owner_killed_while_it_is_written_leaves_nothing(vm_home: Path) -> None:
-    """The next reaping removes cell and files."""
-    before = scratch_of(vm_home)
-    words = [sys.executable, "-c", OWNER, str(vm_home), repr(POLICY)]
-    died = subprocess.run(words, check=False, timeout=300)
-    assert died.returncode == -signal.SIGKILL
-    assert [*scratch_of(vm_home)] != before
-    anyio.run(reap, vm_home)
-    assert scratch_of(vm_home) == before
-    assert list(Journal(vm_home).entries()) == []
 
 
 def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:

@@ -30,30 +30,27 @@ from tests.integration.range_programs.scene import PLAIN, Scene
 from tests.integration.remains import below
 from tests.integration.test_microvm import cgroups_of, left_of
 
-from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.cell.ranges import RangePort
 from belljar.channel import ExecRequest
-from belljar.errors import CellError, HostError
+from belljar.errors import HostError
 from belljar.events import Kind
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
-from belljar.isolation.oci.container import open_container
 from belljar.isolation.reap import list_cells
 from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import NetworkRange
 from belljar.plan.model import MicrovmPlan
-from belljar.policy.load import load_policy
 from belljar.process import ProcessId, identify, is_alive
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 EPERM, EACCES, EROFS, EADDRNOTAVAIL = 1, 13, 30, 99
 CELL = (
-    "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{cpus: 1, memory: 256MiB,"
-    " disk: 64MiB, processes: 64, lifetime: 5m}}\n"
+    "belljar: 1\nrisk: low\ntier: microvm\nuser: root\nresources: {cpus: 1, memory: 256MiB,"
+    " disk: 64MiB, processes: 64, lifetime: 5m}\n"
 )
 SHOP = """\
 network:
@@ -142,7 +139,7 @@ def policy_of(who: UsersBelljar) -> tuple[str, bytes]:
     folder = who.home.parent / "policy"
     (folder / "site").mkdir(parents=True, exist_ok=True)
     (folder / "site/large").write_bytes(large := os.urandom(3 << 20))
-    (folder / "policy.yaml").write_text(CELL.format(tier="microvm") + SHOP)
+    (folder / "policy.yaml").write_text(CELL + SHOP)
     return str(folder / "policy.yaml"), large
 
 
@@ -226,8 +223,8 @@ def anyio_backend() -> str:
 class Port(RangePort):
     """Of the cell `agent`; it notes who waits for it."""
 
-    def __init__(self, network: NetworkRange, *, is_machine: bool = True) -> None:
-        super().__init__(network, "agent", is_machine=is_machine)
+    def __init__(self, network: NetworkRange) -> None:
+        super().__init__(network, "agent", is_machine=True)
         self.attached_pids: list[int] = []
 
     async def attach(self, pid: int) -> None:
@@ -266,20 +263,6 @@ def made_of(vm_home: Path) -> Parts:
     """Of a machine with a network device."""
     plan, image, kernel = parts(vm_home)
     return replace(plan, vm=replace(plan.vm, nic=True)), image, kernel
-
-
-@asynccontextmanager
-async def opened(
-    tier: str, home: Path, folder: Path, port: RangePort | None, recorder: MemoryRecorder
-) -> AsyncIterator[object]:
-    """A container of this tier at this port."""
-    (folder / "policy.yaml").write_text(CELL.format(tier=tier))
-    policy = load_policy(folder / "policy.yaml")
-    made = await anyio.to_thread.run_sync(gather_parts, policy, home)
-    assert isinstance(made, ContainerParts)
-    options: dict[str, Any] = {"home": home, "recorder": recorder, "planned": {}, "port": port}
-    async with open_container(made.plan, made.image, **options) as cell:
-        yield cell
 
 
 @asynccontextmanager
@@ -397,66 +380,16 @@ class NoPort(Port):
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("tier", ["microvm", "container"])
 async def test_a_port_that_can_not_be_attached(
-    vm_home: Path,
-    made_of: Parts,
-    network: tuple[Scene, NetworkRange],
-    tmp_path: Path,
-    tier: str,
+    vm_home: Path, made_of: Parts, network: tuple[Scene, NetworkRange]
 ) -> None:
-    """The cell ends with the range's own words, before anything of the guest's or the runtime's
-    ran; its destruction is on record and nothing is left."""
+    """The cell ends with the range's own words, before anything of the guest's ran; its destruction
+    is on record and nothing is left."""
     recorder, port = MemoryRecorder(), NoPort(network[1])
     with pytest.raises(HostError, match="the range is gone"):
-        async with (
-            machine(made_of, vm_home, port, recorder)
-            if tier == "microvm"
-            else opened(tier, vm_home, tmp_path, port, recorder)
-        ):
+        async with machine(made_of, vm_home, port, recorder):
             pytest.fail("it opened")
     kinds = recorder.kinds()
     assert Kind.CELL_RENEWED not in kinds
     assert Kind.CELL_DESTROYED in kinds
-    if tier != "microvm":
-        ended = ["cell.planned", "cell.starting", "cell.destroyed", "cell.failed"]
-        assert [kind.value for kind in kinds] == ended
-    assert (left_of(vm_home), list(map(identify, port.attached_pids))) == ([], [None])
-
-
-class DyingPort(Port):
-    """Who waits for it is looked at, and dies meanwhile."""
-
-    settings_there = ""
-
-    async def attach(self, pid: int) -> None:
-        """Of a dead process."""
-        names = (
-            "ipv4/ip_unprivileged_port_start",
-            "ipv4/ping_group_range",
-            "ipv6/conf/all/disable_ipv6",
-        )
-        argv = ["nsenter", "--net", "--target", str(pid), "cat"]
-        looked = await anyio.run_process([*argv, *(f"/proc/sys/net/{name}" for name in names)])
-        self.settings_there = looked.stdout.decode()
-        stage = known(pid)
-        os.kill(pid, signal.SIGKILL)
-        await anyio.to_thread.run_sync(wait_for, lambda: not is_alive(stage), "the stage's end")
-        await super().attach(pid)
-
-
-@pytest.mark.anyio
-async def test_a_stage_that_dies_while_it_waits(
-    vm_home: Path, network: tuple[Scene, NetworkRange], tmp_path: Path
-) -> None:
-    """What is told is how the stage ended, not that a link could not be put into nothing; no link
-    is left. Where it waited, low ports are everybody's, nobody may ping, and IPv6 is off."""
-    scene, made = network
-    port = DyingPort(made, is_machine=False)
-    with pytest.raises(CellError, match="the jail ended while it came up"):
-        async with opened("container", vm_home, tmp_path, port, MemoryRecorder()):
-            pytest.fail("it opened")
-    assert port.settings_there.split() == ["0", "1", "0", "1"]
-    links = json.loads(await anyio.to_thread.run_sync(flush, made, ["ip", "-j", "link"]))
-    assert [link["ifname"] for link in links] == ["lo"], scene.layout.cell("agent")
-    assert left_of(vm_home) == []
+    assert list(map(identify, port.attached_pids)) == [None]

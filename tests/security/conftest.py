@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.as_user import copy_package
+from tests.machine import public_folder
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
@@ -31,6 +34,14 @@ def anyio_backend() -> str:
 def policy_of(text: str) -> LoadedPolicy:
     """A policy of the test's own."""
     return parse_policy(text.encode(), source="policy.yaml", base=None)
+
+
+@pytest.fixture(scope="session")
+def readable_package() -> Iterator[Path]:
+    """The package where any user can read it: a checkout may be its owner's alone."""
+    with tempfile.TemporaryDirectory(prefix="package-", dir=public_folder()) as folder:
+        Path(folder).chmod(0o755)
+        yield copy_package(Path(folder) / "site")
 
 
 class Attacker:

@@ -7,14 +7,13 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.as_user import copy_package, users_python
-from tests.machine import PATIENCE_S, public_folder
+from tests.integration.as_user import users_python
+from tests.machine import PATIENCE_S
 
 import belljar
 
@@ -48,14 +47,6 @@ def said_by(process: subprocess.Popen[str], word: str | None = None) -> dict[str
         output = process.communicate(word, timeout=PATIENCE_S)[0]
     assert process.returncode == 0, output
     return dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
-
-
-@contextmanager
-def readable_copy() -> Iterator[Path]:
-    """The package where any user can read it: a checkout may be its owner's alone."""
-    with tempfile.TemporaryDirectory(prefix="package-", dir=public_folder()) as folder:
-        Path(folder).chmod(0o755)
-        yield copy_package(Path(folder) / "site")
 
 
 def program_of(

@@ -146,16 +146,6 @@ async def test_output_that_is_taken_away_still_gives_a_result(
     await kill_the_rest(cell)
 
 
-async def test_standard_streams_can_be_opened_by_name(cell: Attacker) -> None:
-    """/dev/stdout, /dev/stderr and /dev/stdin are the command's own, for whoever runs it."""
-    output = await cell.exec(
-        ["sh", "-c", "echo out >/dev/stdout; echo err >/dev/stderr; cat /dev/stdin"],
-        user="user",
-        input=b"in",
-    )
-    assert (output.returncode, output.stdout, output.stderr) == (0, b"out\nin", b"err\n")
-
-
 async def test_system_v_objects_can_not_hold_all_memory(cell: Attacker) -> None:
     """Shared segments stay when their maker is gone: bounded well below the memory."""
     made = await python(

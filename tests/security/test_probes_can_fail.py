@@ -24,17 +24,8 @@ from belljar.probe.catalogue import PROBES
 
 PROGRAM = Path(belljar.__file__).parent / "_bin" / f"probe-{platform.machine()}"
 NAMESPACES = (
-    *(
-        "--mount",
-        "--pid",
-        "--mount-proc",
-        "--net",
-        "--ipc",
-        "--uts",
-        "--fork",
-        "--kill-child",
-        "--",
-    ),
+    *("--mount", "--pid", "--mount-proc", "--net", "--ipc", "--uts"),
+    *("--fork", "--kill-child", "--"),
 )
 ONLY_X86 = ("kernel.ports", "kernel.foreign_calls")
 

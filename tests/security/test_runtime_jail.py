@@ -19,12 +19,11 @@ import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S, public_folder
-from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
+from tests.security.jail_runner import COUNT, STAGE_ID, TREE_ID
 from tests.security.stages import (
     UserStage,
     all_end,
     program_of,
-    readable_copy,
     ready,
     said_by,
 )
@@ -76,7 +75,7 @@ class Stage(UserStage):
         self, *program: str, lifetime_s: float = 60, altered: str = "plain"
     ) -> subprocess.Popen[str]:
         """The runner, as the stage's user."""
-        words = (self.directory / "runtime_runner.py", self.directory, lifetime_s, altered)
+        words = (self.directory / "jail_runner.py", self.directory, lifetime_s, altered)
         return self.start_runner(*map(str, words), *program, stdin=subprocess.PIPE)
 
     def run(self, *program: str, word: str = "", **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `start` takes them
@@ -93,13 +92,6 @@ class Stage(UserStage):
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program in the runtime's place."""
     return compile_static(HERE / "runtime_probe.c", tmp_path_factory.mktemp("runtime") / "probe")
-
-
-@pytest.fixture(scope="module")
-def readable_package() -> Iterator[Path]:
-    """For the ordinary user."""
-    with readable_copy() as copied:
-        yield copied
 
 
 @pytest.fixture(params=("root", "user"), scope="module")
@@ -156,7 +148,7 @@ def make_stage(directory: Path, probe: Path) -> None:
     (directory / "tree" / "file").write_text("of the image")
     (directory / "tree" / "dir" / "inner").touch()
     (directory / "bundle" / "config.json").write_text(json.dumps(bundle("leave")))
-    shutil.copy(HERE / "runtime_runner.py", directory)
+    shutil.copy(HERE / "jail_runner.py", directory)
     directory.chmod(0o755)
     copy_runc(directory / "root")
 
@@ -333,11 +325,6 @@ def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
         with all_end(*watched):
             os.kill({**found, "runner": process.pid}[victim], signal.SIGKILL)
         process.kill()
-
-
-def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
-    """A process whose parent ended lives on under pid 1, and its status is the jail's."""
-    assert stage.run("/probe", "detach", "orphans", word="go\n")["ended"] == "None 7 itself"
 
 
 @pytest.mark.parametrize("stage", ["user"], indirect=True)

@@ -23,7 +23,8 @@ _STATUS = "grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|Seccomp):' /proc/se
 def policy(tier: str, word: str) -> LoadedPolicy:
     """A policy of that tier with the right."""
     rights = f"rights: {{setuid_programs: '{word}'}}"
-    return policy_of(f"belljar: 1\nrisk: low\ntier: {tier}\n{rights}\n")
+    resources = "resources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64}"
+    return policy_of(f"belljar: 1\nrisk: low\ntier: {tier}\n{rights}\n{resources}\n")
 
 
 async def said(cell: Cell, command: str, user: str) -> list[bytes]:
@@ -32,9 +33,9 @@ async def said(cell: Cell, command: str, user: str) -> list[bytes]:
 
 
 @pytest.mark.promise("2.4")
-async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(home: Path) -> None:
+async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(vm_home: Path) -> None:
     """Its capabilities are those of the cell's root, its filter stays: contained."""
-    async with open_cell(policy("microvm", "on")) as cell:
+    async with open_cell(policy("microvm", "on"), home=vm_home) as cell:
         await said(cell, "cp /bin/grep /tmp/gained && chmod 4755 /tmp/gained", "root")
         of_root = await said(cell, _STATUS, "root")
         gained = await said(cell, _STATUS.replace("grep", "/tmp/gained", 1), "1000:1000")
@@ -53,16 +54,16 @@ async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(home: P
 
 @pytest.mark.promise("2.4")
 @pytest.mark.parametrize(("tier", "word"), [("microvm", "off"), ("container", "auto")])
-async def test_without_the_right_it_gains_nothing(home: Path, tier: str, word: str) -> None:
+async def test_without_the_right_it_gains_nothing(vm_home: Path, tier: str, word: str) -> None:
     """Where the policy does not ask for it, and in a tier that does not grant it."""
-    async with open_cell(policy(tier, word)) as cell:
+    async with open_cell(policy(tier, word), home=vm_home) as cell:
         await said(cell, "cp /usr/bin/id /tmp/gained && chmod 4755 /tmp/gained", "root")
         assert b"euid" not in (await said(cell, "/tmp/gained", "1000:1000"))[0]
 
 
 @pytest.mark.promise("2.4")
-async def test_a_tier_that_can_not_grant_it_is_refused(home: Path) -> None:
+async def test_a_tier_that_can_not_grant_it_is_refused(vm_home: Path) -> None:
     """Where the policy insists on it."""
     with pytest.raises((HostError, PolicyError)):
-        async with open_cell(policy("container", "on")):
+        async with open_cell(policy("container", "on"), home=vm_home):
             pass

@@ -158,14 +158,14 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
-        yield Check("KVM", "ok", f"works: a guest booted under it ({kvm.proved_for})")
+        yield Check("KVM", "ok", "works: a guest booted under it")
     else:
         state = {KvmState.UNPROVEN: "not tested", KvmState.REFUTED: "does not work"}
         what = f"{state.get(kvm.state, 'not available')}: {kvm.reason.rstrip('.')}."
         detail = f"{what} MicroVM cells are emulated, and risk `critical` is refused."
         yield Check("KVM", "note", detail, KVM_HINTS.get(kvm.state, ""))
     userns = facts.userns
-    detail = userns.reason or f"available, at most {userns.max_user_namespaces:,}"
+    detail = userns.reason or "available"
     yield Check("user namespaces", "ok" if userns.available else "no", detail, userns.hint)
     ids = facts.ids
     own = "each cell gets user and group ids of its own"

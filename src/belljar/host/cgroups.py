@@ -115,7 +115,6 @@ def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) 
     return CgroupFact(
         version=version,
         parents=dict(sorted(parents.items())),
-        delegated=bool(parents) and not is_root,
         reason=reason,
     )
 

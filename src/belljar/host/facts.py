@@ -169,15 +169,14 @@ def _number(file: Path, default: int) -> int:
 
 def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool) -> UsernsFact:
     """Whether user namespaces work, else what forbids them."""
-    most_count = _number(proc / "sys/user/max_user_namespaces", -1)
-    if most_count == 0:
+    if _number(proc / "sys/user/max_user_namespaces", -1) == 0:
         reason = "user.max_user_namespaces is 0"
         hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
     elif not (reason := try_namespaces()):
-        return UsernsFact(available=True, max_user_namespaces=most_count)
+        return UsernsFact(available=True)
     else:
         reason, hint = (None if is_root else _switched_off(proc)) or (reason, _UNKNOWN_HINT)
-    return UsernsFact(available=False, reason=reason, hint=hint, max_user_namespaces=most_count)
+    return UsernsFact(available=False, reason=reason, hint=hint)
 
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:

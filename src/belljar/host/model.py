@@ -45,33 +45,30 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvmFact:
-    """Why KVM isn't proven, and the proof's key."""
+    """Whether KVM works, else why it isn't proven."""
 
     state: KvmState
     reason: str = ""
-    proved_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
-    """User namespaces of this user. Maximum -1: unknown."""
+    """User namespaces of this user."""
 
     available: bool
     reason: str = ""
     hint: str = ""
-    max_user_namespaces: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupFact:
     """Which controllers this user can put a cell under.
 
-    `parents`: where each usable controller's groups are made. `delegated`: handed to this user.
+    `parents`: where each usable controller's groups are made.
     """
 
     version: CgroupVersion
     parents: Mapping[str, str] = field(default_factory=dict)
-    delegated: bool = False
     reason: str = ""
 
     @property
@@ -111,7 +108,6 @@ class RuntimeFact:
     state: RuntimeState = RuntimeState.UNUSABLE
     reason: str = ""
     hint: str = ""
-    proved_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ def kvm_fact(
             if reason
             else f"{device} is there, but no guest has booted under it yet"
         )
-    return KvmFact(state=KvmState(found.state), reason=reason, proved_for=found.proved_for)
+    return KvmFact(state=KvmState(found.state), reason=reason)
 
 
 def runtime_facts(
@@ -122,8 +122,7 @@ def runtime_facts(
             if tried.state is RuntimeState.UNPROVEN:
                 reason = f"no container has been run with it here yet: {reason}".removesuffix(": ")
                 hint = hint or "run `belljar doctor`, which runs one"
-            proved = tried.proved_for
-            fact = replace(fact, state=tried.state, reason=reason, hint=hint, proved_for=proved)
+            fact = replace(fact, state=tried.state, reason=reason, hint=hint)
         found.append(fact)
     return tuple(found)
 
@@ -159,9 +158,8 @@ def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
     if tier == "container" and name != "runc":
         hint = f"give {RUNTIME_VARIABLE} an OCI runtime's name or path, or unset it to use runc"
     if path is None:
-        is_there = Path(name).is_absolute() and os.path.lexists(name)
-        why = "is no program that this user can run" if is_there else "is missing"
-        return replace(fact, reason=f"{name} {why}", hint=hint)
+        reason = f"{name} is missing, or no program that this user can run"
+        return replace(fact, reason=reason, hint=hint)
     # Cached: asking takes longer than starting a container.
     version = cached_version(
         path, ("--version",), cache_file, read=lambda text: parse_version(kind, text)
@@ -183,7 +181,6 @@ class _Tried:
     state: RuntimeState
     reason: str = ""
     hint: str = ""
-    proved_for: str = ""
 
 
 def _tried(
@@ -203,8 +200,7 @@ def _tried(
         is_recent = 0 <= time.time() - float(entry["at_s"]) < refuted_for_s
         is_believed = state is RuntimeState.PROVEN or prove is None or (is_recent and not doubt)
         if entry["for"] == key and is_believed and state in _OUTCOMES:
-            words = {"reason": str(entry["reason"]), "hint": str(entry["hint"])}
-            return _Tried(state=state, proved_for=key, **words)
+            return _Tried(state=state, reason=str(entry["reason"]), hint=str(entry["hint"]))
     if prove is None:
         return _Tried(state=RuntimeState.UNPROVEN)
     try:
@@ -213,8 +209,7 @@ def _tried(
         # Not remembered: that nothing could be tried says nothing.
         return _Tried(state=RuntimeState.UNPROVEN, reason=exc.what, hint=exc.hint)
     state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
-    made = _Tried(state=state, reason=trial.reason, hint=trial.hint, proved_for=key)
     told = {"state": state.value, "reason": trial.reason, "hint": trial.hint}
     entry = {**told, "at_s": int(time.time()), "for": key}
     write_json(cache_file, {**read_json(cache_file), name: entry})
-    return made
+    return _Tried(state=state, reason=trial.reason, hint=trial.hint)

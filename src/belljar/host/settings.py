@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, replace
-from belljar.errors import HostError, PolicyError
+from belljar.errors import PolicyError, host_errors
 from belljar.policy.limits import Risk
 from belljar.policy.loaded import LoadedPolicy
 from belljar.units import kind_of, printable
@@ -51,14 +51,9 @@ def environment_at_start() -> dict[str, str]:
 
     Raises `HostError` when they can't be read.
     """
-    try:
-        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError as exc:
-        raise HostError(
-            f"the environment at the start can't be read: {exc.strerror}",
-            where="/proc/self/environ",
-            hint="mount /proc, and let this user read it",
-        ) from exc
+    file, hint = Path("/proc/self/environ"), "mount /proc, and let this user read it"
+    with host_errors("the environment at the start can't be read", where=file, hint=hint):
+        entries = file.read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
     return {name: value for name, _, value in pairs}
 

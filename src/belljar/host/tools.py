@@ -100,7 +100,12 @@ def _fact(tool: Tool, cache_file: Path, search_path: str) -> ToolFact:
     path = shutil.which(tool.name, path=f"{os.environ.get('PATH', '')}:{search_path}")
     version = ""
     if path is not None:
-        version = cached_version(path, tool.version_argv, cache_file, read=_version_in)
+        version = cached_version(
+            path,
+            tool.version_argv,
+            cache_file,
+            read=lambda text: match[0] if (match := _VERSION.search(text)) else "",
+        )
     ok = path is not None and at_least(version, tool.needed_min)
     needed = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"
     hint = f"run `belljar setup`, or install {tool.package}{needed if tool.needed_min else ''}"
@@ -115,10 +120,6 @@ def _fact(tool: Tool, cache_file: Path, search_path: str) -> ToolFact:
         hint="" if ok else hint,
         tier=tool.tier,
     )
-
-
-def _version_in(text: str) -> str:
-    return match[0] if (match := _VERSION.search(text)) else ""
 
 
 def file_identity(path: str) -> str:

@@ -9,12 +9,13 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies
 from belljar.host.model import CgroupVersion
 from belljar.plan.jail import GroupLimits
@@ -32,6 +33,11 @@ _SOCKETS_SHARE: Final = 8
 # Version 2's and version 1's: which of them is there depends on the host.
 _OOM_FILES: Final = ("memory.events", "memory.oom_control")
 _Settings = list[tuple[str, str]]
+_WHERE: Final = "control groups"
+_HINT: Final = "run `belljar doctor`; it says what this host can do now"
+_errors = partial(
+    host_errors, "a control group could not be made or limited", where=_WHERE, hint=_HINT
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +65,8 @@ def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
     if missing := [name for name in wanted if name not in parents]:
         raise HostError(
             f"no control group can be made under {', '.join(missing)}, which the plan counts on",
-            where="control groups",
-            hint="run `belljar doctor`; it says what this host can do now",
+            where=_WHERE,
+            hint=_HINT,
         )
     return CellGroups(
         paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified
@@ -89,7 +95,7 @@ def host_parents() -> tuple[Mapping[str, Path], bool]:
 
 def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
     """Make and limit journalled groups. Raises `HostError`."""
-    with _oserror_as_host_error():
+    with _errors():
         # In version 2 a group has a controller's files only where its parent hands that controller
         # on.
         if groups.unified:
@@ -107,7 +113,7 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
 def join(groups: CellGroups, pid: int) -> None:
     """Put a process into the groups. Raises `HostError`."""
     # ESRCH: the process has ended already.
-    with _oserror_as_host_error(), contextlib.suppress(ProcessLookupError):
+    with _errors(), contextlib.suppress(ProcessLookupError):
         for directory in groups.directories:
             (directory / "cgroup.procs").write_text(str(pid))
 
@@ -121,7 +127,7 @@ def remove_empty(groups: CellGroups) -> None:
 
 def limit_cpu(groups: CellGroups, limits: GroupLimits) -> None:
     """Set the CPU quota alone. Raises `HostError`."""
-    with _oserror_as_host_error():
+    with _errors():
         if "cpu" in groups.paths:
             _limit(groups, "cpu", limits)
 
@@ -131,18 +137,6 @@ def _limit(groups: CellGroups, controller: str, limits: GroupLimits) -> None:
         file = groups.paths[controller] / name.rstrip("?")
         if file.exists() or not name.endswith("?"):
             file.write_text(value)
-
-
-@contextlib.contextmanager
-def _oserror_as_host_error() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise HostError(
-            f"a control group could not be made or limited: {exc.strerror}",
-            where=str(exc.filename or "control groups"),
-            hint="run `belljar doctor`; it says what this host can do now",
-        ) from exc
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:

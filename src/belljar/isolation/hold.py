@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass
 from belljar.descriptors import CANNOT_LOOK
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError, HostError, host_errors
 from belljar.events import JsonValue
 from belljar.process import raise_if_blind
 from belljar.store.home import belljar_home, make_store_dir, sync_file
@@ -35,6 +35,7 @@ MAX_REASON_CHARS: Final = 500  # it stands in each error of what was killed
 _KEEP_ORDERS_S: Final = 3600.0
 _MAX_FILE_BYTES: Final = 1 << 14  # more is none of ours, and holds all the same
 _DRAFT: Final = ".draft-"
+_UNCHANGED: Final = "the hold can't be changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,8 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
 def hold(home: Path, reason: str = "") -> Hold:
     """Forbid new cells until `release`. Durable. Raises `HostError`."""
     held = Hold(reason=_bounded(reason), by=_whoami(), at=iso_time(time.time()))
-    with _hold_errors(home, "free some space, or end the processes that make cells (`belljar ps`)"):
+    hint = "free some space, or end the processes that make cells (`belljar ps`)"
+    with host_errors(_UNCHANGED, where=home / HOLD_FILE, hint=hint):
         make_store_dir(home)
         draft = home / owned_name(_DRAFT, "hold")
         try:
@@ -125,19 +127,11 @@ def release(home: Path | None = None) -> Hold | None:
     """Lift the hold, if any. Raises `HostError`."""
     home = home or belljar_home()
     if (held := read_hold(home)) is not None:
-        with _hold_errors(home, "remove this file as the user who owns it"):
+        hint = "remove this file as the user who owns it"
+        with host_errors(_UNCHANGED, where=home / HOLD_FILE, hint=hint):
             (home / HOLD_FILE).unlink(missing_ok=True)
             sync_file(home)
     return held
-
-
-@contextmanager
-def _hold_errors(home: Path, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        what = f"the hold can't be changed: {exc.strerror}"
-        raise HostError(what, where=str(home / HOLD_FILE), hint=hint) from exc
 
 
 def read_hold(home: Path) -> Hold | None:

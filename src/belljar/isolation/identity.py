@@ -13,11 +13,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.host.tools import MAPPERS, SEARCH_PATH, ids_fact
 from belljar.plan.jail import (
     SLOTS_PER_HOME,
@@ -44,6 +45,11 @@ _RANGE_BLOCK: Final = 64
 WORKLOAD_IDS: Final = NEEDED_IDS
 # Owner of root's unpacked images; no cell's.
 TREE_IDS_START: Final = 0xFFF0_0000
+_errors = partial(
+    host_errors,
+    "the lock over a cell's ids can't be made",
+    hint="let this user write there; that no two cells get the same ids hangs on it",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,7 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
         return
     if is_nested:
         raise ValueError("root's cells are below no user namespace")
-    with _lock_errors(locks):
+    with _errors(where=locks):
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)
         first = _hash_of(locks) * _RANGE_BLOCK % RANGE_SLOTS
     slot, fd = _take_slot(locks, RANGE_SLOTS, first=first)
@@ -150,8 +156,15 @@ def tree_identity() -> HeldIdentity:
 @contextmanager
 def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
     """Keep a dead cell's uids free; False: in use."""
-    where = None if first is None or os.geteuid() != 0 else _lock_of(home, first, locks)
-    fd = None if where is None else _lock_slot(*where)
+    fd = None
+    if first is not None and os.geteuid() == 0:
+        # A container's first id is above RANGES_START, a VMM's in its store's own block.
+        slot, past = divmod(first - RANGES_START, _RANGE_STEP)
+        own_slot = first - _range_of(home)
+        if past == 0 and 0 <= slot < RANGE_SLOTS:
+            fd = _lock_slot(locks, slot)
+        elif 0 <= own_slot < SLOTS_PER_HOME:
+            fd = _lock_slot(home / "locks" / "uids", own_slot)
     try:
         yield fd is not None
     finally:
@@ -171,16 +184,6 @@ def _hash_of(directory: Path) -> int:
     return int.from_bytes(digest[:2], "big")
 
 
-def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
-    """Directory and slot of a cell's lock."""
-    # A container's first id is above RANGES_START, a VMM's in its store's own block.
-    slot, past = divmod(first - RANGES_START, _RANGE_STEP)
-    if past == 0 and 0 <= slot < RANGE_SLOTS:
-        return locks, slot
-    slot = first - _range_of(home)
-    return (home / "locks" / "uids", slot) if 0 <= slot < SLOTS_PER_HOME else None
-
-
 def _take_slot(directory: Path, slots: int, *, first: int = 0) -> tuple[int, int]:
     """Lock a free slot. `first`: where to begin, since a Belljar with another /run (in a container)
     sees none of these locks but shares the host's ids: a cell of it with the same ids would be
@@ -198,7 +201,7 @@ def _take_slot(directory: Path, slots: int, *, first: int = 0) -> tuple[int, int
 
 
 def _lock_slot(directory: Path, slot: int) -> int | None:
-    with _lock_errors(directory):
+    with _errors(where=directory):
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -209,15 +212,3 @@ def _lock_slot(directory: Path, slot: int) -> int | None:
         os.close(fd)
         return None
     return fd
-
-
-@contextmanager
-def _lock_errors(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise HostError(
-            f"the lock over a cell's ids can't be made: {exc.strerror}",
-            where=str(exc.filename or directory),
-            hint="let this user write there; that no two cells get the same ids hangs on it",
-        ) from exc

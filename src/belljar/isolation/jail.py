@@ -34,7 +34,6 @@ from belljar.process import (
     kill,
     namespaces_of,
     pin_namespaces,
-    signal_name,
 )
 from belljar.subids import grant_hint
 from belljar.units import printable
@@ -346,12 +345,8 @@ class Jail:
             _close(fds)
 
     def _start_error(self) -> BelljarError:
-        return start_error(
-            self.cell_id,
-            self._status_text.decode("utf-8", "replace"),
-            self.diagnosis(),
-            supervisor=self._process.poll(),
-        )
+        status = self._status_text.decode("utf-8", "replace")
+        return start_error(self.cell_id, status, self.diagnosis())
 
 
 async def _wait_end(pid: int, timeout_s: float) -> None:
@@ -426,10 +421,8 @@ class RuntimeFailedError(CellError):
         )
 
 
-def start_error(
-    cell_id: str, status: str, diagnosis: str, *, supervisor: int | None = None
-) -> BelljarError:
-    """A failed start's error, from status and diagnosis; `supervisor`: its status, if it ended."""
+def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
+    """A failed start's error, from status and diagnosis."""
     where = f"jail of cell {cell_id}"
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too
@@ -442,15 +435,10 @@ def start_error(
     failed = _FAILED.search(text)
     more = f": {diagnosis}" if diagnosis else ""
     if failed is None:
-        what = f"the jail did not come up in {START_DEADLINE_S:.0f} s"
+        what = f"the jail was killed, or did not come up in {START_DEADLINE_S:.0f} s"
         found = next(filter(None, map(ENDED.fullmatch, status.splitlines())), None)
         if found is not None:
             what = f"the jail ended while it came up ({found[1]} {found[2]}, cause: {found[3]})"
-        elif supervisor is not None:
-            # Without a word: somebody killed it, and its child with it
-            is_killed = supervisor < 0
-            how = f"signal {signal_name(-supervisor)}" if is_killed else f"status {supervisor}"
-            what = f"the jail ended while it came up (its supervisor: {how})"
         return CellError(f"{what}{more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"

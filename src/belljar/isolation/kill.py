@@ -24,22 +24,14 @@ from typing import Final, Literal, TypeAlias
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import asdict, dataclass, replace
+from belljar.dataclass import asdict, dataclass
 from belljar.descriptors import patiently
 from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, give_order, hold, new_order, run_goes_on
 from belljar.isolation.reap import reap_now, reap_one
 from belljar.isolation.survivors import cells_named, read_start
-from belljar.process import (
-    PORTS_DOWN,
-    PROC,
-    ProcessId,
-    boot_id,
-    identify,
-    is_alive,
-    urgently,
-)
+from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive, urgently
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
 from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry
@@ -107,15 +99,11 @@ async def kill(
 
     As `belljar kill` (docs/kill.md); a cell of a range ends with its whole range.
 
-    Args:
-        names: cells, ranges, or runs by the beginning of their ids: all cells of a run, also idle
-            ones, and no new one in it.
-        everything: every cell of the store, idle ones and templates being made too.
-        hold: besides, no new cell is made until `release`.
+    `names`: cells, ranges, or runs by the beginning of their ids (no new cell is made in them).
+    `everything`: idle cells and templates being made too. `hold`: no new cell until `release`.
 
-    Raises:
-        LookupError: no cell or run of that name; nothing was killed.
-        PermissionError: the store is another user's.
+    Raises `LookupError`: no cell or run of that name; nothing was killed. `PermissionError`: the
+    store is another user's.
     """
     act = partial(
         kill_now, home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason
@@ -219,15 +207,32 @@ def _settled(
     began: float,
     problems: list[str],
 ) -> KillReport:
+    """Wait for each one's end, or bring it about; an error in one keeps no other from its end."""
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
-    give_up = time.monotonic() + OWNER_GRACE_S
-    cells = tuple(
-        _settled_one(home, entry, halted.get(entry.cell_id), give_up) for entry in entries
-    )
+    give_up, cells = time.monotonic() + OWNER_GRACE_S, list[Killed]()
+    for entry in entries:
+        ended_by: EndedBy = ""
+        within_s = give_up - time.monotonic() + REMOVE_TIMEOUT_S
+        try:
+            settle = partial(_settle, home, entry.cell_id, give_up)
+            ended_by, remaining = patiently(settle, within_s)
+        except (BelljarError, OSError) as exc:
+            why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
+            remaining = (f"unproven, as it can't be looked at: {why}",)
+        killed = Killed(
+            cell_id=entry.cell_id,
+            kind=entry.kind,
+            halted_ms=halted.get(entry.cell_id),
+            ended_by="" if remaining else ended_by,
+            remaining=tuple(printable(what, max_chars=200) for what in remaining),
+        )
+        cells.append(killed)
+    done = {"state": "completed", "cells": [asdict(cell) for cell in cells]}
     duration_ms = (time.monotonic() - began) * 1000
-    report = KillReport(order=order, cells=cells, duration_ms=duration_ms, problems=tuple(problems))
-    _note(home, order, {"state": "completed", "cells": [asdict(cell) for cell in cells]}, problems)
-    return replace(report, problems=tuple(problems))
+    _note(home, order, done, problems)
+    return KillReport(
+        order=order, cells=tuple(cells), duration_ms=duration_ms, problems=tuple(problems)
+    )
 
 
 def order_all(home: Path, entries: Sequence[JournalEntry], order: KillOrder) -> list[str]:
@@ -361,28 +366,6 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
                 signal.pidfd_send_signal(pidfd, number)
         finally:
             os.close(pidfd)
-
-
-def _settled_one(
-    home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float
-) -> Killed:
-    """Wait for one entry's end, or bring it about; an error in it keeps no other from its end."""
-    ended_by: EndedBy = ""
-    try:
-        ended_by, remaining = patiently(
-            partial(_settle, home, entry.cell_id, give_up),
-            give_up - time.monotonic() + REMOVE_TIMEOUT_S,
-        )
-    except (BelljarError, OSError) as exc:
-        why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
-        remaining = (f"unproven, as it can't be looked at: {why}",)
-    return Killed(
-        cell_id=entry.cell_id,
-        kind=entry.kind,
-        halted_ms=halted_ms,
-        ended_by="" if remaining else ended_by,
-        remaining=tuple(printable(what, max_chars=200) for what in remaining),
-    )
 
 
 def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[str, ...]]:

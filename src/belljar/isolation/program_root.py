@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from belljar.dataclass import dataclass
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.host.tools import QEMU_MIN, ask_text, at_least
 from belljar.package import program_path
 from belljar.plan.oci import OciCell, OciRuntime
@@ -50,17 +50,10 @@ class ProgramRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRecipe:
-    """How a root is made.
+    """How a root is made: `files` are (path in the root, original); `inside` is the program there.
 
-    Attributes:
-        directory: of this kind's roots, below the store.
-        program: on the host; `inside`: in the root, default the same.
-        what: its name. hint: for when parts are missing.
-        files: (path in the root, original).
-        version: as it is known, or asks the program. Raises `HostError`.
-        own: files of this installation; others may share the store.
-        file_points, directory_points: empty, to mount on.
-        unreadable: paths others may run, not read.
+    `own`: files of this installation; others may share the store. `…_points`: empty, to mount on.
+    `unreadable`: paths that others may run, not read.
     """
 
     directory: str
@@ -94,18 +87,13 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
     Raises `HostError`: the program is missing or too old, or the store can't be written.
     """
     directory = home / recipe.directory
-    try:
+    what = f"the root of {recipe.what} could not be made"
+    with host_errors(what, where=directory, hint=STORE_HINT):
         directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         if (found := _find(directory, recipe)) is not None:
             return found
         with locked(home, recipe.directory):
             return _find(directory, recipe) or _make(directory, recipe)
-    except OSError as exc:
-        raise HostError(
-            f"the root of {recipe.what} could not be made: {exc.strerror}",
-            where=str(exc.filename or directory),
-            hint=STORE_HINT,
-        ) from exc
 
 
 def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:

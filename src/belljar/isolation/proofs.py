@@ -18,7 +18,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import BelljarError, CellError, host_errors
 from belljar.host.runtimes import HostTrial
 from belljar.image.kernel import Kernel
 from belljar.isolation.hold import new_order
@@ -115,12 +115,11 @@ def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
             lifetime_s=_LIFETIME_S,
             address_space_bytes=resources.memory_bytes,
         ),
-        controllers=(),
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
         hostname="localhost",
-        directory=home / "cells" / cell_id,
+        directories=(home / "cells" / cell_id,),
     )
 
 
@@ -130,14 +129,12 @@ def _empty_tree(home: Path) -> ImageTree:
         (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     )
     root = private / "root"
-    try:
+    with host_errors("the store can't be written", where=private):
         private.mkdir(mode=0o700, exist_ok=True)
         for directory in (root, root / "etc"):
             directory.mkdir(exist_ok=True)
             directory.chmod(0o777)  # an ordinary user is nobody in there
             os.chown(directory, uid, gid)
-    except OSError as exc:
-        raise HostError(f"the store can't be written: {exc.strerror}", where=str(private)) from exc
     return ImageTree(root=root, first_uid=uid, first_gid=gid)
 
 
@@ -190,8 +187,6 @@ async def _try_accelerator(
         role=Role.PROOF,
         shape=shape,
         limits=limits,
-        controllers=(),
-        memory_by_rlimit=True,
         root=root,
         binds=(
             JailBind(source=kernel.vmlinuz, target=KERNEL_PATH),

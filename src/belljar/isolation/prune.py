@@ -56,11 +56,7 @@ class PrunedPart:
 async def prune(
     home: Path, *, unused_for_s: float, dry_run: bool = False
 ) -> tuple[PrunedPart, ...]:
-    """Remove what was not used for so long; each part that was found, and what became of it.
-
-    Raises:
-        PermissionError: the store is another user's.
-    """
+    """Remove what was not used for so long; each part that was found, and what became of it."""
     found = await anyio.to_thread.run_sync(unneeded, home, unused_for_s)
     return found if dry_run else tuple([await remove_part(part, home) for part in found])
 

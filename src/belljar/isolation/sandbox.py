@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import replace
-from belljar.errors import BelljarError, HostError
+from belljar.dataclass import dataclass, replace
+from belljar.errors import BelljarError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, killed_error, read_order, refuse_if_forbidden
@@ -51,18 +51,25 @@ _DESTROYER_TIMEOUT_S: Final = 30.0  # Three times what a destruction may take
 _NAMELESS_CHILD_S: Final = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What each engine's sandbox has. `directories`: removed with it."""
+
+    cell_id: str
+    kind: EntryKind
+    limits: JailLimits
+    controllers: tuple[str, ...] = ()
+    memory_by_rlimit: bool = True
+    directories: tuple[Path, ...] = ()
+    part_of: str = ""
+
+
 class Sandbox:
     """One jail with all that belongs to it; started inside `owned`, which destroys it.
 
     An engine sets `client`, and `may_retry` where another sandbox may follow this one's failed
-    start.
-
-    Args:
-        recorder: its end is on record there; None: nowhere. Of a failed start that is the proof
-            alone, or nothing if it is retried (`is_retried`).
-        directories: removed with it.
-        identity: held until the last look for survivors is over.
-        part_of: as in `JournalEntry`.
+    start. `recorder`: its end is on record there; of a failed start that is the proof alone, or
+    nothing if it is retried (`is_retried`). `identity` is held until the last look is over.
 
     Raises `HostError`: no identity is free, or a planned control group is missing.
     """
@@ -74,23 +81,17 @@ class Sandbox:
 
     def __init__(
         self,
+        spec: SandboxSpec,
         *,
-        cell_id: str,
-        kind: EntryKind,
-        limits: JailLimits,
-        controllers: tuple[str, ...],
         identity: AbstractContextManager[HeldIdentity],
         home: Path,
         recorder: Recorder | None = None,
-        directories: tuple[Path, ...] = (),
-        part_of: str = "",
     ) -> None:
-        self.cell_id, self.limits = cell_id, limits
+        self._spec, self.cell_id, self.limits = spec, spec.cell_id, spec.limits
         self.timings_ms: dict[str, float] = {}
         self._recorder, self._has_started = recorder, False
         self.jail: Jail | None = None
         self.destruction: Destruction | None = None
-        self._kind, self._directories, self._part_of = kind, directories, part_of
         self._home, self._journal = home, Journal(home)
         self._entry: JournalEntry | None = None
         self._order: KillOrder | None = None
@@ -105,7 +106,7 @@ class Sandbox:
         try:
             with ExitStack() as undo:
                 self.identity: HeldIdentity = undo.enter_context(identity)
-                self.groups = cgroup.plan_groups(cell_id, controllers)
+                self.groups = cgroup.plan_groups(spec.cell_id, spec.controllers)
                 self._held = undo.pop_all()
         except BaseException:
             self._release()
@@ -127,21 +128,16 @@ class Sandbox:
         """
         self._entry = own_entry(
             self.cell_id,
-            self._kind,
+            self._spec.kind,
             cgroups=self.groups.directories,
-            directories=self._directories,
+            directories=self._spec.directories,
             host_uid=self.identity.own_uid,
             uid_count=self.identity.uid_count,
-            part_of=self._part_of,
+            part_of=self._spec.part_of,
         )
-        try:
+        where = self._journal.directory
+        with host_errors("the journal can't be written", where=where, hint=STORE_HINT):
             self._journal.write(self._entry)
-        except OSError as exc:
-            raise HostError(
-                f"the journal can't be written: {exc.strerror}",
-                where=str(self._journal.directory),
-                hint=STORE_HINT,
-            ) from exc
         self._refuse_if_forbidden()
         limits = replace(self.limits, cpu_quota_percent=None) if cpu_later else self.limits
         cgroup.make_groups(self.groups, limits)
@@ -383,7 +379,7 @@ class Sandbox:
             wait_for_dying(self._entry, _NAMELESS_CHILD_S)
         with suppress(OSError):  # the look below finds what this could not look at
             cgroup.remove_empty(self.groups)
-        for directory in self._directories:
+        for directory in self._spec.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._release()
         # Ids and namespaces stay this cell's until the look is over: another cell could have their
@@ -406,7 +402,7 @@ class Sandbox:
         """After its death: close the jail's resources. Idempotent."""
 
     def _refuse_if_forbidden(self) -> None:
-        refuse_if_forbidden(self._home, self.cell_id, is_proof=self._kind == "proof")
+        refuse_if_forbidden(self._home, self.cell_id, is_proof=self._spec.kind == "proof")
 
     def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
         group = self.groups.paths.get(controller)

@@ -160,7 +160,7 @@ def look(entry: JournalEntry) -> Findings:
     looked_for: list[str] = []
     not_checked: list[NotChecked] = []
     unproven: list[NotChecked] = []
-    for each in (*_process_looks(), *_file_looks()):
+    for each in _looks():
         if why := each.nothing_to_look_by(entry):
             not_checked.extend(NotChecked(what, why) for what in each.what)
             continue
@@ -237,7 +237,7 @@ def remove_path(path: Path) -> None:
             path.unlink()
 
 
-def _process_looks() -> tuple[_Look, ...]:
+def _looks() -> tuple[_Look, ...]:
     return (
         _Look(
             what=("processes in the cell's namespaces",),
@@ -263,11 +263,6 @@ def _process_looks() -> tuple[_Look, ...]:
             nothing_to_look_by=lambda entry: "" if entry.cgroups else "the cell had none",
         ),
         _Look(what=("processes started for the cell",), find=_started),
-    )
-
-
-def _file_looks() -> tuple[_Look, ...]:
-    return (
         _Look(what=("mounts named after the cell",), find=_mounts),
         _Look(
             what=("namespaces held by mounts",),

@@ -40,10 +40,8 @@ MAX_KEYS: Final = 128
 class Access:
     """One access, or `count` of the same file and operation.
 
-    Attributes:
-        path: as it was given to the sensor, whatever name it was accessed by.
-        process: its name as the kernel has it (at most 15 bytes, escaped); "": unknown, or several.
-        pid: in the cell; None: unknown, or several.
+    `path`: as it was given to the sensor. `process` (escaped), `pid` (in the cell): "" and None
+    where unknown, or several.
     """
 
     path: str
@@ -57,15 +55,35 @@ OnAccess: TypeAlias = Callable[[Access], None]
 OnEnd: TypeAlias = Callable[[str], None]
 
 
-class AccessLimit:
-    """Counts accesses: the first of a file, operation and process is due at once, others later."""
+class FileWatch:
+    """The sensor of one cell: it sees from now on, and reports from `begin` on.
+
+    `sensor`: the mechanism's name in the record. `missing`: files not watched, and why.
+    """
+
+    sensor: str
+    trust = Trust.HOST_OBSERVED
 
     def __init__(self) -> None:
+        self.missing: Mapping[str, str] = {}
         self._held: dict[tuple[str, Operation, str], Access] = {}
         self._reported_s: dict[tuple[str, Operation, str], float] = {}
+        self._on_access: OnAccess | None = None
+        self._on_end: OnEnd | None = None
+        self._unsaid = deque[str]()
+        self._has_failed = self._has_lost = self._is_closed = False
+
+    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
+        """Report. Either may be called in any thread; what they raise ends the sensor.
+
+        `on_end`: with the reason, when it stops seeing before it is closed, and once when accesses
+        were lost; then it goes on.
+        """
+        self._on_access, self._on_end = on_access, on_end
+        self._say()
 
     def add(self, access: Access) -> None:
-        """Count it."""
+        """Count it: the first of a file, operation and process is due at once, others later."""
         key = (access.path, access.operation, access.process)
         is_known = key in self._held or key in self._reported_s
         if not is_known and len(self._held) + len(self._reported_s) >= MAX_KEYS:
@@ -83,42 +101,12 @@ class AccessLimit:
         self._reported_s = recent | dict.fromkeys(keys, now_s)
         return [self._held.pop(key) for key in keys]
 
-
-class FileWatch:
-    """The sensor of one cell: it sees from now on, and reports from `begin` on.
-
-    Attributes:
-        sensor: the mechanism's name in the record.
-        trust: whose word it is.
-        missing: files that are not watched, and why.
-    """
-
-    sensor: str
-    trust = Trust.HOST_OBSERVED
-
-    def __init__(self) -> None:
-        self.missing: Mapping[str, str] = {}
-        self._limit = AccessLimit()
-        self._on_access: OnAccess | None = None
-        self._on_end: OnEnd | None = None
-        self._unsaid = deque[str]()
-        self._has_failed = self._has_lost = self._is_closed = False
-
-    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
-        """Report. Either may be called in any thread; what they raise ends the sensor.
-
-        `on_end`: with the reason, when it stops seeing before it is closed, and once when accesses
-        were lost; then it goes on.
-        """
-        self._on_access, self._on_end = on_access, on_end
-        self._say()
-
     def report(self, *, everything: bool = False) -> None:
         """Report what is due."""
         if self._on_access is None or self._has_failed:
             return
         try:
-            for access in self._limit.due(time.monotonic(), everything=everything):
+            for access in self.due(time.monotonic(), everything=everything):
                 self._on_access(access)
         except Exception as error:  # noqa: BLE001 - the sensor ends, not what it reads from
             self._has_failed = True
@@ -168,10 +156,8 @@ _TICK_MS: Final = 1000
 class QueueThread:
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
-    Args:
-        read: non-blocking; returns entries read (≤ `FULL_READ`), -1 at the end.
-        on_error: called once if `read` raised; the thread has ended.
-        pause_s: after a full read.
+    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error` is
+    called once if it raised; the thread has ended then.
     """
 
     def __init__(
@@ -279,7 +265,7 @@ class QueueWatch(FileWatch):
         if not any(
             read in ("/", access.path) or access.path.startswith(f"{read}/") for read in reads
         ):
-            self._limit.add(access)
+            self.add(access)
 
     def settle(self, began_s: float, *, is_empty: bool) -> None:
         """After a read of the queue that began then; reports what is due."""
@@ -345,7 +331,7 @@ class GuestWatch(FileWatch):
                 pid=touched.pid or None,
                 count=touched.count,
             )
-            self._limit.add(access)
+            self.add(access)
         self.report()
         if self._touches == _MAX_TOUCHES:
             self.end("its guest agent has reported as many touches as it may")

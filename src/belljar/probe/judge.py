@@ -20,12 +20,7 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What the host saw where it looked.
-
-    Attributes:
-        touched: True: something came through. False: nothing did. None: it could not look.
-        what: in words.
-    """
+    """What the host saw where it looked; `touched` is None where it could not look."""
 
     touched: bool | None
     what: str

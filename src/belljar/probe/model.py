@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, json_of
 
 
 class AttemptOutcome(StrEnum):
@@ -82,12 +82,7 @@ class Witness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One containment test; `catalogue.toml` describes its fields.
-
-    Attributes:
-        name: `group.what`, lower case, digits, `_`; the program prints it.
-        witness: where the host can see it, and then silence there is demanded.
-    """
+    """One containment test; `catalogue.toml` describes its fields."""
 
     name: str
     tries: str
@@ -111,13 +106,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One probe, judged.
+    """One probe, judged: `outcome` and `detail` (escaped, bounded) by the program's word.
 
-    Attributes:
-        outcome: as the program reported; None: nothing usable. detail: its words, escaped
-            and bounded.
-        seen: what decided, in words. seen_by: whose observation that was.
-        known: why a `reached` is expected in this tier; "" otherwise.
+    `seen`: what decided. `known`: why a `reached` is expected in this tier; "" otherwise.
     """
 
     name: str
@@ -130,27 +121,12 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        known = {"known": self.known} if self.known else {}
-        return {
-            "name": self.name,
-            "verdict": self.verdict.value,
-            "outcome": self.outcome.value if self.outcome else None,
-            "detail": self.detail,
-            "seen": self.seen,
-            "seen_by": self.seen_by.value,
-            **known,
-        }
+        return {name: word for name, word in json_of(self).items() if word or name != "known"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """One run of the program in one cell, judged.
-
-    Attributes:
-        which: `quick`, `all`, or the names that were asked for.
-        user: as whom it ran in the cell.
-        problem: why the run as a whole is void; "" when it is not.
-    """
+    """One run of the program in one cell, judged; `problem`: why it is void as a whole, or ""."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -176,12 +152,6 @@ class ProbeReport:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {
-            "verdict": self.verdict.value,
-            "which": self.which,
-            "user": self.user,
-            "duration_ms": round(self.duration_ms, 3),
-            "problem": self.problem,
-            "digest": self.digest,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        findings = [finding.to_json() for finding in self.findings]
+        rest = {"duration_ms": round(self.duration_ms, 3), "digest": self.digest}
+        return {**json_of(self), **rest, "findings": findings}

@@ -229,33 +229,18 @@ def _way_to_host(pid: int, port: str) -> str:
     """Return how a process reaches the host though its namespaces are its own; "" for neither, or
     when it has ended."""
     with contextlib.suppress(OSError):
-        if maps_root(Path(f"/proc/{pid}/uid_map").read_text()):
+        # Of each range of ids: the inner, the outer, how many
+        maps = Path(f"/proc/{pid}/uid_map").read_text().splitlines()
+        if any(line.split()[1] == "0" for line in maps):
             return "has the host's user 0 among its own"
         # Where each table has the device: first in one, last in the other.
         for table, column in (("route", 0), ("ipv6_route", -1)):
             file = Path(f"/proc/{pid}/net/{table}")
-            if file.exists() and (
-                device := way_out(file.read_text(errors="replace"), column, port)
-            ):
-                return f"has a route by {printable(device, max_chars=32)}"
+            lines = file.read_text(errors="replace").splitlines() if file.exists() else []
+            for words in filter(None, map(str.split, lines)):
+                if words[column] not in ("Iface", "lo", port):
+                    return f"has a route by {printable(words[column], max_chars=32)}"
     return ""
-
-
-def maps_root(uid_map: str) -> bool:
-    """Whether a map of user ids (inner, outer, count) has the outer 0. Pure."""
-    lines = [line.split() for line in uid_map.splitlines()]
-    return any(outer == "0" for _, outer, _ in lines)
-
-
-def way_out(table: str, column: int, port: str = "") -> str:
-    """The first device but loopback and the cell's port in a routing table of the kernel's, which
-    has devices in that column; "" when there is none. Pure.
-    """
-    lines = [line.split() for line in table.splitlines()]
-    return next(
-        (words[column] for words in lines if words and words[column] not in ("Iface", "lo", port)),
-        "",
-    )
 
 
 def _family(pid: int) -> Iterator[int]:

@@ -345,28 +345,3 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Journal, "entries_now", entries_now)
     assert (await kill(everything=True, hold=True, reason="stop", home=tmp_path)).ok
     assert held[-1]
-
-
-def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
-    """Frozen first, then killed, by the kernel's own files; a group without them is left to the
-    pids. A real one ends, where the host has such groups."""
-    files = [tmp_path / name for name in ("cgroup.freeze", "cgroup.kill")]
-    for file in files:
-        file.write_text("0")
-    cgroup.halt(tmp_path)
-    assert [file.read_text() for file in files] == ["1", "1"]
-    cgroup.halt(tmp_path / "nowhere")
-    places = map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"))
-    parent = next((path for path in places if (path / "cgroup.procs").exists()), None)
-    if os.geteuid() != 0 or parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:
-        return
-    group = parent / f"kill-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        if (group / "cgroup.kill").exists():
-            with subprocess.Popen(["sleep", "600"]) as process:
-                (group / "cgroup.procs").write_text(str(process.pid))
-                cgroup.halt(group)
-                assert process.wait(60) == -9
-    finally:
-        cgroup.remove_group(group)

@@ -40,29 +40,6 @@ def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:
     assert "\x1b" not in error.what
 
 
-ITS_OWN = "failed step 18 run errno 2: none: /x\n"
-
-
-@pytest.mark.parametrize(
-    ("status", "diagnosis", "supervisor", "words"),
-    [
-        # Its own step and the end of what it was to be may both be there when they are read.
-        (f"{ITS_OWN}failed step 21 runtime exit 125\n", "", None, "none: /x"),
-        ("child 7\nended signal 9 cause itself\n", "", None, "ended while it came up (signal 9"),
-        ("failed step 21 runtime signal 9\n", "no room", None, "signal 9, and printed: no room"),
-        ("child 7\n", "", -13, "(its supervisor: signal SIGPIPE)"),
-        ("child 7\nended signal 9 cause owner\n", "", 0, "(signal 9, cause: owner)"),
-    ],
-)  # fmt: skip
-def test_other_failures_are_named(
-    status: str, diagnosis: str, supervisor: int | None, words: str
-) -> None:
-    """By what is known of them; an end without a word says whose it was."""
-    error = start_error("c-0123456789ab", status, diagnosis, supervisor=supervisor)
-    assert isinstance(error, CellError)
-    assert words in error.what
-
-
 @contextmanager
 def jailed(first_fd: int = 3) -> Iterator[tuple[Jail, int]]:
     """The jail of a program that has ended, and the pipe on which its supervisor reports."""

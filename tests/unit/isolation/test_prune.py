@@ -81,6 +81,7 @@ async def test_what_nobody_used_for_long_goes_and_the_rest_stays(home: Path, nam
     assert (home / "kernels" / KERNEL).exists()
 
 
+@pytest.mark.promise("6.5")
 @pytest.mark.parametrize("name", KINDS)
 async def test_what_a_living_cell_uses_stays(home: Path, name: str) -> None:
     """Its claim is a lock of the process that owns the cell: it ends with it, however that ends.

@@ -26,7 +26,7 @@ from belljar.isolation.touches import (
     INTERVAL_S,
     MAX_KEYS,
     Access,
-    AccessLimit,
+    FileWatch,
     QueueThread,
     QueueWatch,
     watch_guest,
@@ -41,7 +41,7 @@ def opened(process: str = "cat", path: str = "/a") -> Access:
 def test_the_first_of_a_kind_is_reported_at_once_and_the_rest_counted() -> None:
     """One report an interval, which says how many it stands for; a crowd at one file hides no
     other."""
-    limit = AccessLimit()
+    limit = FileWatch()
     limit.add(opened())
     assert limit.due(10.0) == [opened()]
     for _ in range(50):
@@ -65,7 +65,7 @@ def test_nothing_is_lost_and_no_interval_has_too_many(
     accesses: list[tuple[str, int, float]],
 ) -> None:
     """Whatever names and times: the counts sum up, and a name has one report an interval."""
-    limit, now_s, total, times = AccessLimit(), 100.0, 0, dict[str, float]()
+    limit, now_s, total, times = FileWatch(), 100.0, 0, dict[str, float]()
     for path, name, later_s in accesses:
         now_s += later_s
         limit.add(opened(process=str(name), path=path))
@@ -101,29 +101,6 @@ def test_a_host_read_covers_its_files_until_the_queue_was_read(*, is_empty: bool
     assert told == ["/rootless", "/root/a"]
     thread.start()
     thread.stop()
-    for fd in (source, sink):
-        os.close(fd)
-
-
-def test_a_sensors_thread_ends_once() -> None:
-    """By an error, which is said once, and nobody waits for it afterwards; by being stopped: a late
-    word goes nowhere, as its descriptors' numbers are others' by then."""
-    source, sink = os.pipe2(os.O_NONBLOCK)
-    errors = list[str]()
-
-    def read() -> int:
-        raise OSError(5, "it broke")
-
-    broken = QueueThread(lambda: source, read, errors.append)
-    broken.start()
-    broken.drain()
-    broken.drain()
-    broken.stop()
-    assert len(errors) == 1
-    stopped = QueueThread(lambda: source, lambda: -1, print)
-    stopped.start()
-    stopped.stop()
-    stopped.drain()
     for fd in (source, sink):
         os.close(fd)
 

@@ -87,7 +87,7 @@ def ordinary(facts: HostFacts) -> HostFacts:
 def delegated(facts: HostFacts) -> HostFacts:
     """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
     parents = dict.fromkeys(("cpu", "memory", "pids"), "/c/own")
-    group = CgroupFact(version=CgroupVersion.V2, parents=parents, delegated=True)
+    group = CgroupFact(version=CgroupVersion.V2, parents=parents)
     unproven, why = RuntimeState.UNPROVEN, "not yet"
     untried = tuple(replace(item, state=unproven, reason=why) for item in facts.runtimes)
     ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)

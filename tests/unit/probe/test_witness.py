@@ -15,7 +15,7 @@ from tests.fakes.probing import kill_sentinel, read_canary, signal_sentinel, vis
 
 from belljar.probe.judge import NoRouter
 from belljar.probe.model import Witness
-from belljar.probe.witness import maps_root, sweep_watches, watch, watch_file, way_out
+from belljar.probe.witness import sweep_watches, watch, watch_file
 
 UNIX, INET, STREAM = socket.AF_UNIX, socket.AF_INET, socket.SOCK_STREAM
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
@@ -117,19 +117,6 @@ def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -
         made.communicate(b"\n")
     assert "a route by eth0" not in seen.pop(number)
     assert all("a route by eth0" in what for what in seen.values())
-
-
-def test_ways_out_and_the_hosts_root_in_a_map() -> None:
-    """Any route but by loopback; root wherever it stands in a map."""
-    for table, column, device in (
-        ("Iface\tDestination\n", 0, ""),
-        ("Iface\tDestination\neth0\t00000000\n", 0, "eth0"),
-        ("0 0 lo\n\n0 0     up0\n", -1, "up0"),
-        ("0 0 lo\n", -1, ""),
-    ):
-        assert way_out(table, column) == device
-    maps = ("0 100000 5\n5 0 1\n", "         0 2147483648          1\n", "")
-    assert [maps_root(text) for text in maps] == [True, False, False]
 
 
 def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,22 +22,11 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.stream import SavedMachine, allow_shared_memory
-from belljar.isolation.microvm.template import (
-    Template,
-    disk_binds,
-    ensure_template,
-    find_key,
-)
+from belljar.isolation.microvm.template import Template, disk_binds, ensure_template, find_key
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
 from belljar.isolation.program_root import file_stamp
-from belljar.isolation.renewal import (
-    GivenPort,
-    fresh_renewal,
-    judge,
-    renew,
-    renewed_event,
-)
+from belljar.isolation.renewal import GivenPort, fresh_renewal, judge, renew, renewed_event
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -64,20 +53,9 @@ async def open_vm(
     weights: Path | None = None,
     saved: SavedMachine | None = None,
 ) -> AsyncIterator[Vmm]:
-    """A clone of the plan's template, renewed and ready; destroyed when the block is left.
+    """As `open_container`, by a clone of the plan's template. Its port is attached once.
 
-    No task group or cancel scope is open across the yield.
-
-    Args:
-        planned: recorded as `cell.planned` before anything is made.
-        port: attached once, before the guest runs; goes with a machine that has a network device.
-        part_of: as in `JournalEntry`.
-        weights: the second disk's, kept in the store meanwhile.
-        saved: it goes on from there instead.
-
-    Raises:
-        ValueError: port and plan don't fit. HostError: this host can't.
-        CellError: the cell could not be made; nothing is left of it.
+    `saved`: it goes on from there instead. Raises `ValueError`: port and plan don't fit.
     """
     if plan.vm.nic != (port is not None):
         raise ValueError("a port goes with a machine that has a network device, and only with it")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.image.tools import run_tool, tool
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import need_space
@@ -27,16 +27,14 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
 
     Raises `HostError`: no space, no mksquashfs, or the weights are not those that were verified.
     """
-    try:
-        with claimed(weights), locked(home, f"disk-{weights.name[:16]}"):
-            if not is_as_made(weights):
-                _make(home, weights)
-    except OSError as error:
-        raise HostError(
-            f"the disk of the weights can't be made: {error.strerror}",
-            where=str(error.filename or weights),
-            hint="look if `belljar model ls` has them and the disk has room, then try again",
-        ) from error
+    hint = "look if `belljar model ls` has them and the disk has room, then try again"
+    with (
+        host_errors("the disk of the weights can't be made", where=weights, hint=hint),
+        claimed(weights),
+        locked(home, f"disk-{weights.name[:16]}"),
+    ):
+        if not is_as_made(weights):
+            _make(home, weights)
 
 
 def _make(home: Path, weights: Path) -> None:

@@ -23,19 +23,15 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel.frames import config_payload
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
-from belljar.isolation.microvm.guest_files import (
-    GuestParts,
-    read_guest_parts,
-    write_read_only,
-)
+from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
 from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
-from belljar.isolation.program_root import VmmRoot, ensure_vmm_root, file_stamp
+from belljar.isolation.program_root import STORE_HINT, VmmRoot, ensure_vmm_root, file_stamp
 from belljar.isolation.sandbox import elapsed_ms
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -109,15 +105,10 @@ async def ensure_template(
     held: ExitStack | None = None,
     weights: Path | None = None,
 ) -> Template:
-    """The template for this plan, made if missing or invalid.
+    """The template for this plan, made if missing or invalid; not pruned while `held` is open.
 
-    Args:
-        held: keeps it from being pruned.
-        weights: of the second disk, which is made if it is missing; goes with its plan.
-
-    Raises:
-        HostError: no space, QEMU or guest part.
-        CellError: the guest didn't come up. Nothing is left.
+    `weights`: of the second disk, which is made if it is missing. Raises `HostError`: no space,
+    QEMU or guest part; `CellError`: the guest didn't come up.
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
@@ -238,22 +229,18 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
     started = time.monotonic()
     try:
-        scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-        await anyio.to_thread.run_sync(partial(sweep, scratch.parent, prefix=MAKING))
-        scratch.mkdir(mode=0o711)
-        await anyio.to_thread.run_sync(write_read_only, scratch / "initrd", job.guest.initramfs())
-        with claimed_for_cell(job.kernel.vmlinuz.parent):
-            state = await _boot_and_save(job, cell_id, scratch)
-        await anyio.to_thread.run_sync(_finish, job, scratch, state)
-    except BaseException as exc:
+        with host_errors("a template could not be made", where=scratch.parent, hint=STORE_HINT):
+            scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+            await anyio.to_thread.run_sync(partial(sweep, scratch.parent, prefix=MAKING))
+            scratch.mkdir(mode=0o711)
+            initrd = job.guest.initramfs()
+            await anyio.to_thread.run_sync(write_read_only, scratch / "initrd", initrd)
+            with claimed_for_cell(job.kernel.vmlinuz.parent):
+                state = await _boot_and_save(job, cell_id, scratch)
+            await anyio.to_thread.run_sync(_finish, job, scratch, state)
+    except BaseException:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-        if isinstance(exc, OSError) and not isinstance(exc, BelljarError):
-            raise HostError(
-                f"a template could not be made: {exc.strerror}",
-                where=str(scratch.parent),
-                hint="free some space, or fix the store's owner",
-            ) from exc
         raise
     data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
     recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))

@@ -20,38 +20,30 @@ import anyio.to_thread
 
 from belljar.capture import Capture
 from belljar.dataclass import dataclass
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import VmmRoot
-from belljar.isolation.sandbox import Sandbox, owned
+from belljar.isolation.sandbox import Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.plan.jail import JailBind, JailLimits, JailSpec
+from belljar.plan.jail import JailBind, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
 from belljar.process import signal_name
-from belljar.store.journal import EntryKind
 from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmmSpec:
-    """One VMM; its `directories` are removed."""
+class VmmSpec(SandboxSpec):
+    """One VMM."""
 
-    cell_id: str
-    kind: EntryKind
     role: Role
     shape: VmShape
-    limits: JailLimits
-    controllers: tuple[str, ...]
-    memory_by_rlimit: bool
     root: VmmRoot
     binds: tuple[JailBind, ...]
-    directories: tuple[Path, ...] = ()
-    part_of: str = ""
     keeps_monitor: bool = False
     """Its clone's monitor stays open, for snapshots."""
 
@@ -75,7 +67,9 @@ class _Ends:
                 self.ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
                 inherited[name] = self._theirs.enter_context(theirs).fileno()
             if spec.shape.accel == "kvm":
-                inherited["kvm"] = _open_kvm()
+                hint = "add this user to the group kvm"
+                with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
+                    inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
                 self._theirs.callback(os.close, inherited["kvm"])
             self.fds = VmFds(console=self.console.writer, **inherited)
             self.inherited = (*inherited.values(), self.console.writer)
@@ -92,25 +86,11 @@ class _Ends:
         self.console.close()
 
 
-def _open_kvm() -> int:
-    try:
-        return os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as exc:
-        raise HostError(
-            f"{_KVM_DEVICE} can't be opened: {exc.strerror}",
-            where=_KVM_DEVICE,
-            hint="add this user to the group kvm",
-        ) from exc
-
-
 class Vmm(Sandbox):
     """A VMM in its jail. Made by `start_vmm`.
 
-    Attributes:
-        net: the other end of its network device, one frame a datagram; None without one.
-        wire: what carries its frames; None without a port.
-        companions: owns the wire, which ends before the VMM.
-        timings_ms: a clone's total.
+    `net`: the other end of its network device, one frame a datagram. `companions`: owns the wire,
+    which ends before the VMM.
     """
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
@@ -119,17 +99,7 @@ class Vmm(Sandbox):
         self.wire: Sandbox | None = None
         self.companions = AsyncExitStack()
         self._ends = _Ends(spec)
-        super().__init__(
-            cell_id=spec.cell_id,
-            kind=spec.kind,
-            limits=spec.limits,
-            controllers=spec.controllers,
-            identity=hold_identity(home),
-            home=home,
-            recorder=recorder,
-            directories=spec.directories,
-            part_of=spec.part_of,
-        )
+        super().__init__(spec, identity=hold_identity(home), home=home, recorder=recorder)
         self.qmp = Qmp(self._ends.ours["qmp"], where=f"VMM of cell {spec.cell_id}")
         self.agent = self._ends.ours["agent"]
         self.state, self.state_fd = self._ends.ours.get("state"), self._ends.fds.state

@@ -29,7 +29,7 @@ from belljar.isolation.program_root import (
     package_program,
 )
 from belljar.isolation.renewal import GivenPort
-from belljar.isolation.sandbox import Sandbox, owned
+from belljar.isolation.sandbox import Sandbox, SandboxSpec, owned
 from belljar.package import __version__
 from belljar.plan.jail import JailIds, JailSpec
 from belljar.process import signal_name
@@ -76,19 +76,13 @@ class Wire(Sandbox):
         self._port, self._vmm = port, vmm
         self._control, self._theirs = socket.socketpair()
         self._control.setblocking(False)  # noqa: FBT003
-        super().__init__(
-            cell_id=new_cell_id(),
-            kind="wire",
-            limits=replace(
-                vmm.limits,
-                lifetime_s=vmm.limits.lifetime_s + _MORE_LIFETIME_S,
-                address_space_bytes=_ADDRESS_SPACE_BYTES,
-            ),
-            controllers=(),
-            identity=hold_identity(home),
-            home=home,
-            part_of=vmm.cell_id,
+        limits = replace(
+            vmm.limits,
+            lifetime_s=vmm.limits.lifetime_s + _MORE_LIFETIME_S,
+            address_space_bytes=_ADDRESS_SPACE_BYTES,
         )
+        spec = SandboxSpec(cell_id=new_cell_id(), kind="wire", limits=limits, part_of=vmm.cell_id)
+        super().__init__(spec, identity=hold_identity(home), home=home)
 
     async def start(self) -> None:
         """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
@@ -165,11 +159,9 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
-    """Attach the running VMM to the port.
+    """Attach the running VMM to the port; it ends with the wire.
 
-    Raises:
-        ValueError: the MTU is too large. HostError: this host can't.
-        CellError: it failed. Nothing is left; the VMM ends if its lifeline was lent.
+    Raises `ValueError`: the MTU is too large; `HostError`, `CellError`.
     """
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
 from belljar.isolation.identity import hold_range
@@ -26,13 +26,19 @@ from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
 from belljar.isolation.renewal import GivenPort, Renewal, fresh_renewal, judge, renew, renewed_event
-from belljar.isolation.sandbox import Sandbox, elapsed_ms, owned, recorded_lifetime
+from belljar.isolation.sandbox import (
+    Sandbox,
+    SandboxSpec,
+    elapsed_ms,
+    owned,
+    recorded_lifetime,
+)
 from belljar.isolation.survivors import Destruction
-from belljar.plan.jail import JailLimits, JailMount, JailSpec
+from belljar.plan.jail import JailMount, JailSpec
 from belljar.plan.model import OciPlan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 from belljar.process import is_alive, signal_name
-from belljar.store.journal import EntryKind, new_cell_id
+from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed
 from belljar.units import format_size
 
@@ -83,21 +89,17 @@ BUSY_SEALS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSpec:
-    """One container and its resources. `is_traced`: see `isolation.oci.trace`."""
+class ContainerSpec(SandboxSpec):
+    """One container and its resources; the first directory is its bundle's.
 
-    cell_id: str
-    kind: EntryKind
+    `is_traced`: see `isolation.oci.trace`.
+    """
+
     shape: OciShape
-    limits: JailLimits
-    controllers: tuple[str, ...]
-    memory_by_rlimit: bool
     root: ProgramRoot
     tree: ImageTree
     hostname: str
-    directory: Path
     port: GivenPort | None = None
-    part_of: str = ""
     weights: Path | None = None
     is_traced: bool = False
 
@@ -111,17 +113,8 @@ class Container(Sandbox):
         self._user_namespace = None if spec.port is None else spec.port.user_namespace
         self._trace: Trace | None = None
         self.agent, self._theirs = socket.socketpair()
-        super().__init__(
-            cell_id=spec.cell_id,
-            kind=spec.kind,
-            limits=spec.limits,
-            controllers=spec.controllers,
-            identity=hold_range(is_nested=self._user_namespace is not None),
-            home=home,
-            recorder=recorder,
-            directories=(spec.directory,),
-            part_of=spec.part_of,
-        )
+        identity = hold_range(is_nested=self._user_namespace is not None)
+        super().__init__(spec, identity=identity, home=home, recorder=recorder)
 
     async def start(self) -> None:
         """Journal, create, start, attach. Raises `HostError`, `CellError`."""
@@ -218,7 +211,7 @@ class Container(Sandbox):
 
     def _make_files(self) -> None:
         self.make(cpu_later=True)
-        directory = self.spec.directory
+        directory = self.spec.directories[0]
         tmp = inner_tmp(self.spec.tree.root, _ROOT) if self._is_gvisor else ""
         cell = OciCell(
             hostname=self.spec.hostname,
@@ -227,7 +220,8 @@ class Container(Sandbox):
             weights="" if self.spec.weights is None else _WEIGHTS,
         )
         config = oci_config(self.spec.shape, cell)
-        try:
+        what = "a cell's files can't be written"
+        with host_errors(what, where=directory, hint=STORE_HINT):
             directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
             directory.mkdir(mode=0o711)
             file = directory / "config.json"
@@ -237,11 +231,6 @@ class Container(Sandbox):
                 from belljar.isolation.oci.trace import Trace
 
                 self._trace = Trace(directory, _BUNDLE, self.holds)
-        except OSError as exc:
-            hint = STORE_HINT
-            raise HostError(
-                f"a cell's files can't be written: {exc.strerror}", where=str(directory), hint=hint
-            ) from exc
 
     async def _attach(self, port: GivenPort) -> None:
         if (jail := self.jail) is None:
@@ -290,7 +279,7 @@ class Container(Sandbox):
             ),
             JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
             JailMount(kind="tmpfs", target=_TMP, size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
-            JailMount(kind="bind", source=spec.directory, target=_BUNDLE),
+            JailMount(kind="bind", source=spec.directories[0], target=_BUNDLE),
             *(
                 (JailMount(kind="bind", source=spec.weights, target=_WEIGHTS),)
                 if spec.weights is not None
@@ -411,15 +400,10 @@ async def open_container(
 
     No task group or cancel scope is open across the yield.
 
-    Args:
-        planned: recorded as `cell.planned` before anything is made.
-        port: attached before anything of the runtime's runs. None: no network at all.
-        part_of: as in `JournalEntry`.
-        weights: of a model, whose `data` it sees read-only; kept in the store meanwhile.
+    `planned`: recorded as `cell.planned` before anything is made. `port`: attached before anything
+    hostile runs; None: no network at all. `weights`: of a model, which it sees read-only.
 
-    Raises:
-        HostError: this host can't.
-        CellError: it could not be made, with the runtime's status; nothing is left of it.
+    Raises `HostError`: this host can't; `CellError`: it could not be made. Nothing is left of it.
     """
     cell_id = cell_id or new_cell_id()
 
@@ -443,7 +427,7 @@ async def open_container(
             root=root,
             tree=tree,
             hostname=renewal.hostname,
-            directory=home / "cells" / cell_id,
+            directories=(home / "cells" / cell_id,),
             port=port,
             part_of=part_of,
             weights=None if weights is None else weights / "data",

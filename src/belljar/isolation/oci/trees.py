@@ -21,11 +21,11 @@ import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import BelljarError, CellError, HostError, host_errors
 from belljar.image.store import Image, verify
 from belljar.isolation.identity import HeldIdentity, tree_identity
 from belljar.isolation.jail import start_jail
-from belljar.isolation.program_root import ensure_unpacker_root
+from belljar.isolation.program_root import STORE_HINT, ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.store.home import HINT_SPACE, make_store_dir, need_space
 from belljar.store.journal import new_cell_id
@@ -40,6 +40,7 @@ _REMOVE_DEADLINE_S: Final = 120.0
 _MEMORY_BYTES: Final = 2 << 30
 # Estimated unpacked size.
 _EXPANSION: Final = 3
+_NOT_UNPACKED: Final = "an image could not be unpacked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ async def _make(image: Image, home: Path) -> None:
 
 
 def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
-    with _os_errors(partial_tree):
+    with host_errors(_NOT_UNPACKED, where=partial_tree, hint=STORE_HINT):
         make_store_dir(partial_tree.parent, mode=0o700)
         partial_tree.mkdir(mode=0o700)
         root = partial_tree / "root"
@@ -194,7 +195,7 @@ async def _unpack(
 
 def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
     first_uid, first_gid = _first_ids(identity)
-    with _os_errors(partial_tree):
+    with host_errors(_NOT_UNPACKED, where=partial_tree, hint=STORE_HINT):
         description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
         (partial_tree / "tree.json").write_text(json.dumps(description))
         fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
@@ -205,18 +206,6 @@ def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
         finally:
             os.close(fd)
         partial_tree.rename(final)
-
-
-@contextmanager
-def _os_errors(where: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise HostError(
-            f"an image could not be unpacked: {exc.strerror}",
-            where=str(exc.filename or where),
-            hint="free some space, fix the store's owner, or set BELLJAR_HOME to another directory",
-        ) from exc
 
 
 async def _run(
