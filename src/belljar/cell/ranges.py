@@ -1,9 +1,8 @@
 """The cells of one sample on a network of their own: made in order, and nothing left afterwards.
 
 The network, with its rules, is made first and ends last; where no cell has a port, there is none.
-Target cells come in the policy's order,
-each after those that it awaits are healthy (by default all). The range's own cell is last: nothing
-of a sample runs before everything it may reach is there.
+Target cells come in the policy's order, each after those that it awaits are healthy (by default
+all). The range's own cell is last: nothing of a sample runs before all that it may reach is there.
 """
 
 from __future__ import annotations
