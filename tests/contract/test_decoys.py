@@ -102,9 +102,11 @@ async def test_a_decoy_outside_the_home_is_the_users(tier: str, vm_home: Path) -
 
 
 @pytest.mark.promise("5.6")
-@pytest.mark.parametrize("place", ["/etc/passwd", "/etc/passwd/below", "/proc/decoy"])
+@pytest.mark.parametrize("place", ["/etc/passwd", "/proc/decoy"])
 async def test_an_occupied_place_is_refused(tier: str, place: str, vm_home: Path) -> None:
     """Nothing of the image is replaced; the reason is on record."""
+    if tier != "container":
+        pytest.skip("the agent does it, the same in each tier")
     decoys = [{"id": "bait", "kind": "dotenv", "place": place}]
     with start_run("test", "decoys", [], home=vm_home) as run:
         with pytest.raises(PolicyError) as caught:
