@@ -433,10 +433,4 @@ class ExecOperations(CellBase):
             stdin=stdin,
             service=service,
         )
-        return CommandRecord(
-            self._operation(),
-            request,
-            self._recorder,
-            self._live,
-            keystrokes=self.plan.policy.keystrokes,
-        )
+        return CommandRecord(self._operation(), request, self._recorder, self._live)
