@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
@@ -247,21 +245,12 @@ def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, fault: str) -
 
 
 def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
-    """Its cell says what can't be reset, and goes on; and when the range's processes are gone, it
-    says so still, and the range ends with that."""
+    """Its cell says what can't be reset, and goes on."""
 
     async def ask() -> None:
         async with open_range({**LOW, "network": {"default": "simulate"}}, home=vm_home) as opened:
             with pytest.raises(PolicyError, match="network"):
                 await opened.cell.revert()
             assert (await opened.cell.exec(["true"])).returncode == 0
-            assert opened.network is not None
-            for pid in opened.network.pids:
-                os.kill(pid, signal.SIGKILL)
-            with pytest.raises(CellError):
-                await opened.cell.exec(["sleep", "999"])
-            with pytest.raises(PolicyError, match="network"):
-                await opened.cell.revert()
 
-    with pytest.raises(CellError):
-        anyio.run(ask)
+    anyio.run(ask)
