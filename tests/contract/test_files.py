@@ -199,20 +199,6 @@ async def test_removing_follows_no_link(cell: Cell) -> None:
 
 
 @pytest.mark.promise("4.3")
-async def test_a_directory_beyond_many_reads(cell: Cell, tmp_path: Path) -> None:
-    """Hundreds of entries with long names are listed, copied and removed, none twice."""
-    tree = tmp_path / "many"
-    tree.mkdir()
-    for number in range(600):
-        (tree / f"{'n' * 150}{number}").write_bytes(b"%d" % number)
-    await cell.upload(tree, "/tmp/many")
-    assert [info.name for info in await cell.list_dir("/tmp/many")] == names(tree)
-    await cell.download("/tmp/many", tmp_path / "back")
-    assert everything(tmp_path / "back") == everything(tree)
-    await cell.remove("/tmp/many", recursive=True)
-
-
-@pytest.mark.promise("4.3")
 async def test_an_interrupted_upload_leaves_nothing(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
