@@ -13,84 +13,48 @@ from belljar.package import __version__ as __version__
 
 if TYPE_CHECKING:
     from belljar import sync as sync
-    from belljar.cell.cell import Cell, Snapshot
-    from belljar.cell.connection import CellStream
-    from belljar.cell.exec import OutputSoFar, RunningCommand
-    from belljar.cell.files import FileInfo
-    from belljar.cell.health import HealthFinding
-    from belljar.cell.local_tree import Transfer
-    from belljar.cell.open import open_cell, open_range
-    from belljar.cell.parts import start_run
-    from belljar.cell.pool import Pool, open_pool
-    from belljar.cell.range import Range
-    from belljar.channel import CommandError, ExecOutput, FileTooLargeError, PtySize, Stream
-    from belljar.errors import (
-        BelljarError,
-        CellError,
-        ContainmentBreach,
-        HostError,
-        LedgerError,
-        PolicyError,
-        ProtocolViolation,
-    )
-    from belljar.isolation.hold import release
-    from belljar.isolation.kill import KillReport, kill
-    from belljar.isolation.survivors import Destruction
-    from belljar.ledger.rundir import RunDirectory
-    from belljar.plan.model import Plan
-    from belljar.policy.limits import Risk, Tier
-    from belljar.policy.load import load_policy, load_preset, parse_policy
-    from belljar.policy.loaded import LoadedPolicy
-    from belljar.policy.model import Policy
-    from belljar.probe.model import Verdict
-    from belljar.report.reasons import Reason, ReasonCode
-
-__all__ = [
-    "BelljarError",
-    "Cell",
-    "CellError",
-    "CellStream",
-    "CommandError",
-    "ContainmentBreach",
-    "Destruction",
-    "ExecOutput",
-    "FileInfo",
-    "FileTooLargeError",
-    "HealthFinding",
-    "HostError",
-    "KillReport",
-    "LedgerError",
-    "LoadedPolicy",
-    "OutputSoFar",
-    "Plan",
-    "Policy",
-    "PolicyError",
-    "Pool",
-    "ProtocolViolation",
-    "PtySize",
-    "Range",
-    "Reason",
-    "ReasonCode",
-    "Risk",
-    "RunDirectory",
-    "RunningCommand",
-    "Snapshot",
-    "Stream",
-    "Tier",
-    "Transfer",
-    "Verdict",
-    "__version__",
-    "kill",
-    "load_policy",
-    "load_preset",
-    "open_cell",
-    "open_pool",
-    "open_range",
-    "parse_policy",
-    "release",
-    "start_run",
-    "sync",
-]
+    from belljar.cell.cell import Cell as Cell
+    from belljar.cell.cell import Snapshot as Snapshot
+    from belljar.cell.connection import CellStream as CellStream
+    from belljar.cell.exec import OutputSoFar as OutputSoFar
+    from belljar.cell.exec import RunningCommand as RunningCommand
+    from belljar.cell.files import FileInfo as FileInfo
+    from belljar.cell.health import HealthFinding as HealthFinding
+    from belljar.cell.local_tree import Transfer as Transfer
+    from belljar.cell.open import open_cell as open_cell
+    from belljar.cell.open import open_range as open_range
+    from belljar.cell.parts import start_run as start_run
+    from belljar.cell.pool import Pool as Pool
+    from belljar.cell.pool import open_pool as open_pool
+    from belljar.cell.range import Range as Range
+    from belljar.channel import CommandError as CommandError
+    from belljar.channel import ExecOutput as ExecOutput
+    from belljar.channel import FileTooLargeError as FileTooLargeError
+    from belljar.channel import PtySize as PtySize
+    from belljar.channel import Stream as Stream
+    from belljar.errors import BelljarError as BelljarError
+    from belljar.errors import CellError as CellError
+    from belljar.errors import ContainmentBreach as ContainmentBreach
+    from belljar.errors import HostError as HostError
+    from belljar.errors import LedgerError as LedgerError
+    from belljar.errors import PolicyError as PolicyError
+    from belljar.errors import ProtocolViolation as ProtocolViolation
+    from belljar.isolation.hold import release as release
+    from belljar.isolation.kill import KillReport as KillReport
+    from belljar.isolation.kill import kill as kill
+    from belljar.isolation.survivors import Destruction as Destruction
+    from belljar.ledger.rundir import RunDirectory as RunDirectory
+    from belljar.plan.model import Plan as Plan
+    from belljar.policy.limits import Risk as Risk
+    from belljar.policy.limits import Tier as Tier
+    from belljar.policy.load import load_policy as load_policy
+    from belljar.policy.load import load_preset as load_preset
+    from belljar.policy.load import parse_policy as parse_policy
+    from belljar.policy.loaded import LoadedPolicy as LoadedPolicy
+    from belljar.policy.model import Policy as Policy
+    from belljar.probe.model import Verdict as Verdict
+    from belljar.report.reasons import Reason as Reason
+    from belljar.report.reasons import ReasonCode as ReasonCode
 
 _NAMES = {
     "belljar.cell.cell": "Cell Snapshot",
@@ -119,6 +83,7 @@ _NAMES = {
     "belljar.report.reasons": "Reason ReasonCode",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = ["__version__", "sync", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attribute protocol (PEP 562)

@@ -51,11 +51,6 @@ class Capture:
         elif (room := self._max_kept_bytes - len(self._held)) > 0:
             self._held += chunk[:room]
 
-    def forget(self) -> None:
-        """Keep nothing from now on; count and digest stay."""
-        self._max_kept_bytes = 0
-        self._held.clear()
-
     @property
     def kept(self) -> bytes:
         """What is kept so far."""

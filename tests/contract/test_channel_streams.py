@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.asking import is_alive, sh
 from tests.machine import PATIENCE_S
 
-from belljar.channel import ExecRequest, GuestClient, Stream
+from belljar.channel import ExecRequest, GuestClient
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
@@ -65,13 +65,6 @@ async def test_head_is_kept_and_the_rest_counted(client: GuestClient) -> None:
     assert outcome.output_cap_reached
 
 
-async def test_tail_is_kept_and_the_rest_counted(client: GuestClient) -> None:
-    """With `keep="tail"` the end of a stream is returned, and what came before is counted."""
-    outcome = await client.exec(sh("seq 1 300000"), keep="tail", keep_bytes=1000)
-    whole = "".join(f"{n}\n" for n in range(1, 300_001)).encode()
-    assert (outcome.stdout, outcome.stdout_dropped_bytes) == (whole[-1000:], len(whole) - 1000)
-
-
 @pytest.mark.promise("4.1")
 async def test_the_guest_stops_when_nobody_takes_its_output(client: GuestClient) -> None:
     """A flood is held back at its source while its consumer waits, and others go on meanwhile."""
@@ -96,16 +89,3 @@ async def test_a_background_child_that_holds_stdout_does_not_hang(
             pass  # it has not written into its old pipe yet
     assert await is_alive(client, pid)
     await client.exec(sh('pkill -KILL -P "$1"; kill -KILL "$1"', pid.decode().strip()))
-
-
-async def test_conversation(client: GuestClient) -> None:
-    """Input can follow output: question and answer over one command."""
-    async with client.open_exec(ExecRequest(argv=["cat"], stdin=True)) as running:
-        for word in (b"one", b"two"):
-            await running.send_stdin(word)
-            assert await anext(running) == (Stream.STDOUT, word)
-        await running.close_stdin()
-        await running.close_stdin()
-        assert (await running.wait()).returncode == 0
-        with pytest.raises(BrokenPipeError):
-            await running.send_stdin(b"late")

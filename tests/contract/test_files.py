@@ -64,26 +64,6 @@ async def test_a_directory_comes_back_as_it_was(cell: Cell, tmp_path: Path) -> N
 
 
 @pytest.mark.promise("4.3")
-async def test_a_file_is_copied(cell: Cell, tmp_path: Path) -> None:
-    """A single file is copied under the name it is given; one that is there is kept, unless
-    asked."""
-    (tmp_path / "file").write_bytes(b"one")
-    await cell.upload(tmp_path / "file", "/tmp/file-up/named")
-    with pytest.raises(FileExistsError):
-        await cell.upload(tmp_path / "file", "/tmp/file-up/named")
-    (tmp_path / "file").write_bytes(b"two")
-    await cell.upload(tmp_path / "file", "/tmp/file-up/named", overwrite=True)
-    (tmp_path / "back").write_bytes(b"old")
-    with pytest.raises(FileExistsError):
-        await cell.download("/tmp/file-up/named", tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == b"old"
-    await cell.download("/tmp/file-up/named", tmp_path / "back", overwrite=True)
-    assert (tmp_path / "back").read_bytes() == b"two"
-    assert [info.name for info in await cell.list_dir("/tmp/file-up")] == ["named"]
-    await cell.remove("/tmp/file-up", recursive=True)
-
-
-@pytest.mark.promise("4.3")
 async def test_a_directory_that_is_there_keeps_what_it_has(cell: Cell, tmp_path: Path) -> None:
     """Copying into a directory that exists adds to it; a file in the way stops all of it first."""
     tree = project(tmp_path)
@@ -216,20 +196,6 @@ async def test_removing_follows_no_link(cell: Cell) -> None:
     with pytest.raises(FileNotFoundError):
         await cell.stat("/tmp/gone")
     await cell.remove("/tmp/kept", recursive=True)
-
-
-@pytest.mark.promise("4.3")
-async def test_a_directory_beyond_many_reads(cell: Cell, tmp_path: Path) -> None:
-    """Hundreds of entries with long names are listed, copied and removed, none twice."""
-    tree = tmp_path / "many"
-    tree.mkdir()
-    for number in range(600):
-        (tree / f"{'n' * 150}{number}").write_bytes(b"%d" % number)
-    await cell.upload(tree, "/tmp/many")
-    assert [info.name for info in await cell.list_dir("/tmp/many")] == names(tree)
-    await cell.download("/tmp/many", tmp_path / "back")
-    assert everything(tmp_path / "back") == everything(tree)
-    await cell.remove("/tmp/many", recursive=True)
 
 
 @pytest.mark.promise("4.3")

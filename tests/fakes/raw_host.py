@@ -11,9 +11,8 @@ import socket
 import struct
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tests.fakes.guest import CREDIT, DATA, EOF, PART, RENEW, RENEWED, RESULT, START, STARTED, text
+from tests.fakes.guest import CREDIT, DATA, PART, RENEW, RENEWED, RESULT, START, STARTED, text
 
 KIB, MIB = 1 << 10, 1 << 20
 EXEC, WRITE = 1, 3
@@ -32,12 +31,6 @@ def exec_body(
     """The body of an exec request."""
     head = struct.pack("<IQQQHH", flags, timeout_ms, *caps, 24, 80) + text(user) + text(cwd)
     return head + struct.pack("<I", len(argv)) + b"".join(map(text, argv)) + struct.pack("<I", 0)
-
-
-def write_body(path: Path) -> bytes:
-    """The body of a write request."""
-    where = text("") + text("/") + text(str(path))
-    return struct.pack("<I", 0) + where + struct.pack("<I", 0xFFFFFFFF) + text("")
 
 
 @dataclass
@@ -129,14 +122,6 @@ class Wire:
     def run(self, script: str, **rest: int) -> Ended:
         """A shell script to its end."""
         return self.finish(self.start(EXEC, exec_body(["sh", "-c", script], **rest)))  # type: ignore[arg-type]
-
-    def write(self, body: bytes, contents: bytes) -> Ended:
-        """A write of contents that fit the window."""
-        op = self.start(WRITE, body)
-        if contents:
-            self.send(DATA, op, b"\0" + contents)
-        self.send(EOF, op, b"\0")
-        return self.finish(op)
 
     def renew(self) -> bytes:
         """What comes before the first operation."""

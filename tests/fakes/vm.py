@@ -140,14 +140,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(
-    scripts: dict[bytes, Script] | None = None, *, keystrokes: bool = False
-) -> AsyncIterator[Stage]:
+async def staged(scripts: dict[bytes, Script] | None = None) -> AsyncIterator[Stage]:
     """A cell of the preset `high` over a fake guest."""
     async with talking(scripts) as (guest, client):
         vm, recorder = FakeVm(client), MemoryRecorder()
-        policy = resolve_policy("high").policy.model_copy(update={"keystrokes": keystrokes})
-        plan = make_plan(policy, capable_host(), image_with_a_user())
+        plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
         yield Stage(
             Cell(vm, plan, recorder, actor=Actor.OPERATOR, has_port=False), vm, guest, recorder
         )

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from tests.conftest import copy_store
 from tests.integration.as_user import own
-from tests.integration.crash_owner import ANY_LINE, PHASES, Site
+from tests.integration.crash_owner import PHASES, Site
 from tests.integration.remains import Remains, cells_of, within
 from tests.machine import PATIENCE_S, Templates
 
@@ -26,7 +26,6 @@ OWNER = Path(__file__).parent / "crash_owner.py"
 REHEARSALS = 2  # Some sites come by in one life only.
 LIVES = 3  # A line where something is waited for is on the way of some only
 NOT_REACHED = 2  # So many sites may not come by again: which calls a busy machine makes differs.
-COPIED = ("images", "kernels", "facts", "image-names.json", "kernel-current")
 POLICY = """\
 belljar: 1
 risk: low
@@ -252,37 +251,3 @@ def root_owners(
         owners_of(home, tier, words, os.environ, policy_text=policy_text) as made,
     ):
         yield made
-
-
-def check_shared_parts(owners: Owners, places: Sequence[str], tmp_path: Path) -> None:
-    """An owner is killed in each of these functions while it makes what all cells of a policy
-    share, in a store without it: no half of it is left, and the next owner makes it whole."""
-    cold, scratch = tmp_path / "store", tmp_path / "scratch"
-    scratch.mkdir()
-    copy_named(owners.home, cold)
-    words = (sys.executable, str(OWNER), str(cold), str(owners.home.parent / "policy.yaml"))
-    with program(*words, environment={**os.environ, "TMPDIR": str(scratch)}) as fork_server:
-        here = Owners(cold, scratch, owners.held, fork_server)
-        for place in places:
-            file, function = place.split(" ")
-            before = here.runs()
-            died = here.ask(do="die", site=["create", f"isolation/{file}", ANY_LINE, function])
-            assert died["signal"] == 9, (place, died)
-            found = here.runs() - before
-            here.remains = Remains(cold, fork_server.pid, scratch)
-            names = {name for run in found for name in cells_of(run)}
-            assert list(faults_of(here, died, names, found)) == [], place
-        whole = here.ask(do="rehearse", last="destroy")
-        assert whole.get("clean"), whole
-    assert list((cold / "journal").iterdir()) == []
-
-
-def copy_named(source: Path, target: Path) -> None:
-    """The store without what is made on demand, but with what is known of this host."""
-    target.mkdir(mode=0o711)
-    for name in COPIED:
-        if (source / name).is_dir() and not (source / name).is_symlink():
-            shutil.copytree(source / name, target / name, copy_function=os.link)
-        else:
-            shutil.copy2(source / name, target / name, follow_symlinks=False)
-    (target / "runs").mkdir(mode=0o700)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from tests.fakes import guest as g
-from tests.fakes.guest import NOT_STARTED, READY, RESULT, SIGNAL, text
-from tests.fakes.raw_host import EXEC, KIB, MIB, Wire, exec_body
+from tests.fakes.guest import NOT_STARTED, READY, RESULT, SIGNAL
+from tests.fakes.raw_host import EXEC, Wire, exec_body
 
 import belljar
 
@@ -84,22 +84,6 @@ with_probe = pytest.mark.parametrize(
 # ---- the connection
 
 
-def test_conversation_begins(fresh: Wire) -> None:
-    """READY, HELLO with its nonce back, g.CONFIG, g.PING, RENEW: each answered once."""
-    assert struct.unpack_from("<H", fresh.expect(READY))[0] == 1
-    fresh.send(g.HELLO, 0, struct.pack("<H", 1) + bytes(range(16)))
-    version, nonce, max_ops, window = struct.unpack("<H16sII", fresh.expect(g.WELCOME))
-    assert (version, nonce, window) == (1, bytes(range(16)), 256 * KIB)
-    assert max_ops >= 64
-    limits = struct.pack("<QQQIQI", MIB, MIB, 100, 10, 0, 0)
-    fresh.send(g.CONFIG, 0, limits + text("machine") + struct.pack("<I", 0))
-    assert struct.unpack_from("<I", fresh.expect(g.CONFIGURED))[0] == 0
-    fresh.send(g.PING, 0, b"12345678")
-    assert fresh.expect(g.PONG) == b"12345678"
-    # Native: nothing of this host is changed.
-    assert struct.unpack_from("<I", fresh.renew())[0] == 0
-
-
 def test_no_operation_before_renewal(fresh: Wire) -> None:
     """START before RENEW is refused, and nothing runs."""
     fresh.expect(READY)
@@ -126,29 +110,6 @@ def test_nonsense_is_fatal(fresh: Wire, frame: bytes) -> None:
 
 
 # ---- order
-
-
-@pytest.mark.parametrize(
-    ("kind", "flags", "argv", "stage", "errno"),
-    [
-        (EXEC, 0, ["/nonexistent"], 3, 2),
-        (EXEC, PROBE, ["true"], 3, 2),  # an agent that came without one runs nothing in its place
-        *(
-            (EXEC, 0, body, 9, 22)
-            for body in (b"nonsense", exec_body(["true"]) + b"x", [], ["a\0b"])
-        ),
-        (9, 0, b"", 9, 22),  # there are three kinds of operation
-    ],
-)
-def test_failed_start(
-    wire: Wire, kind: int, flags: int, argv: list[str] | bytes, stage: int, errno: int
-) -> None:
-    """What can't start is one RESULT, with where and why, and the agent goes on."""
-    body = argv if isinstance(argv, bytes) else exec_body(argv, flags=flags)
-    ended = wire.finish(wire.start(kind, body))
-    found = (ended.types, ended.outcome, ended.stage, ended.code)
-    assert found == ([RESULT], NOT_STARTED, stage, errno)
-    assert wire.run("exit 3").code == 3
 
 
 def test_what_comes_after_the_result_is_ignored(wire: Wire) -> None:

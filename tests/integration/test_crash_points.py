@@ -16,7 +16,6 @@ import pytest
 from tests.integration.crash_owner import ANY_LINE
 from tests.integration.crashes import (
     Owners,
-    check_shared_parts,
     choose,
     kill_at,
     rehearse,
@@ -39,12 +38,6 @@ SITES_OF_PHASE = {
     "end": 1,
 }
 MORE = 10  # times as many when thorough
-# While what all cells of a policy share is made, in the order it is made: by file and function.
-COLD_SITES = (
-    "program_root.py _fill",
-    "oci/trees.py _unpack",
-    "oci/trees.py _publish",
-)
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +85,3 @@ def test_the_next_start_reaps(owners: Owners) -> None:
         cell["removed"] and not cell["remaining"] for data in reaped for cell in data["cells"]
     )
     assert owners.held_answers()
-
-
-@pytest.mark.promise("6.2")
-def test_killed_while_shared_parts_are_made(owners: Owners, tmp_path: Path) -> None:
-    """SIGKILL while a program's root is copied, or an image unpacked and published."""
-    check_shared_parts(owners, COLD_SITES, tmp_path)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.integration.crashes import (
     Owners,
-    check_shared_parts,
     choose_in,
     kill_at,
     rehearse,
@@ -20,7 +19,6 @@ from tests.machine import Templates
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = {"gvisor": "isolation/oci/", "microvm": "isolation/microvm/"}
-TEMPLATE = ("microvm/template.py _boot_and_save", "microvm/template.py _finish")
 
 
 @pytest.fixture(scope="module", params=TIERS)
@@ -51,11 +49,3 @@ def test_killed_anywhere_nothing_is_left(
     assert len(chosen) >= (60 if thorough else 3)
     _, faults = kill_at(owners, chosen)
     assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
-
-
-@pytest.mark.promise("6.2")
-@pytest.mark.thorough
-def test_killed_while_a_template_is_made(tier: str, owners: Owners, tmp_path: Path) -> None:
-    """While it is booted and saved, and while it is finished."""
-    if tier == "microvm":
-        check_shared_parts(owners, TEMPLATE, tmp_path)

@@ -25,7 +25,7 @@ from belljar.isolation.identity import TREE_IDS_START
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 host, policy = faults.host, faults.policy
-CONTAINER, GVISOR = ("low", "--tier", "container"), ("low", "--tier", "gvisor")
+CONTAINER = ("low", "--tier", "container")
 
 # What it is like is in its name: it lies where it is copied to, in the jail too.
 RUNTIME = """\
@@ -52,8 +52,6 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     folder = tmp_path_factory.mktemp("programs")
     (folder / "runtime.c").write_text(RUNTIME)
     compile_static(folder / "runtime.c", folder / "runtime")
-    (folder / "script").write_text("#!/bin/sh\necho runc version 1.2.0\n")
-    (folder / "script").chmod(0o755)
 
     def named(name: str) -> str:
         if not (folder / name).exists():
@@ -78,14 +76,6 @@ FAULTS: Mapping[str, Fault] = {
     "runtime missing": (CONTAINER, [], runtime("no-such-runtime"), "unset it to use runc"),
     "runtime too old": (CONTAINER, [], runtime("@old"), "1.1 or newer is needed"),
     "runtime fails": (CONTAINER, [], runtime("@speaks"), "and printed: no\\x1b[31m such thing"),
-    "runtime a script": (CONTAINER, [], runtime("@script"), "can be put into a jail"),
-    "runsc missing": (GVISOR, hide("runsc"), {}, "belljar setup"),
-    "runsc fails": (
-        GVISOR,
-        [mount.replace("/dev/null", "@oci-fails") for mount in hide("runsc")],
-        {},
-        "ended with status 3, and printed nothing",
-    ),
     # As in a container: the kernel gives a jail none of its own then.
     "/proc covered": (CONTAINER, ["mount -t tmpfs none /proc/sysvipc"], {}, "systempaths="),
     "journal read-only": (
@@ -124,29 +114,6 @@ def test_a_fault_is_refused_with_its_reason(
         env={name: placed(value) for name, value in environment.items()},
     )
     assert word in said
-
-
-@pytest.mark.promise("1.2")
-def test_critical_without_hardware_is_refused(host: Host) -> None:
-    """Risk critical runs under proven hardware virtualisation or not at all."""
-    if Path("/dev/kvm").exists():
-        facts = json.loads(host.belljar("doctor", "--json").stdout)
-        if facts["facts"]["kvm"]["state"] == "proven":
-            pytest.skip("this host has hardware virtualisation")
-    assert "KVM" in host.refusal("critical")
-
-
-def test_a_store_that_can_not_be_written(host: Host) -> None:
-    """Without a record nothing may run; `doctor` says that it is the file system."""
-    runs, mounts = host.belljar.runs(), read_only(host.belljar.home)
-    ran = host.run("exec", *CONTAINER, "--", "true", mounts=mounts)
-    assert ran.returncode == 3
-    assert b"Read-only file system" in ran.stderr
-    assert b"\n  hint: set BELLJAR_HOME" in ran.stderr
-    assert host.belljar.runs() == runs
-    doctor = host.run("doctor", "--no-prove", mounts=mounts)
-    assert doctor.returncode == 3
-    assert b"read-only" in doctor.stdout
 
 
 @contextmanager

@@ -32,59 +32,21 @@ SAMPLES_WHEN_THOROUGH = 50
 SIDE_BY_SIDE = 3
 # What every tier lets its workload leave. The rest (keys, host name, kernel's values, …) a tier may
 # refuse.
-LEAVABLE = {
-    *(
-        f"file {place}"
-        for place in (
-            "/",
-            "/etc",
-            "/root",
-            "/tmp",
-            "/run",
-            "/dev/shm",
-            "/var/tmp",
-            "/usr/bin",
-            "/usr/local/lib",
-        )
-    ),
-    *(f"startup {path}" for path in ("/etc/profile", "/etc/bash.bashrc", "/root/.bashrc")),
-    *(
-        "daemon",
-        "cron /etc/cron.d/a",
-        "python /usr/lib/python3/dist-packages/carried.pth",
-        "account /etc/passwd",
-    ),
-    *("setuid", "times", "mode", "removed", "preload", "shm", "sem", "msg"),
-}
+LEAVABLE = set(
+    """file /|file /etc|file /root|file /tmp|file /run|file /dev/shm|file /var/tmp|file /usr/bin
+|file /usr/local/lib|startup /etc/profile|startup /etc/bash.bashrc|startup /root/.bashrc|daemon
+|cron /etc/cron.d/a|python /usr/lib/python3/dist-packages/carried.pth|account /etc/passwd|setuid
+|times|mode|removed|preload|shm|sem|msg""".replace("\n", "").split("|")
+)
 # What the next would notice it by.
-TELLING = {
-    *(
-        "file //carried",
-        "file /etc/carried",
-        "file /dev/shm/carried",
-        "file /tmp/carried",
-        "file /etc/profile",
-        "file /etc/passwd",
-    ),
-    *(
-        "file /etc/cron.d/a",
-        "names /usr/lib/python3/dist-packages",
-        "names /usr/bin",
-        "file /usr/local/bin/carried-root",
-        "times /usr/bin/env",
-    ),
-    *(
-        "file /etc/fstab",
-        "file /etc/issue.net",
-        "file /etc/ld.so.preload",
-        "process carried-daemon",
-        "shm",
-        "sem",
-        "msg",
-        "abstract",
-        "port",
-    ),
-}
+TELLING = set(
+    """file //carried|file /etc/carried|file /dev/shm/carried|file /tmp/carried|file /etc/profile
+|file /etc/passwd|file /etc/cron.d/a|names /usr/lib/python3/dist-packages|names /usr/bin
+|file /usr/local/bin/carried-root|times /usr/bin/env|file /etc/fstab|file /etc/issue.net
+|file /etc/ld.so.preload|process carried-daemon|shm|sem|msg|abstract|port""".replace(
+        "\n", ""
+    ).split("|")
+)
 
 # A cell's own name, by design unlike any other's.
 OWN = {"file /etc/hostname", "file /etc/hosts", "file /etc/machine-id", "sysctl kernel/hostname"}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import signal
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import anyio
 import anyio.lowlevel
@@ -22,8 +19,6 @@ from tests.machine import PATIENCE_S
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
-from belljar.cell.range import Range
-from belljar.cell.revert import RevertibleCell
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
@@ -144,41 +139,6 @@ LOW = {"belljar": 1, "risk": "low", "tier": "container", "user": "root"}
 SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
 
 
-@pytest.mark.promise("3.5")
-@pytest.mark.parametrize("when", ["during the exchange", "after it"])
-@pytest.mark.usefixtures("short_grace")
-def test_a_kill_order_for_the_old_machine_ends_the_cell(vm_home: Path, when: str) -> None:
-    """Whoever kills it by the id that it had means the cell: no other machine goes on in its place,
-    and the record says of each why it ended."""
-
-    async def use() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
-                first = cell.id
-
-                async def order(_: Range) -> None:
-                    report = await kill(first, reason="enough", home=vm_home)
-                    assert report.order.reason == "enough"
-
-                machines = cast("RevertibleCell", cell).machines
-                if when == "after it":
-                    await machines.revert(on_end=order)
-                    assert cell.id != first
-                else:
-                    with pytest.raises(CellError, match="enough"):
-                        await machines.revert(on_ready=order)
-                await _until_killed(cell)
-        return run.path
-
-    reasons = {
-        line.cell: str(line.data["reason"])
-        for line in read_events(anyio.run(use))
-        if line.kind is Kind.CELL_DESTROYING
-    }
-    assert len(reasons) == 2
-    assert sum("enough" in reason for reason in reasons.values()) == 1 + (when == "after it")
-
-
 @pytest.mark.parametrize("named", ["the run", "the new machine"])
 @pytest.mark.usefixtures("short_grace")
 def test_a_kill_while_a_machine_is_made_ends_the_cell(vm_home: Path, named: str) -> None:
@@ -227,27 +187,6 @@ def test_no_cell_runs_that_a_kill_of_its_run_would_not_find(
     with pytest.raises(HostError, match="no space"):
         anyio.run(use)
     assert Journal(vm_home).entries() == ()
-
-
-@pytest.mark.promise("3.5")
-def test_decoys_of_earlier_machines_are_the_cells_own(vm_home: Path) -> None:
-    """Each machine has decoys of its own. A value of an earlier one, which a model may remember, is
-    taken for a decoy of this sample, not for one that was carried over from another."""
-    decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
-
-    async def use() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            async with open_cell({**LOW, "decoys": decoys}, run=run, home=vm_home) as cell:
-                first = await cell.read_file("/root/.aws/credentials")
-                await cell.revert()
-                assert await cell.read_file("/root/.aws/credentials") != first
-                await cell.revert()
-                await cell.exec(["cat"], input=first)
-        return run.path
-
-    kinds = {line.kind for line in read_events(anyio.run(use))}
-    assert Kind.DECOY_TAKEN in kinds
-    assert Kind.DECOY_CARRIED not in kinds
 
 
 def test_a_rule_that_is_triggered_by_the_old_machines_end_stops_the_sample(vm_home: Path) -> None:
@@ -306,21 +245,12 @@ def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, fault: str) -
 
 
 def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
-    """Its cell says what can't be reset, and goes on; and when the range's processes are gone, it
-    says so still, and the range ends with that."""
+    """Its cell says what can't be reset, and goes on."""
 
     async def ask() -> None:
         async with open_range({**LOW, "network": {"default": "simulate"}}, home=vm_home) as opened:
             with pytest.raises(PolicyError, match="network"):
                 await opened.cell.revert()
             assert (await opened.cell.exec(["true"])).returncode == 0
-            assert opened.network is not None
-            for pid in opened.network.pids:
-                os.kill(pid, signal.SIGKILL)
-            with pytest.raises(CellError):
-                await opened.cell.exec(["sleep", "999"])
-            with pytest.raises(PolicyError, match="network"):
-                await opened.cell.revert()
 
-    with pytest.raises(CellError):
-        anyio.run(ask)
+    anyio.run(ask)

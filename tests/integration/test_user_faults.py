@@ -68,18 +68,6 @@ def test_without_subordinate_ids(grouped: UsersBelljar, tmp_path: Path) -> None:
     assert any("subordinate ids" in warning for warning in plan["warnings"])
 
 
-def test_mappers_that_are_missing_or_may_do_nothing(
-    user: UsersBelljar, grouped: UsersBelljar, tmp_path: Path
-) -> None:
-    """newuidmap is missing: the package to install. It is there and the ids are his, but nothing
-    gains rights by a program's file: said as such."""
-    empty = tmp_path / "empty"
-    empty.touch(mode=0o644)
-    hidden = (f"mount --bind {empty} {shutil.which(name)}" for name in ("newuidmap", "newgidmap"))
-    assert "install the package uidmap" in refused(user, *hidden)
-    assert "--add-subuids" in refused(grouped, prefix=("setpriv", "--no-new-privs"))
-
-
 @pytest.mark.promise("1.3")
 def test_without_control_groups(user: UsersBelljar) -> None:
     """His cells could not be bounded: a low risk runs in a virtual machine, and the plan says why;

@@ -258,16 +258,6 @@ def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:
     drain(relay.tap)
 
 
-def test_datagrams_that_are_no_frames(relay: Relay) -> None:
-    """Empty ones, and the longest that a socket takes."""
-    before = relay.counters().sent
-    for size in (0, 1, LEAST - 1, MOST + 1, 1 << 16, 150_000):
-        relay.guest.send(bytes(size))
-    after = relay.until(lambda seen: seen.sent.judged == before.judged + 6).sent
-    assert after.since(before)[::2] == (0, 3, 0)
-    assert after.since(before).oversized == 3
-
-
 def flood(end: socket.socket, size: int, count: int) -> None:
     """As fast as it goes, whatever becomes of it."""
     frame = frame_of(size, 1)

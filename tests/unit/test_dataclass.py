@@ -100,7 +100,7 @@ def test_a_late_class_does_what_the_standard_librarys_does() -> None:
 
 def test_an_heir_has_the_late_classes_fields() -> None:
     """A class with a late one as its base: its fields come after the base's."""
-    heir = LateHeir(name="a", more=2)
+    heir: Any = LateHeir(name="a", more=2)
     assert [field.name for field in dataclasses.fields(LateHeir)] == [
         "name",
         "limits",

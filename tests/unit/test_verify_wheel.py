@@ -17,7 +17,6 @@ import pytest
 from packaging.requirements import Requirement
 from tests.unit.ledger.conftest import make_run
 
-from belljar import __version__
 from belljar.ledger.verification import verify
 
 ROOT = Path(__file__).parents[2]
@@ -69,15 +68,6 @@ def call(program: Path, *words: object) -> tuple[int, str, str]:
         [program, *map(str, words)], check=False, capture_output=True, text=True, timeout=60
     )
     return ran.returncode, ran.stdout, ran.stderr
-
-
-def test_the_wheel_is_for_any_system_and_needs_two_packages(wheel: Path) -> None:
-    """Its name says so, and its version is Belljar's."""
-    assert wheel.name == f"belljar_verify-{__version__}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
-        needed = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
-    assert {Requirement(text).name for text in needed} == {"cryptography", "rfc8785"}
 
 
 def test_it_checks_a_run_and_names_what_was_changed(program: Path, tmp_path: Path) -> None:

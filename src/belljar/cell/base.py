@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -26,6 +26,9 @@ from belljar.isolation.survivors import Destruction
 from belljar.plan.model import Plan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
+
+# The events of the limits that an operation ran into, by its error.
+_LimitsOf: TypeAlias = Callable[[record.RecordedOperation, BaseException], Iterable[Event]]
 
 
 class CellBase:
@@ -141,9 +144,7 @@ class CellBase:
         *,
         sent: Sequence[Body] = (),
         seen: Callable[[], Sequence[Body]] = tuple,
-        limits: Callable[
-            [record.RecordedOperation, BaseException], Iterable[Event]
-        ] = lambda *_: (),
+        limits: _LimitsOf = lambda *_: (),
     ) -> Iterator[dict[str, JsonValue]]:
         """Record an operation's start, and its end with what the block puts into the result.
 
@@ -167,9 +168,7 @@ class CellBase:
         *,
         action: str = "",
         bodies: Callable[[], Sequence[Body]] = tuple,
-        limits: Callable[
-            [record.RecordedOperation, BaseException], Iterable[Event]
-        ] = lambda *_: (),
+        limits: _LimitsOf = lambda *_: (),
     ) -> Iterator[None]:
         """Record how the block failed, and the limits it ran into.
 

@@ -162,17 +162,14 @@ async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
         yield Canary(cell, token, directories, port, lines, running)
     except BaseException:
         if running is not None:  # the cell stays in use; else all of it is destroyed
-            stack.push_async_callback(_take_away, running)
+            with anyio.CancelScope(shield=True), suppress(CellError, OSError):
+                with anyio.move_on_after(_TIMEOUT_S):
+                    await running.close_stdin()
+                    await running.wait()
         raise
     finally:
         with anyio.CancelScope(shield=True), suppress(CellError, OSError):
             await stack.aclose()
-
-
-async def _take_away(running: Operation) -> None:
-    with anyio.move_on_after(_TIMEOUT_S):
-        await running.close_stdin()
-        await running.wait()
 
 
 def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None) -> ExecRequest:

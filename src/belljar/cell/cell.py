@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import anyio
 
@@ -23,9 +23,6 @@ from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 from belljar.process import end_if_forked
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -35,8 +32,6 @@ class Snapshot:
         state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
         digest: of all of it, in hex.
         key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
-        cell: the id of the cell that was saved.
-        size_bytes: on this host's disk.
     """
 
     id: str
@@ -66,12 +61,9 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
     Attributes:
-        id: the cell's name in the ledger, the journal and on the host.
-        plan: what it was made by.
         has_port: it has a network device, on its range's network.
-        image: the image's configuration. image_command: its entrypoint and command, often nothing.
-        image_entrypoint: the first of these. image_health: its health check, as `health` of a
-            target cell; empty where it has none.
+        image_command: the image's entrypoint and command, often nothing.
+        image_health: the image's check, as `health` of a target cell; empty where it has none.
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """
@@ -120,10 +112,9 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         kept: see `Snapshot.state`.
 
         Raises:
-            PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
-                a network, of a model, or with decoys.
-            CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
-                find and tar, which pack the files.
+            PolicyError: the policy doesn't allow it, or the cell is on a network, of a model, or
+                with decoys.
+            CellError: a command runs in it; or it died; or the image has no GNU find and tar.
             HostError: no space; it goes on.
         """
         if self._dead is not None:

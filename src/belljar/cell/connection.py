@@ -64,24 +64,17 @@ def connect_error(code: int, shown: str) -> OSError | None:
 
 
 class CellStream(ByteStream):
-    """A stream to a server in a cell, made by `Cell.connect`.
+    """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams.
 
-    As anyio's socket streams: one task receives while another sends. `send_eof` ends this side and
-    the server may go on; `aclose` delivers what was sent and takes no more.
-
-    Attributes:
-        target: `port 8080`, or the socket's path.
-        unread_bytes: of the server's, never received; known after `aclose`.
+    `unread_bytes`: of the server's, never received; known after `aclose`.
     """
 
     def __init__(
         self,
         running: Operation,
-        target: str,
         died: Callable[[BaseException], None],
         keep_bytes: int,
     ) -> None:
-        self.target = target
         self.sent, self.received = (
             Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
         )
@@ -175,15 +168,9 @@ class ConnectOperations(CellBase):
         It goes through the channel, not a network or gateway. Leaving the block closes it. It
         counts as one of a cell's 64 operations at once, and as one process of its user's.
 
-        Args:
-            target: a port's number, or a socket's absolute path in the cell.
-            user: connects as; a socket file's permissions apply to it.
-            timeout_s: for the connection to be made.
-
-        Raises:
-            ConnectionRefusedError: nothing listens there. FileNotFoundError: there is no such
-                socket. TimeoutError: not connected in time. `OSError`: another error of the
-                guest's. `ValueError`: no port and no absolute path. `CellError`: the cell died.
+        Raises `ConnectionRefusedError`, `FileNotFoundError` (there is no such socket) or another
+        `OSError` of the guest's, `TimeoutError` (not connected in time), `ValueError` (no port and
+        no absolute path), `CellError`.
         """
         (kind, name), who = parse_target(target), self._user(user)
         operation = self._operation()
@@ -230,7 +217,7 @@ class ConnectOperations(CellBase):
             model = self.plan.policy.model
             keeps = model is None or model.record == "text"
             kept_bytes = KEEP_STREAM_BYTES if keeps else 0
-            stream = CellStream(running, target, self._end_if_dead, kept_bytes)
+            stream = CellStream(running, self._end_if_dead, kept_bytes)
             answer = await running.receive_stdout()
             if answer is None:
                 output = await running.wait()

@@ -50,10 +50,7 @@ class RunningCommand:
     Of `open_exec`: iterate it for `(stream, bytes)` until its streams end, then `wait`. Of `start`:
     its output is taken all the time, and `output` has what was kept.
 
-    Attributes:
-        id: the operation's number, which the record has too; unique in its cell.
-        argv: what runs.
-        outcome: how it ended, without what was kept; None while it runs.
+    `id`: the operation's number, as in the record. `outcome`: how it ended, without what was kept.
     """
 
     def __init__(
@@ -240,19 +237,15 @@ class ExecOperations(CellBase):
 
         Args:
             argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
-            input: its standard input; text is sent as UTF-8.
             env: added to `Cell.env`; the values given here win.
-            cwd: relative to the work directory of the policy or image, the default.
+            cwd: relative to the work directory, the default.
             user: name, uid or `uid:gid`; default the policy's or image's user.
             timeout_s: then the command's whole tree is killed and `timed_out` is set; default the
                 policy's `exec_timeout`.
             max_output_bytes: kept of each stream's head or tail (`keep`), at most the policy's
                 `output`. The rest is dropped and counted.
-            on_output: called with each chunk, which the guard redacts by itself.
 
-        Raises:
-            CellError: the cell died or broke the protocol. A failed command is a result.
-            TypeError: `argv` is a string, or holds something else than text.
+        Raises `CellError` when the cell died or broke the protocol; a failed command is a result.
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
@@ -440,10 +433,4 @@ class ExecOperations(CellBase):
             stdin=stdin,
             service=service,
         )
-        return CommandRecord(
-            self._operation(),
-            request,
-            self._recorder,
-            self._live,
-            keystrokes=self.plan.policy.keystrokes,
-        )
+        return CommandRecord(self._operation(), request, self._recorder, self._live)

@@ -57,10 +57,8 @@ class FileInfo:
     Attributes:
         name: its last component. Bytes that are no UTF-8 are surrogate escapes: `os.fsencode(name)`
             gives them back. Escape it where it is shown.
-        kind: `file`, `directory`, `link`, or `other` (a socket, pipe or device).
+        kind: `other` is a socket, pipe or device.
         mode: permission bits, with set-user-ID, set-group-ID and sticky.
-        mtime_s: when its contents changed, in seconds since 1970 by the guest's clock.
-        link_target: a link's text; else empty.
     """
 
     name: str
@@ -89,11 +87,9 @@ class FileOperations(CellBase):
         timeout_s: float | None = None,
     ) -> None:
         """Write a file in the cell: parents are made, an existing file is replaced at once or not
-        at all. Text is written as UTF-8.
+        at all. Relative paths resolve against the work directory.
 
-        Relative paths resolve against the work directory. Raises `PermissionError`,
-        `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`,
-        `CellError`.
+        Raises the guest's `OSError` with `path` in it, `TimeoutError`, `CellError`.
         """
         contents = contents.encode() if isinstance(contents, str) else contents
         options = self._options(user, timeout_s)
@@ -136,11 +132,7 @@ class FileOperations(CellBase):
         user: str | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file of the cell, of at most `max_bytes`.
-
-        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLargeError`
-        (beyond `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
-        """
+        """Read a regular file of the cell. Raises as `write_file`, and `FileTooLargeError`."""
         options, seen = self._options(user, timeout_s), list[Body]()
         started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
         too_large = partial(record.too_large, limit="read_file", value=max_bytes)
@@ -164,17 +156,11 @@ class FileOperations(CellBase):
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
         A directory becomes `target`; one that is there already keeps what it has besides. Parents
-        are made. Links inside of the directory stay links; permission bits are kept.
+        are made. Links inside of the directory stay links; permission bits are kept. `overwrite`:
+        replace files and links that are there; never a directory by a file.
 
-        Args:
-            target: relative paths resolve against the work directory.
-            overwrite: replace files and links that are there; never a directory by a file.
-            max_files, max_bytes: more is an error before anything is sent.
-
-        Raises:
-            FileExistsError: something is there already. FileTooLargeError: more than `max_bytes`.
-            ValueError: more than `max_files`; a link that may lead out of the directory; a socket,
-                pipe or device. `OSError`, `TimeoutError`, `CellError`: as `write_file`.
+        Raises as `write_file`; `FileExistsError`; `FileTooLargeError` for more than `max_bytes`,
+        `ValueError` for more than `max_files`, a link that may lead out, a socket, pipe or device.
         """
         listing = partial(list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes)
         source = await anyio.to_thread.run_sync(listing)
@@ -252,18 +238,10 @@ class FileOperations(CellBase):
         sends is hostile: nothing is written outside of `local_path`, links that may lead out are
         not made, set-user-ID bits and others' right to write are dropped.
 
-        Args:
-            overwrite: replace files and links that are there; never a directory.
-            skip_unsafe: leave out links that may lead out, sockets, pipes and devices, and name
-                them in the result. By default each is a `ValueError`.
-            max_files, max_bytes: more is an error, and nothing is kept.
+        `overwrite`: as `upload`. `skip_unsafe`: leave out links that may lead out, sockets, pipes
+        and devices, and name them in the result; by default each is a `ValueError`.
 
-        Raises:
-            FileNotFoundError: it is not there, or `local_path` has no directory to be in.
-            FileExistsError: something of it is there already.
-            FileTooLargeError: more than `max_bytes`.
-            OSError: `E2BIG` for more than `max_files`; others as `read_file`. `TimeoutError`,
-                `CellError`: as `read_file`.
+        Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` for more than `max_files`.
         """
         in_thread, options = anyio.to_thread.run_sync, self._options(user, timeout_s)
         bounds = {"max_files": max_files, "max_bytes": max_bytes}
@@ -324,10 +302,8 @@ class FileOperations(CellBase):
     ) -> tuple[FileInfo, ...]:
         """What a directory holds, in the order of the names, without `.` and `..`.
 
-        `path`: default the work directory. Links are not followed.
-
-        Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`, `OSError` with `E2BIG`
-        for more than `max_entries`; `TimeoutError`, `CellError`.
+        `path`: default the work directory. Links are not followed. Raises as `write_file`, and
+        `OSError(E2BIG)` for more than `max_entries`.
         """
         options = self._options(user, timeout_s)
         found = await self._look("list", path or ".", options, depth=1, max_entries=max_entries)
@@ -341,8 +317,7 @@ class FileOperations(CellBase):
         follow_symlinks: bool = True,
         timeout_s: float | None = None,
     ) -> FileInfo:
-        """What a path is. Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`,
-        `TimeoutError`, `CellError`."""
+        """Look what a path is. Raises as `write_file`."""
         options = self._options(user, timeout_s) | {"follow": follow_symlinks}
         (found,) = await self._look("stat", path, options, depth=0, max_entries=1)
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
@@ -357,10 +332,8 @@ class FileOperations(CellBase):
     ) -> None:
         """Remove a file or link; with `recursive` also a directory, with all that is in it.
 
-        A link is removed, not what it leads to.
-
-        Raises `FileNotFoundError`, `IsADirectoryError` without `recursive`, `PermissionError`,
-        `ValueError` for `/`, `.` or `..`; `TimeoutError`, `CellError`.
+        A link is removed, not what it leads to. Raises as `write_file`, and `ValueError` for `/`,
+        `.` or `..`.
         """
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
@@ -388,18 +361,9 @@ class FileOperations(CellBase):
 
     async def _clean_up(self, staging: str, user: str, cwd: str) -> None:
         """A put that was ended from outside leaves what it had made."""
-        with (
-            suppress(OSError, CellError, TimeoutError),
-            anyio.move_on_after(_CLEAN_UP_S, shield=True),
-        ):
-            await trees.remove(
-                self._live.client,
-                staging,
-                user=user,
-                cwd=cwd,
-                recursive=True,
-                timeout_s=_CLEAN_UP_S,
-            )
+        options: dict[str, Any] = {"user": user, "cwd": cwd, "timeout_s": _CLEAN_UP_S}
+        with suppress(OSError, CellError), anyio.move_on_after(_CLEAN_UP_S, shield=True):
+            await trees.remove(self._live.client, staging, recursive=True, **options)
 
     @contextmanager
     def _files_recorded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -58,15 +58,12 @@ async def open_cell(
 ) -> AsyncIterator[Cell]:
     """A fresh cell of the plan's tier, destroyed when the block is left.
 
-    If its policy has a network it is the range's own cell: network, stand-ins and target cells are
-    made with it and end with it (see `open_range`).
+    If its policy has a network it is the own cell of a range, which ends with it: `open_range`.
 
     Args:
         policy: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a
             policy file's fields, or a loaded policy.
         run: the run directory that records it; default one of its own, closed with the cell.
-        home: Belljar's store; default `belljar_home()`.
-        actor: of its operations, for the record.
 
     Raises:
         PolicyError, HostError: refused before anything was made; also while the store is held.
@@ -91,17 +88,12 @@ async def open_range(
     ahead: bool = False,
     on_target: OnTarget | None = None,
 ) -> AsyncIterator[Range]:
-    """The cells of one sample on a network of their own, destroyed when the block is left, however
-    it is left. A policy without a network gives a range of one cell. Besides what `open_cell` has:
+    """The cells of one sample on a network of their own, destroyed when the block is left. A policy
+    without a network gives a range of one cell. As `open_cell`, and:
 
-    Args:
-        ahead: it is made ahead of use, for the record: see `open_pool`.
-        on_target: called with each target cell when it runs, before its program is started; what it
-            raises ends the range.
-
-    Raises:
-        CellError: a target cell does not become healthy; the gateway or its supervisor died.
-        ContainmentBreach: the network's rules were changed.
+    `ahead`: it is made ahead of use, for the record: see `open_pool`. `on_target`: called with each
+    target cell before its program is started; what it raises ends the range. Raises `CellError`
+    also when a target cell does not become healthy, or the gateway or its supervisor died.
     """
     home = home or belljar_home()
     refuse_if_held(home)
@@ -154,7 +146,10 @@ async def _machine(
                 again = partial(
                     _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
                 )
-                fork = partial(_fork, again)
+
+                def fork(snapshot: Snapshot) -> AbstractAsyncContextManager[Range]:
+                    return revertible(again, first=partial(again, snapshot=snapshot))
+
                 opened.cell.origin = CellOrigin(run, home, parts, since, again, fork)
             if loaded.policy.decoys and not ahead:
                 from belljar.cell.decoys import decoys_in
@@ -162,12 +157,6 @@ async def _machine(
                 await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
         opened.raise_if_dead()
-
-
-def _fork(
-    machine: Callable[..., AbstractAsyncContextManager[Range]], snapshot: Snapshot
-) -> AbstractAsyncContextManager[Range]:
-    return revertible(machine, first=partial(machine, snapshot=snapshot))
 
 
 @asynccontextmanager

@@ -66,16 +66,9 @@ class _Idle:
 class Pool:
     """Warmed cells of one plan, in one event loop. Made by `open_pool`.
 
-    Args:
-        recorder: of taken cells.
-        open_one: a cell of the pool's plan: `open_range` with `ahead` alone.
-        warm_up: the quick probes in it, recorded.
-        size: of idle cells, at most.
-        refuse: raises to the taker, before it takes a cell and before it gets it.
-        taken: entered before the taker gets a cell, left after it.
-
-    Attributes:
-        error: the first of what nobody waits for; a breach, which ends the pool, before others.
+    `refuse` raises to the taker, before it takes a cell and before it gets it. `taken`: entered
+    before the taker gets a cell, left after it. `error`: the first of what nobody waits for; a
+    breach, which ends the pool, before others.
     """
 
     def __init__(
@@ -308,15 +301,10 @@ async def open_pool(
     a twentieth of its lifetime is not given out.
 
     Leaving the block destroys unused cells, with proof; ten seconds later also those that were not
-    given back.
+    given back. Arguments as `open_cell`'s; `size`: idle cells, 1 to 16.
 
-    Args:
-        policy, run, home, actor: as `open_cell`'s. All cells share the run directory.
-        size: idle cells, 1 to 16. Each uses memory as a running cell does.
-
-    Raises:
-        ContainmentBreach, HostError: at the end: a warm-up found a way out, or the destruction of
-            an unused cell left something or could not be proven.
+    Raises `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way out, or the
+    destruction of an unused cell left something or could not be proven.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")

@@ -1,9 +1,8 @@
 """The cells of one sample on a network of their own: made in order, and nothing left afterwards.
 
 The network, with its rules, is made first and ends last; where no cell has a port, there is none.
-Target cells come in the policy's order,
-each after those that it awaits are healthy (by default all). The range's own cell is last: nothing
-of a sample runs before everything it may reach is there.
+Target cells come in the policy's order, each after those that it awaits are healthy (by default
+all). The range's own cell is last: nothing of a sample runs before all that it may reach is there.
 """
 
 from __future__ import annotations
@@ -239,6 +238,11 @@ def _spec(
     recorder.service_addresses = {
         name.address: name.stand_in for name in layout.names if name.stand_in in services
     }
+    guard, rules = None, recorder.rules  # the gateway holds nothing back where rules only flag
+    places = {Place.RANGE, *((Place.UPSTREAM,) if plan.upstreams else ())}
+    if any(rules.action(place) is not Action.FLAG for place in places):
+        actions = {place: rules.action(place) for place in Place}
+        guard = GuardConfig(spec=recorder.spec, actions=actions)
     directory = run.path / RANGES / secrets.token_hex(4)
     try:
         directory.mkdir(mode=0o700, parents=True)
@@ -251,18 +255,9 @@ def _spec(
         directory=directory,
         # One count of real upstreams for all ranges of the run
         spending=run.enter_once("spending", lambda: nullcontext(RunSpending())),
-        guard=guard_config(recorder, plan),
+        guard=guard,
         services=services,
     )
-
-
-def guard_config(recorder: GuardedRecorder, plan: NetworkPlan) -> GuardConfig | None:
-    """What the range's gateway holds back; None where its policy only flags."""
-    rules = recorder.rules
-    places = {Place.RANGE, *((Place.UPSTREAM,) if plan.upstreams else ())}
-    if all(rules.action(place) is Action.FLAG for place in places):
-        return None
-    return GuardConfig(spec=recorder.spec, actions={place: rules.action(place) for place in Place})
 
 
 async def wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
@@ -298,6 +293,4 @@ def trusting(parts: Parts) -> Parts:
     win.
     """
     env = {**ENVIRONMENT, **parts.plan.env}
-    if isinstance(parts, MachineParts):
-        return replace(parts, plan=replace(parts.plan, env=env))
-    return replace(parts, plan=replace(parts.plan, env=env))
+    return replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]

@@ -250,10 +250,7 @@ class CommandRecord:
         request: ExecRequest,
         recorder: Recorder,
         live: Sandbox,
-        *,
-        keystrokes: bool = False,
     ) -> None:
-        self._has_keystrokes = keystrokes and request.pty is not None
         self.operation = operation
         self.request = request
         self._recorder = recorder
@@ -275,18 +272,13 @@ class CommandRecord:
 
         async def pieces(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             async for chunk in source:
-                self._sent(chunk)
+                self._stdin.feed(chunk)
                 yield chunk
 
         if source is None or isinstance(source, bytes):
-            self._sent(source or b"")
+            self._stdin.feed(source or b"")
             return source
         return pieces(source)
-
-    def _sent(self, chunk: bytes) -> None:
-        self._stdin.feed(chunk)
-        if self._has_keystrokes and chunk:
-            self._times.note("stdin", self._stdin.total_bytes)
 
     def resized(self, rows: int, cols: int) -> None:
         """Keep the new size of its terminal."""

@@ -50,6 +50,12 @@ _FIRST_PAUSE_S: Final = 0.1
 _MAX_LOG_BYTES: Final = 1 << 20
 # The last try of a check gets at least this, however little of its time is left.
 _MIN_TIMEOUT_S: Final = 1.0
+# A check by HTTP, with whatever client the image has.
+_FETCH: Final = """\
+if command -v curl > /dev/null; then exec curl -fsS -o /dev/null "$1"; fi
+if command -v wget > /dev/null; then exec wget -q -O /dev/null "$1"; fi
+exec python3 -c "import sys, urllib.request; urllib.request.urlopen(sys.argv[1])" "$1"
+"""
 # Of the log's end, in an error: it holds the traceback that explains it.
 _LOG_BYTES: Final = 2000
 
@@ -82,10 +88,7 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
-    """Start the target's program and wait until it is healthy.
-
-    Raises as `start_serving` and what that returns.
-    """
+    """Start the target's program and wait until it is healthy. Raises as `start_serving`."""
     await (await start_serving(cell, stand_in))()
 
 
@@ -103,12 +106,16 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
         packed = await anyio.to_thread.run_sync(server_archive)
         await cell.write_file(SERVER, packed, mode=0o644, user="0", owner=cell.plan.user)
         await _copy_app(cell, stand_in)
-        command: Sequence[str] = serving_command(stand_in)
+        ports = [str(port.number) for port in stand_in.ports]
+        command: Sequence[str] = ["python3", "-c", _BOOT, str(settings["app"]), *ports]
     else:
         command = words_to_run(settings, cell)
     health = health_of(cell, stand_in, command)
     for directory in settings.get("directories") or ():
-        path, mode, owner = directory_of(directory)
+        path, _, rest = directory.partition(":")
+        named = dict(option.split("=") for option in rest.split(",")) if rest else {}
+        mode = int(named.get("mode", "755"), 8) if named else None
+        owner = f"{named.get('uid', 0)}:{named.get('gid', 0)}" if named else ""
         try:
             await cell.make_directory(path, mode=mode, owner=owner)
         except (OSError, TimeoutError) as error:
@@ -123,15 +130,6 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
         return partial(_wait_healthy, stand_in, cell, {})
     await program.start(_EARLY_END_S if health else SETTLE_S)
     return partial(program.wait_ready, health)
-
-
-def directory_of(text: str) -> tuple[str, int | None, str]:
-    """A directory's path, mode and owner, as `directories` has it. Pure."""
-    path, _, rest = text.partition(":")
-    named = dict(option.split("=") for option in rest.split(",")) if rest else {}
-    if not named:
-        return path, None, ""
-    return path, int(named.get("mode", "755"), 8), f"{named.get('uid', 0)}:{named.get('gid', 0)}"
 
 
 class Program:
@@ -256,7 +254,10 @@ async def _wait_healthy(
 ) -> None:
     if not health:
         return
-    argv = health_command(health)
+    argv = [str(word) for word in health.get("command") or ()]
+    if not argv:
+        url = f"http://127.0.0.1:{int(health['port'])}{health['http']}"
+        argv = ["/bin/sh", "-c", _FETCH, "sh", url]
     retries, timeout_s = int(health["retries"]), float(health["timeout"])
     until_s = anyio.current_time() + float(health.get("within") or math.inf)
     last, tries = "", 0
@@ -272,22 +273,6 @@ async def _wait_healthy(
     tail = await log_tail(cell) if program is not None else ""
     what = f"it did not become healthy in {tries} tries: {last}{tail}"
     raise _failed(stand_in, cell, what)
-
-
-def health_command(health: Mapping[str, Any]) -> list[str]:
-    """What is run in the target cell to see whether it is healthy.
-
-    For HTTP whatever client the image has. Pure.
-    """
-    if health.get("command"):
-        return [str(word) for word in health["command"]]
-    url = f"http://127.0.0.1:{int(health['port'])}{health['http']}"
-    fetch = (
-        'if command -v curl > /dev/null; then exec curl -fsS -o /dev/null "$1"; fi; '
-        'if command -v wget > /dev/null; then exec wget -q -O /dev/null "$1"; fi; '
-        'exec python3 -c "import sys, urllib.request; urllib.request.urlopen(sys.argv[1])" "$1"'
-    )
-    return ["/bin/sh", "-c", fetch, "sh", url]
 
 
 async def log_tail(cell: Cell) -> str:
@@ -342,12 +327,6 @@ for port in map(int, ports):
 config = uvicorn.Config(app, http="h11", ws="wsproto", loop="asyncio", log_level="info")
 uvicorn.Server(config).run(socks)
 """
-
-
-def serving_command(stand_in: StandInPlan) -> list[str]:
-    """What runs in the target cell. Pure."""
-    ports = [str(port.number) for port in stand_in.ports]
-    return ["python3", "-c", _BOOT, str(stand_in.settings["app"]), *ports]
 
 
 def server_archive() -> bytes:

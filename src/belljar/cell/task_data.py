@@ -5,7 +5,7 @@ runs in it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -45,7 +45,13 @@ async def put_in(cell: Cell, data: TaskData) -> None:
     for file in own.files:
         await _copy(cell, root, file, trees[file.target])
     if own.hosts:
-        await _add_hosts(cell, own.hosts)
+        try:
+            written = await cell.read_file(HOSTS, max_bytes=_MAX_HOSTS_BYTES, user="0")
+        except FileNotFoundError:
+            written = b""
+        lines = "".join(f"{address}\t{name}\n" for name, address in own.hosts)
+        begun = written if not written or written.endswith(b"\n") else written + b"\n"
+        await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
 
 
 async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
@@ -101,16 +107,6 @@ async def put_directory(
         mode=root_mode(source),
         user=user,
     )
-
-
-async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
-    try:
-        written = await cell.read_file(HOSTS, max_bytes=_MAX_HOSTS_BYTES, user="0")
-    except FileNotFoundError:
-        written = b""
-    lines = "".join(f"{address}\t{name}\n" for name, address in hosts)
-    begun = written if not written or written.endswith(b"\n") else written + b"\n"
-    await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
 
 
 def _unreadable(error: OSError | ValueError) -> PolicyError:

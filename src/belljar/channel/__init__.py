@@ -5,34 +5,15 @@ Lives here: `wire` (bytes ↔ frames ↔ events, every length, id and state chec
 Must not: believe the guest; hold more than the bound per operation; know what a cell or a VM is.
 """
 
-from belljar.channel.client import GuestClient
-from belljar.channel.frames import RenewedBit, Stage, Stream
-from belljar.channel.messages import Configured, Ready, Renewed, Welcome
-from belljar.channel.operations import Operation, Timeout
-from belljar.channel.outcomes import (
-    CommandError,
-    ExecOutput,
-    ExecRequest,
-    FileTooLargeError,
-    OutputTexts,
-    PtySize,
-)
-
-__all__ = [
-    "CommandError",
-    "Configured",
-    "ExecOutput",
-    "ExecRequest",
-    "FileTooLargeError",
-    "GuestClient",
-    "Operation",
-    "OutputTexts",
-    "PtySize",
-    "Ready",
-    "Renewed",
-    "RenewedBit",
-    "Stage",
-    "Stream",
-    "Timeout",
-    "Welcome",
-]
+from belljar.channel.client import GuestClient as GuestClient
+from belljar.channel.frames import RenewedBit as RenewedBit
+from belljar.channel.frames import Stream as Stream
+from belljar.channel.messages import Renewed as Renewed
+from belljar.channel.operations import Operation as Operation
+from belljar.channel.operations import Timeout as Timeout
+from belljar.channel.outcomes import CommandError as CommandError
+from belljar.channel.outcomes import ExecOutput as ExecOutput
+from belljar.channel.outcomes import ExecRequest as ExecRequest
+from belljar.channel.outcomes import FileTooLargeError as FileTooLargeError
+from belljar.channel.outcomes import OutputTexts as OutputTexts
+from belljar.channel.outcomes import PtySize as PtySize

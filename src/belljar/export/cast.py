@@ -23,8 +23,8 @@ def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> 
     """Yield the header, then an event for each piece of output, each new size and each exit.
 
     Each command begins with a prompt of ours. Output is what was kept, as it came: it may hold
-    escape sequences, as any terminal recording does. What was typed in a terminal is there if the
-    policy has `keystrokes: true`.
+    escape sequences, as any terminal recording does. What was typed in a terminal is there where
+    its times are on record, as a policy of earlier versions asked for.
     """
     last_ns, terminals, begun, size = 0, set[int](), dict[int, int](), SIZE
     for line in lines:

@@ -63,7 +63,6 @@ class PresetPolicy:
     decoys: tuple[()] = ()
     guard: None = None
     snapshots: bool = False
-    keystrokes: bool = False
     model: None = None
     on: Mapping[Trigger, Stop] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -6,7 +6,7 @@ The one rule, `bounded`: what is wanted, in no field looser than the operator's 
 - Each of `resources`: the smaller, also of target cells.
 - `rights`: those that both grant; a policy without a word of them bounds none.
 - `host_tools`: the tools that both allow to act outside of a cell.
-- `host`: an air gap that either requires. `snapshots`, `keystrokes`: what both allow.
+- `host`: an air gap that either requires. `snapshots`: what both allow.
 - `network`: none, or cells of the sample's own range alone; else the operator's, with the
   `upstreams` that both name.
 - Each of `network.record`: the larger, which keeps more evidence.
@@ -85,7 +85,6 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "network": network,
         "rights": common_rights(ours.rights, theirs.rights),
         "host": ours.host or theirs.host,
-        "keystrokes": ours.keystrokes and theirs.keystrokes,
         "snapshots": ours.snapshots and theirs.snapshots,
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
         "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)

@@ -111,10 +111,6 @@ class Policy(Strict):
         description="What is looked for in all that leaves the cell, and what becomes of it. "
         "Default: credentials and decoys are flagged, and blocked on their way to a real service.",
     )
-    keystrokes: bool = Field(
-        default=False,
-        description="Whether what an operator types in a terminal has its times on record.",
-    )
     snapshots: bool = Field(
         default=False, description="Whether a cell in use may be saved and forked."
     )

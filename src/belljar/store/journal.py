@@ -36,8 +36,6 @@ LOOK_TIMEOUT_S: Final = 0.5
 _MAX_ENTRY_BYTES: Final = 1 << 16
 # Of an entry. One of another number is left alone, and reported.
 _FORMAT: Final = 1
-# Entries of the first versions lack these.
-_LATER_FIELDS: Final = frozenset({"uid_count", "processes", "part_of"})
 # What people are shown of a cell; removal reads the entry alone.
 _ABOUT_SUFFIX: Final = ".about"
 # Its dot keeps a draft out of the entries.
@@ -102,7 +100,7 @@ class JournalEntry:
         try:
             words = {name: value for name, value in data.items() if name != "version"}
             # Without a part of it a cell would be taken for one of which nothing is left
-            if lacking := set(field_names(cls)) - words.keys() - _LATER_FIELDS:
+            if lacking := set(field_names(cls)) - words.keys():
                 raise KeyError(min(lacking))
             entry: JournalEntry = from_json(cls, words)
             if data["version"] != _FORMAT or _IDS[entry.kind].fullmatch(entry.cell_id) is None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
-from typing import cast
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import guest as g
-from tests.fakes.vm import FakeVm
 from tests.fakes.wires import with_exec
 
 from belljar.capture import body_of
 from belljar.cell import record
-from belljar.cell.record import LimitWatch
-from belljar.channel import ExecOutput, ExecRequest, GuestClient
+from belljar.channel import ExecOutput, ExecRequest
 from belljar.channel.messages import Result
 from belljar.channel.outcomes import output_of
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
@@ -95,31 +91,3 @@ def test_whose_word_a_limit_is() -> None:
     assert (checked(event)["limit"], event.trust) == ("disk", Trust.GUEST_REPORTED)
     assert record.write_limits(OPERATION, OSError(errno.EACCES, "no")) == []
     assert record.write_limits(OPERATION, ValueError("no")) == []
-
-
-def test_what_was_there_before_is_not_the_operations() -> None:
-    """Neither counts nor a disk that was full already."""
-    vm = FakeVm(cast(GuestClient, None))
-    vm.oom_count, vm.fork_count, vm.full = 3, 4, True
-    watch = LimitWatch(vm)
-    watch.look()
-    assert watch.hit() == ()
-
-
-@pytest.mark.parametrize(
-    ("field", "meanwhile", "after", "limit"),
-    [
-        ("oom_count", 1, 1, "memory"),
-        ("fork_count", 70, 70, "processes"),
-        ("full", True, False, "disk"),
-        ("crowded", True, False, "processes"),
-    ],
-)
-def test_what_fired_is_named(field: str, meanwhile: int, after: int, limit: str) -> None:
-    """Also a disk that was emptied again, and a crowd that dispersed."""
-    vm = FakeVm(cast(GuestClient, None))
-    watch = LimitWatch(vm)
-    setattr(vm, field, meanwhile)
-    watch.look()
-    setattr(vm, field, after)
-    assert watch.hit() == (limit,)

@@ -110,21 +110,6 @@ async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception
     assert Kind.CELL_REVERTED not in {kind for _, kind, _ in machines.noted}
 
 
-async def test_what_an_old_machines_end_found_is_raised_at_the_end() -> None:
-    """A breach before any other error, however many reverts follow."""
-    machines = Machines()
-    machines.failing = {"c1": HostError("not proven"), "c2": ContainmentBreach("left something")}
-
-    async def revert() -> None:
-        async with revertible(machines.make) as opened:
-            for _ in range(10):
-                await opened.cell.revert()
-
-    with pytest.raises(ContainmentBreach, match="left something"):
-        await revert()
-    assert machines.alive == []
-
-
 @pytest.mark.parametrize("finds", ["destruction", "last look"])
 async def test_a_breach_of_an_old_machine_is_raised_whatever_else_is(finds: str) -> None:
     """Also when the block, the look before or another machine ended with an error."""

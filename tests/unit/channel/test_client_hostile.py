@@ -1,5 +1,5 @@
 """The client against a guest that lies, floods, falls silent or does not read: bounded time,
-bounded memory, a typed error.."""
+bounded memory, a typed error."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@ else."""
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.talking import talking
 
-from belljar.channel import FileTooLargeError, trees
+from belljar.channel import trees
 from belljar.channel.trees import RecordKind, TreeReader, TreeRecord, encode, stream_bytes
 from belljar.errors import ProtocolViolation
 
@@ -171,26 +170,6 @@ WALK, REMOVE = 5, 7
 async def take(items: Iterator[TreeRecord | bytes]) -> None:
     """All of it."""
     list(items)
-
-
-@pytest.mark.parametrize(
-    ("number", "expected", "text"),
-    [
-        (errno.EFBIG, FileTooLargeError, "10 may be read"),
-        (errno.E2BIG, OSError, "more than 5"),
-        (errno.ELOOP, OSError, "in each other"),
-        (errno.EACCES, PermissionError, "/x"),
-    ],
-)
-@pytest.mark.anyio
-async def test_the_guests_errors(number: int, expected: type[OSError], text: str) -> None:
-    """Each bound that is passed says which; others are Python's own."""
-    async with talking() as (guest, client):
-        guest.errors[WALK] = number
-        with pytest.raises(expected, match=text):
-            await trees.walk(
-                client, "/x", take, user="", cwd="/", depth=9, max_entries=5, max_bytes=10
-            )
 
 
 @pytest.mark.anyio

@@ -26,8 +26,9 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.messages import Fatal, Frozen, GuestEvent
+from belljar.channel.messages import Data, Fatal, Frozen, GuestEvent
 from belljar.channel.wire import HostConnection
+from belljar.errors import ProtocolViolation
 
 # ---- frames
 
@@ -195,6 +196,31 @@ def test_pieces_make_no_difference(cuts: list[int]) -> None:
         assert len(wire._pending) < 12 + 65_536
     assert events == expected
     assert len(expected) == 8
+
+
+@pytest.mark.promise("4.1")
+@settings(max_examples=200)
+@given(
+    said=st.lists(
+        st.sampled_from([*conversation(), *(said for _, said in COMPLETE.values())]), max_size=9
+    ),
+    changes=st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=8)), max_size=3),
+    cut=st.integers(100, 70_000),
+)
+def test_hostile_bytes(said: list[bytes], changes: list[tuple[int, bytes]], cut: int) -> None:
+    """Frames in any order, some of their bytes replaced, in any pieces: events or
+    `ProtocolViolation`; no more than a frame is held back, no more output taken than was granted."""
+    stream, wire, taken = bytearray().join(said), listener(), 0
+    for at, content in changes:
+        stream[at : at + len(content)] = content
+    try:
+        for at in range(0, len(stream), cut):
+            for event in wire.feed(bytes(stream[at : at + cut])):
+                taken += len(event.content) if isinstance(event, Data) else 0
+            assert len(wire._pending) < 12 + 65_536
+    except ProtocolViolation:
+        assert (len(wire._pending), wire.live_ops) == (0, 0)
+    assert taken <= frames.OUTPUT_WINDOW_BYTES
 
 
 def test_frozen_answers_one_freeze() -> None:

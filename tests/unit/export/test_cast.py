@@ -46,7 +46,7 @@ def played(lines: list[Line]) -> list[tuple[float, str, str]]:
 
 
 def test_keystrokes_are_there_only_with_times() -> None:
-    """Those are on record only where the policy has `keystrokes: true`."""
+    """Those are on record only where a policy of earlier versions asked for it."""
     assert not [each for each in played(session(stdout_times=[[500, 10]])) if each[1] == "i"]
     found = played(session(stdin_times=[[200, 6], [2000, 10]], stdout_times=[[500, 10]]))
     assert "".join(text for _, code, text in found if code == "i") == "printf ü\r"

@@ -227,7 +227,7 @@ def test_a_revert_and_the_run_itself_have_their_entries() -> None:
     assert "NOT air-gapped" in render(report).decode()
 
 
-def test_what_was_typed_is_shown_only_if_the_policy_has_keystrokes() -> None:
+def test_what_was_typed_is_shown_only_with_its_times() -> None:
     """Its times say so; of a terminal's output, what acts or hides is a number."""
     typed = b"secret\r"
     for keystrokes in ({}, {"stdin_times": [[1, 7]]}):
