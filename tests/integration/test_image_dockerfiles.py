@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from tests.fakes.images import add_small_image
 
 from belljar.image.buildah import BuildRequest, build_dockerfile
 from belljar.image.config import debian_arch
-from belljar.image.store import Image, Store
 
 pytestmark = [pytest.mark.slow]
 
@@ -92,46 +90,3 @@ def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
     listed = {words[-1]: words for line in lines[9:] if len(words := line.split()) > 8}
     for name in ("run", "t", "x.pem"):
         assert listed[name][:1] + listed[name][2:4] == ["-rwxr-xr-x", "1000", "1000"]
-
-
-def content(image: Image, path: str) -> str:
-    """A file of an image."""
-    shown = ["unsquashfs", "-cat", str(image.rootfs), path]
-    return subprocess.run(shown, capture_output=True, text=True, check=True).stdout
-
-
-LEFT = """FROM with-volume AS first
-RUN mkdir -p /srv/data && echo base > /srv/data/seed
-VOLUME /var/lib/app
-RUN mkdir -p /var/lib/app && echo hello > /var/lib/app/seed
-WORKDIR /a/b
-WORKDIR c
-WORKDIR /z
-USER user
-WORKDIR /new/app
-COPY Dockerfile /new/app
-FROM first
-RUN echo mine > mine
-"""
-
-
-@pytest.mark.thorough
-def test_volumes_and_work_directories_are_left_as_by_buildkit(home: Path, tmp_path: Path) -> None:
-    """What a step writes below a volume stays; each work directory is there, its user's."""
-    default = Store(home).find("default")
-    config = replace(default.config, user="root", volumes=("/srv/data",))
-    add_small_image(home, "with-volume", config)
-    (tmp_path / "Dockerfile").write_text(LEFT)
-    made, _ = build_dockerfile(home, BuildRequest(context=tmp_path, name="left:1"))
-    assert (made.volumes, made.workdir) == (("/srv/data", "/var/lib/app"), "/new/app")
-    assert content(made, "srv/data/seed") == "base\n"
-    assert content(made, "var/lib/app/seed") == "hello\n"
-    argv = ["unsquashfs", "-lln", str(made.rootfs)]
-    listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
-    found = {words[-1].partition("/")[2]: words[:2] for line in listed if (words := line.split())}
-    for path in ("a/b/c", "z"):
-        assert found[path] == ["drwxr-xr-x", "0/0"]
-    for path in ("new", "new/app"):
-        assert found[path] == ["drwxr-xr-x", "1000/1000"]
-    assert found["new/app/mine"] == ["-rw-r--r--", "1000/1000"]
-    assert found["new/app/Dockerfile"] == ["-rw-r--r--", "0/0"]

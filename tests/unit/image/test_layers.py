@@ -14,7 +14,7 @@ from tests.fakes.images import BytesOf, directory, entry, layer, symlink
 from belljar.image import origin
 from belljar.image.layers import ImportLimits, LayerError, tree
 from belljar.image.layers.blob import open_layer
-from belljar.image.layers.headers import ImageEntryKind, read_entries
+from belljar.image.layers.headers import read_entries
 from belljar.image.layers.tree import MergedTree
 from belljar.image.origin import files_of_archive
 from belljar.image.tools import drained, started
@@ -55,16 +55,6 @@ def test_a_tree_is_bounded(
         merged.apply(each)
     with pytest.raises(LayerError):
         merged.apply(found[allowed])
-
-
-@pytest.mark.promise("1.8")
-def test_a_directory_of_an_old_archive_is_one() -> None:
-    """It has the type of a file and a name with a slash: an empty one would become a file."""
-    content = bytearray(layer(entry("d_")))
-    content[:2] = b"d/"
-    content[148:156] = b"%06o\0 " % (sum(content[:148]) + 8 * 32 + sum(content[156:512]))
-    (found,) = read_entries(BytesOf(bytes(content)).pread, len(content))
-    assert (found.path, found.kind) == ((b"d",), ImageEntryKind.DIRECTORY)
 
 
 @pytest.mark.promise("1.8")

@@ -146,21 +146,9 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
 
 def test_names_that_could_mean_something_else_are_refused(tmp_path: Path) -> None:
     """No path, no option, nothing like a digest."""
-    for name in ("", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"):
+    for name in ("", "-x", "x" * 300, "A", "../x", "a/../b", "abcdef0123", "x\n"):
         with pytest.raises(PolicyError):
             put(tmp_path / "s", name)
-
-
-def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
-    """A store holds names in their normal form."""
-    image = put(tmp_path / "s", "docker.io/library/one:latest")
-    store = Store(tmp_path / "s")
-    assert image.names == ("one",)
-    for ref in ("one", "one:latest", "docker.io/one", "index.docker.io/library/one"):
-        assert store.find(ref) == image
-    store.remove("one:latest")
-    with pytest.raises(HostError):
-        store.find("one")
 
 
 @pytest.mark.promise("1.8")
