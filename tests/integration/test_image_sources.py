@@ -60,21 +60,6 @@ def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
 
 
 @pytest.mark.promise("1.8")
-def test_an_archive_of_a_whole_index_keeps_its_digest(
-    served: Registry, home: Path, tmp_path: Path
-) -> None:
-    """What skopeo carries to a machine without a network is found by the registry's digest."""
-    top, _, _ = served.put("tool", "1", [LAYER], is_index=True, has_other=True)
-    archive = f"oci-archive:{tmp_path}/tool.tar"
-    copy = ["skopeo", "--insecure-policy", "copy", "--all", "--preserve-digests"]
-    copy += ["--src-tls-verify=false", f"docker://{served.address}/tool@{top}", archive]
-    subprocess.run(copy, check=True, capture_output=True)
-    image = import_image(home, archive, name="tool")
-    assert top in image.origins
-    assert Store(home).find(f"whatever/name:1@{top}").digest == image.digest
-
-
-@pytest.mark.promise("1.8")
 def test_a_digest_chooses_what_a_tag_no_longer_names(served: Registry, home: Path) -> None:
     """A registry is asked for the digest, whatever the tag beside it names today."""
     name = f"{served.address}/tool"
@@ -167,9 +152,7 @@ def test_daemons_are_asked_for_an_image(
 
 @pytest.mark.promise("1.8")
 def test_names_come_out_of_archives(tmp_path: Path, home: Path) -> None:
-    """From RepoTags and annotations; a file without any needs `--name`."""
-    docker_save = docker_archive(tmp_path / "a.tar", [LAYER])
-    assert import_image(home, f"docker-archive:{docker_save}").names == ("small",)
+    """From annotations; a file without any needs `--name`."""
     key, containerd = "org.opencontainers.image.ref.name", "io.containerd.image.name"
     for marks, names in (
         ({key: "ghcr.io/a/b:2"}, ("ghcr.io/a/b:2",)),

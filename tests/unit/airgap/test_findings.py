@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import struct
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 from tests.fakes.recorder import MemoryRecorder
 
 from belljar.airgap.check import seen, vsock_seen
-from belljar.airgap.looks import AirGapFinding, State, address_of, is_air_gapped, look
+from belljar.airgap.looks import AirGapFinding, State, is_air_gapped, look
 from belljar.cell.air_gap import changes_in, held
 from belljar.events import Kind
 from belljar.network.supervisor.netlink import Link
@@ -73,13 +72,6 @@ def test_the_watch_reports_what_comes_up_and_nothing_else() -> None:
     assert list(changes_in(down + loop)) == []
     assert len(list(changes_in(loop + up + down + up))) == 2
     assert list(changes_in(up[:-3])) == []
-
-
-def test_addresses_of_proc_net() -> None:
-    """Words of the host's byte order; a mapped IPv4 address is one of IPv4."""
-    assert address_of("0100007F:0016") == (ip_address("127.0.0.1"), 22)
-    assert address_of("0000000000000000FFFF00000100007F:01BB") == (ip_address("127.0.0.1"), 443)
-    assert address_of("00000000000000000000000001000000:0035") == (ip_address("::1"), 53)
 
 
 def host(root: Path) -> Path:

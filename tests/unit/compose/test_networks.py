@@ -92,15 +92,6 @@ def test_what_a_range_is_not_is_refused_by_name() -> None:
             read_compose(two(networks={"default": {key: value}}))
 
 
-def test_what_a_range_is_anyway() -> None:
-    """Closed, a bridge, with IPv4 and without IPv6, under whatever name."""
-    kept = dict.fromkeys(("internal", "attachable"), True)
-    kept |= dict.fromkeys(("external", "enable_ipv6"), False)
-    more = {"driver": "bridge", "name": "x", "labels": {"a": "b"}}
-    networks = {"n": {**kept, **more}, "default": None}
-    assert read_compose({**two(networks=["default", "n"]), "networks": networks}).network
-
-
 def test_names_differ_by_more_than_case() -> None:
     """A service keeps its name, and its host names are found however they are written. Docker would
     answer with either of two services of one name; a name of a range leads to one cell."""

@@ -117,8 +117,7 @@ def test_whatever_is_read(value: object) -> None:
 
 def test_what_only_keeps_a_container_from_ending() -> None:
     """Is not run: a cell stands anyway. What does more is a program."""
-    idle = ("", "tail -f /dev/null", "sleep infinity", "bash", "/bin/bash")
-    shells = ("bash -c 'sleep infinity'", "/bin/sh -c 'exec tail -f /dev/null'")
-    assert all(is_idle(shlex.split(command)) for command in (*idle, *shells))
+    idle = ("", "tail -f /dev/null", "/bin/bash", "/bin/sh -c 'exec tail -f /dev/null'")
+    assert all(is_idle(shlex.split(command)) for command in idle)
     programs = ("serve", "sh -c 'serve & sleep infinity'", "tail -f /var/log/x", "bash x.sh")
     assert not any(is_idle(shlex.split(command)) for command in programs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import read_entries
 from belljar.image.layers.tree import MergedTree
 from belljar.image.origin import files_of_archive
-from belljar.image.tools import drained, started
 
 LIMITS = ImportLimits(max_entries=400)
 LONG = "d" * 250
@@ -78,17 +76,3 @@ def test_many_empty_members_of_a_gzip_file_cost_little(tmp_path: Path) -> None:
     assert opened.pread(2, 0) == b"x"
     opened.close()
     assert time.process_time() - began < 10
-
-
-def test_a_tool_ends_though_nobody_reads_what_it_says() -> None:
-    """Its output is read on: it isn't held by a full pipe."""
-
-    def tell(_line: str) -> None:
-        raise BrokenPipeError
-
-    argv = ["/bin/sh", "-c", "yes | head -c 1000000"]
-    with (
-        started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
-        drained(process, on_line=tell),
-    ):
-        assert process.wait(60) == 0

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import Final, Literal
 
 from belljar.errors import HostError
 from belljar.image.layers import (
@@ -327,19 +327,12 @@ SQUASHFS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A header and exactly `info.size` bytes."""
+def pack(
+    members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], into: Path, *, made_s: int
+) -> None:
+    """Write headers and contents as a squashfs file `into`; equal members give equal bytes.
 
-    info: tarfile.TarInfo
-    chunks: Iterable[bytes] = ()
-
-
-def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
-    """Write `members` as a squashfs file `into`; equal members give equal bytes.
-
-    Directories come before their content. An entry for the root (".") is left out: it is root's,
-    mode 0755. No time is later than `made_s`. Raises `HostError`.
+    Directories come before their content. No time is later than `made_s`. Raises `HostError`.
     """
     argv = [tool("sqfstar"), *SQUASHFS, str(into)]
     # squashfs-tools 4.5 ignores its option for the root directory's time; this sets and caps all.
@@ -349,9 +342,17 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
             raise ValueError("the packer was started without an input")
         # If it ends early, its status and last words say why.
         with suppress(BrokenPipeError), process.stdin as sink:
-            for member in members:
-                if member.info.name != ".":
-                    _write(member, sink)
+            for info, chunks in members:
+                header = (
+                    info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                    if info.pax_headers
+                    else info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+                )
+                sink.write(header)
+                written = sum(map(sink.write, chunks))
+                if written != (info.size if info.isreg() else 0):
+                    raise ValueError(f"an entry of {info.size} bytes gave {written}")
+                sink.write(bytes(-written % tarfile.BLOCKSIZE))
             sink.write(bytes(2 * tarfile.BLOCKSIZE))
         status = process.wait()
     # Its status is the same for every failure: only its message says what to do next.
@@ -361,21 +362,3 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     if status != 0:
         raise failed(argv, status, bytes(complaint))
     into.chmod(0o444)
-
-
-def _write(member: Member, sink: IO[bytes]) -> None:
-    info = member.info
-    sink.write(
-        info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        if info.pax_headers
-        else info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-    )
-    if not info.isreg():
-        return
-    written = 0
-    for chunk in member.chunks:
-        sink.write(chunk)
-        written += len(chunk)
-    if written != info.size:
-        raise ValueError(f"an entry of {info.size} bytes gave {written}")
-    sink.write(bytes(-written % tarfile.BLOCKSIZE))
