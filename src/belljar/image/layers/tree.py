@@ -178,28 +178,19 @@ class MergedTree:
         if entry.kind is ImageEntryKind.HARD_LINK:
             parent.children[name] = self._link_target(entry)
             return
-        node = self._node(entry)
-        if (
-            before is not None
-            and before.kind is ImageEntryKind.DIRECTORY
-            and entry.kind is ImageEntryKind.DIRECTORY
-        ):
-            node.children = before.children
-        node.path_bytes = path_bytes
-        parent.children[name] = node
-
-    def _node(self, entry: LayerEntry) -> TreeNode:
+        is_directory = entry.kind is ImageEntryKind.DIRECTORY
         # Other names than `user.` mean something to the kernel (xattr(7)).
         mode, xattrs = entry.mode, {k: v for k, v in entry.xattrs.items() if k.startswith("user.")}
         if self._keep_setuid and "security.capability" in entry.xattrs:
             xattrs["security.capability"] = entry.xattrs["security.capability"]
-        if entry.kind is not ImageEntryKind.DIRECTORY and mode & (stat.S_ISUID | stat.S_ISGID):
-            self.has_setuid = True
         # On a directory the bit passes the group on, and gives no rights.
-        if not self._keep_setuid and entry.kind is not ImageEntryKind.DIRECTORY:
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        if not is_directory and mode & (stat.S_ISUID | stat.S_ISGID):
+            self.has_setuid = True
+            if not self._keep_setuid:
+                mode &= ~(stat.S_ISUID | stat.S_ISGID)
         self.newest_s = max(self.newest_s, entry.mtime_s)
-        return TreeNode(
+        was_directory = before is not None and before.kind is ImageEntryKind.DIRECTORY
+        parent.children[name] = TreeNode(
             kind=entry.kind,
             layer=self._layer,
             layer_of_content=self._layer,
@@ -210,7 +201,9 @@ class MergedTree:
             size_bytes=entry.size_bytes,
             offset=entry.offset,
             target=entry.target,
-            xattrs=xattrs if entry.kind in {ImageEntryKind.FILE, ImageEntryKind.DIRECTORY} else {},
+            path_bytes=path_bytes,
+            xattrs=xattrs if is_directory or entry.kind is ImageEntryKind.FILE else {},
+            children=before.children if before and was_directory and is_directory else {},
         )
 
     def _link_target(self, entry: LayerEntry) -> TreeNode:
