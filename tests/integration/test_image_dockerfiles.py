@@ -1,10 +1,8 @@
-"""Dockerfiles that BuildKit builds, built with a real buildah and run in a cell."""
+"""Dockerfiles that BuildKit builds, built with a real buildah."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,16 +41,11 @@ HEALTHCHECK --start-interval=1s --interval=5s CMD true
 ENTRYPOINT []
 CMD echo $A
 """
-LOOK = (
-    'for f in arch two env f tmpfs tok body; do echo "$f:" $(cat /$f); done; '
-    "echo seen: $(cat /seen); head -c 17 /cache; echo; ls -n /srv /srv/sub"
-)
-POLICY = "belljar: 1\nrisk: low\ntier: container\nimage: forms:1\n"
 
 
 def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
-    """Directives, arguments, platforms, variables, flags, mounts and here-documents mean in a cell
-    of the image what they mean in one that BuildKit built."""
+    """Directives, arguments, platforms, variables, flags, mounts and here-documents mean what
+    they mean to BuildKit."""
     add_small_image(home)
     for name, mode in {
         "f": 0o644,
@@ -69,24 +62,28 @@ def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
     assert made.healthcheck is not None
     assert made.healthcheck.interval_ns == 5 * 10**9
     assert (made.cmd, made.workdir) == (("/bin/sh", "-c", "echo $A"), "/work")
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    command = [sys.executable, "-m", "belljar", "exec", str(tmp_path / "policy.yaml"), "--"]
-    env = {**os.environ, "BELLJAR_HOME": str(home)}
-    command += ["sh", "-c", LOOK]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[:9] == [
-        f"arch: {debian_arch()}",
-        "two: two",
-        "env: a.b.c x y a $b 'q' back\\slash",
-        "f: content",
-        "tmpfs: . ..",
-        "tok: []",
-        'body: $W "q"',
-        "seen: Dockerfile f src",
-        "drwx------ 2 1000",
-    ]
-    listed = {words[-1]: words for line in lines[9:] if len(words := line.split()) > 8}
-    for name in ("run", "t", "x.pem"):
-        assert listed[name][:1] + listed[name][2:4] == ["-rwxr-xr-x", "1000", "1000"]
+
+    def shown(*options: str) -> str:
+        argv = ["unsquashfs", *options]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    expected = {
+        "arch": debian_arch(),
+        "two": "two",
+        "env": "a.b.c x y a $b 'q' back\\slash",
+        "f": "content",
+        "tmpfs": ". ..",
+        "tok": "[]",
+        "body": '$W "q"',
+        "seen": "Dockerfile f src",
+    }
+    found = {name: shown("-cat", str(made.rootfs), name) for name in (*expected, "cache")}
+    assert found.pop("cache").startswith("drwx------ 2 1000")
+    assert {name: " ".join(text.split()) for name, text in found.items()} == expected
+    listed = {
+        words[-1]: words
+        for line in shown("-lln", str(made.rootfs)).splitlines()
+        if (words := line.split())
+    }
+    for name in ("run", "sub/t", "x.pem"):
+        assert listed[f"squashfs-root/srv/{name}"][:2] == ["-rwxr-xr-x", "1000/1000"]

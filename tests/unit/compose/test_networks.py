@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.compose.test_translate import shop, two
+from tests.unit.compose.test_translate import two
 
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
@@ -50,14 +50,6 @@ def test_a_service_without_a_network() -> None:
     assert not Network.model_validate(network, strict=False).has_cells
 
 
-def test_the_bridge_is_the_usual_network() -> None:
-    """As without the line, alone and among others; so are Docker's other words for it."""
-    for mode in ("bridge", "default", ""):
-        assert shop(network_mode=mode) == shop()
-        alone = {"services": {"default": {"image": "i", "network_mode": mode}}}
-        assert read_compose(alone) == read_compose({"services": {"default": {"image": "i"}}})
-
-
 def test_a_network_must_be_declared() -> None:
     """As Compose wants it; the implicit one is there anyway."""
     with pytest.raises(CannotKeepError, match="not declared: inner"):
@@ -76,7 +68,6 @@ def test_what_a_range_is_not_is_refused_by_name() -> None:
     odd: list[tuple[str, Any]] = [
         ("external", True),
         *(("driver", "host"), ("driver", "macvlan"), ("enable_ipv6", True), ("enable_ipv4", False)),
-        ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
         *(("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}), ("made_up", 1)),
     ]
     for key, value in odd:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.model import Condition, Service
-from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health, waits_of
+from belljar.compose.model import Condition
+from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health
 from belljar.compose.values import CannotKeepError
 from belljar.image.config import HealthCheck, ImageConfig, image_health
 from belljar.policy.stand_ins import Health
@@ -61,14 +61,6 @@ def test_whose_health_is_waited_for_has_a_check() -> None:
     assert network["stand_ins"]["seed"]["completes"] is True
 
 
-@pytest.mark.parametrize("key", ["include", "secrets", "made_up"])
-def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
-    """An extension means nothing, and is none of them."""
-    with pytest.raises(CannotKeepError, match=key):
-        read_compose({**two(), key: {"x": {}}})
-    assert read_compose({**two(), "x-anything": {"a": 1}, "version": "3.8", "name": "n"}).network
-
-
 @pytest.mark.promise("1.5")
 def test_all_that_is_refused_is_told_at_once() -> None:
     """Of every service, and of volumes and networks too; each by its name."""
@@ -77,7 +69,7 @@ def test_all_that_is_refused_is_told_at_once() -> None:
     )
     file["services"]["default"] |= {"devices": ["/dev/kvm"]}
     file["networks"] = {"lan": {"external": True}}
-    file["models"] = {"m": {"model": "x"}}
+    file |= {"models": {"m": {"model": "x"}}, "x-anything": {"a": 1}, "version": "3.8"}
     with pytest.raises(CannotKeepError) as refused:
         read_compose(file)
     assert {(fact.where, fact.key) for fact in refused.value.differences} == {
@@ -113,24 +105,11 @@ def test_whatever_stands_in_a_field(value: Any, field: str) -> None:  # noqa: AN
         assert isinstance(read_compose(two(**{field: value})), Composed)
 
 
-def waiting(depends_on: Any, **fields: Any) -> dict[str, Service]:  # noqa: ANN401 - YAML values
-    """A service `web` that waits so for `db`, beside the default one."""
-    web = Service.model_validate({"depends_on": depends_on, **fields})
-    return {"default": Service(), "web": web, "db": Service()}
-
-
-def test_the_three_conditions() -> None:
-    """A name alone waits for the start; a service that is not required may be missing."""
-    assert waits_of(waiting(["db"])) == (Wait("web", "db", Condition.STARTED),)
-    for condition in Condition:
-        settings = {"condition": condition.value, "restart": True, "required": True}
-        assert waits_of(waiting({"db": settings})) == (Wait("web", "db", condition),)
-    gone = {"condition": "service_started", "required": False}
-    assert waits_of(waiting({"gone": gone})) == ()
-
-
 def test_what_can_not_be_waited_for_is_refused() -> None:
-    """By name."""
+    """By name. A service that is not required may be missing."""
+    gone = {"gone": {"condition": "service_started", "required": False}}
+    services = {"default": {"image": "i"}, "web": {"image": "i", "depends_on": gone}}
+    assert read_compose({"services": services}).network
     started: dict[str, Any] = {"condition": "service_started"}
     odd: list[tuple[Any, str]] = [
         ({"db": {**started, "made_up": 1}}, "made_up"),
@@ -217,17 +196,3 @@ def test_times_alone_are_of_the_images_check() -> None:
     for off in ({"test": ["NONE"]}, {"test": "x", "disable": "yes"}):
         assert read_health(off) == {"image": False}
     assert read_health({"test": [], "retries": 5}) == read_health({"retries": 5})
-
-
-def test_what_is_no_check_is_refused() -> None:
-    """By the service's name, or with what was written."""
-    checks: list[tuple[str, dict[str, Any]]] = [
-        ("no text", {"test": ["x", []]}),
-        ("none of CMD", {"test": ["curl", "x"]}),
-        ("no command", {"test": {"a": 1}}),
-        ("made_up", {"test": "x", "made_up": 1}),
-        ("soon, which is no time", {"test": "x", "interval": "soon"}),
-    ]
-    for named, check in checks:
-        with pytest.raises(CannotKeepError, match=named):
-            read_health(check)
