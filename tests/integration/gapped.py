@@ -1,9 +1,9 @@
 """Runs a command in namespaces with nothing but loopback, and without sockets to a hypervisor.
 
-    python -m tests.integration.gapped FAMILIES COMMAND...
+    python -m tests.integration.gapped without-vsock COMMAND...
 
 The test's machine may itself be a virtual one with vsock, which no namespace hides: a filter does.
-It refuses sockets of these families, as a kernel without them.
+It refuses such sockets, as a kernel without them.
 
     python -m tests.integration.gapped belljar WORDS... [then WORDS...]...
 
@@ -31,28 +31,14 @@ from belljar.network.syscalls import install_filter
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _FAIL = 0x7FFF_0000, 0x0005_0000
-_REFUSE = (_RETURN, 0, 0, _FAIL | errno.EAFNOSUPPORT)
 
 
-def without(*families: int) -> bytes:
-    """A filter under which no socket of the families can be made."""
-    refused = [step for each in families for step in ((_EQUAL, 0, 1, each), _REFUSE)]
-    steps = (
-        (_LOAD, 0, 0, 0),
-        (_EQUAL, 0, len(refused) + 1, _SOCKET[platform.machine()]),
-        (_LOAD, 0, 0, 16),
-        *refused,
-        (_RETURN, 0, 0, _ALLOW),
-    )
-    return b"".join(struct.pack("=HBBI", *step) for step in steps)
-
-
-def gapped(*command: str, families: Sequence[int] = (socket.AF_VSOCK,)) -> list[str]:
+def gapped(*command: str) -> list[str]:
     """The command line that runs a command so; `ip` brings loopback up first."""
     apart = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
     up = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    listed = ",".join(str(int(each)) for each in families)
-    return [*apart, *up, sys.executable, "-m", "tests.integration.gapped", listed, *command]
+    without = [sys.executable, "-m", "tests.integration.gapped", "without-vsock"]
+    return [*apart, *up, *without, *command]
 
 
 def whole_machine(*words: str) -> list[str]:
@@ -74,12 +60,20 @@ def all_of(words: Sequence[str]) -> int:
     return code
 
 
-def main(families: str, *command: str) -> None:
+def main(how: str, *command: str) -> None:
     """Never returns."""
-    if families == "belljar":
+    if how == "belljar":
         check.FIRST_PID_NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino  # type: ignore[misc]
         sys.exit(all_of(command))
-    install_filter(without(*map(int, families.split(","))))
+    steps = (
+        (_LOAD, 0, 0, 0),
+        (_EQUAL, 0, 3, _SOCKET[platform.machine()]),
+        (_LOAD, 0, 0, 16),
+        (_EQUAL, 0, 1, socket.AF_VSOCK),
+        (_RETURN, 0, 0, _FAIL | errno.EAFNOSUPPORT),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+    install_filter(b"".join(struct.pack("=HBBI", *step) for step in steps))
     os.execvp(command[0], list(command))  # noqa: S606
 
 

@@ -74,7 +74,7 @@ def test_the_programs_of_images(home: Path, tmp_path: Path) -> None:
     stands behind the entrypoint, and only waits. One that fails is an error of its sample, with
     its status and its last words; the sample itself does not begin."""
     check = HealthCheck(test=("CMD-SHELL", "grep -q ready /tmp/state"), interval_ns=10**9)
-    derived(home, "checked", SET_UP.format(wait=2), "sleep", "infinity", check=check)
+    derived(home, "checked", SET_UP.format(wait=1), "sleep", "infinity", check=check)
     derived(home, "settled", SET_UP.format(wait=0), "no-such-program")
     derived(home, "broken", "echo no such licence >&2; exit 7")
     (tmp_path / "compose.yaml").write_text(COMPOSE)

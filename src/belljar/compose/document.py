@@ -272,7 +272,19 @@ def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, A
     if len(items) > MAX_INCLUDES:
         raise refusal("", "include", f"at most {MAX_INCLUDES} files are read")
     for item in items:
-        for key, value in _included(item, files).items():
+        fields = {"path": item} if isinstance(item, str) else mapping(item, "include")
+        listed = each(fields.get("path"))
+        if set(fields) != {"path"} or len(listed) != 1 or "$" in str(listed):
+            raise refusal("", "include", "only its `path` is read, with one file and no reference")
+        try:
+            found = files.path(text(listed[0]))
+            parsed = read_yaml(files.read_text(found))
+            if not isinstance(parsed, dict) or parsed.get("include"):
+                raise ValueError("it is not a compose file without `include`")
+        except (OSError, ValueError) as error:
+            shown = printable(str(listed[0]), max_chars=100)
+            raise refusal("", "include", f"{shown}: {printable(reason(error))}") from error
+        for key, value in _at_home(parsed, posixpath.dirname(found) or ".").items():
             if key in ("version", "name") or str(key).startswith("x-"):
                 continue
             if key not in ("services", "volumes", "networks"):
@@ -295,19 +307,3 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
             placed[name] = {key: value for key, value in fields.items() if key != HOME_KEY}
             placed[name] |= {HOME_KEY: home} if home else {}
     return {**document, "services": placed}
-
-
-def _included(item: object, files: TaskFiles) -> dict[str, Any]:
-    fields = {"path": item} if isinstance(item, str) else mapping(item, "include")
-    listed = each(fields.get("path"))
-    if set(fields) != {"path"} or len(listed) != 1 or "$" in str(listed):
-        raise refusal("", "include", "only its `path` is read, with one file and no reference")
-    try:
-        found = files.path(text(listed[0]))
-        parsed = read_yaml(files.read_text(found))
-        if not isinstance(parsed, dict) or parsed.get("include"):
-            raise ValueError("it is not a compose file without `include`")
-        return _at_home(parsed, posixpath.dirname(found) or ".")
-    except (OSError, ValueError) as error:
-        shown = printable(str(listed[0]), max_chars=100)
-        raise refusal("", "include", f"{shown}: {printable(reason(error))}") from error

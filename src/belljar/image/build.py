@@ -6,23 +6,18 @@ Equal package versions give equal bytes.
 
 from __future__ import annotations
 
-import copy
 import os
-import re
 import subprocess
-import tarfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Timer
-from typing import IO, Final
+from typing import Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import PrivateApt, debian_sources, host_acquire_options, host_sources
 from belljar.image.config import ImageConfig, debian_arch
-from belljar.image.layers.tree import Member, pack
+from belljar.image.oci import pack_layer
 from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool
 from belljar.store.home import need_space
@@ -38,8 +33,6 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT_S: Final = 3600
 # mmdebstrap unmounts and removes what it made when it is told to end.
 _GRACE_S: Final = 20
-_DAY_S: Final = 86400
-_CHUNK_BYTES: Final = 1 << 20
 _BASE: Final = (
     "adduser bash bzip2 ca-certificates coreutils curl diffutils file findutils git grep gzip "
     "hostname iproute2 jq less nano netbase patch procps psmisc python-is-python3 python3 sed tar "
@@ -57,28 +50,25 @@ _INSPECT: Final = (
     "tk-dev uuid-dev wget zlib1g-dev"
 )
 _ADD_USER: Final = f'chroot "$1" useradd --create-home --shell /bin/bash --uid {UID} {USER}'
-# Left out with everything below them; the directory itself stays.
-_EMPTIED: Final = (
-    *("dev/", "proc/", "sys/", "run/", "tmp/", "boot/", "etc/apt/sources.list.d/"),
-    *("var/tmp/", "var/log/", "var/cache/", "var/lib/apt/lists/"),
-    *(f"usr/share/{name}/" for name in ("man", "info", "locale", "lintian", "bug")),
-)
-# What mmdebstrap and its tools leave behind, what each machine has for itself (keys, ids), and
-# documentation but licences.
-_LEFT_OUT: Final = re.compile(
-    r"etc/apt/sources\.list|etc/apt/apt\.conf\.d/99mmdebstrap|etc/dpkg/dpkg\.cfg\.d/99mmdebstrap"
-    r"|etc/(?:passwd|group|shadow|gshadow|subuid|subgid)-|etc/\.pwd\.lock"
-    r"|etc/ssh/ssh_host_.*|var/lib/dbus/machine-id|var/lib/dpkg/[a-z-]+-old|var/lib/systemd/"
-    r"random-seed"
-    r"|usr/share/doc/[^/]+/(?!copyright$).+|root/\.(?:bash_history|wget-hsts|cache)(?:/.*)?"
-)
-# The guest agent writes a cell's own over these when it is renewed: here they only exist.
-_WRITTEN: Final = {
-    "etc/machine-id": (b"", 0o444),
-    "etc/resolv.conf": (b"", 0o644),
-    "etc/hostname": (b"localhost\n", 0o644),
-    "etc/hosts": (b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", 0o644),
-}
+# Removes what mmdebstrap and its tools leave behind, what each machine has for itself (keys, ids)
+# and documentation but licences. The guest agent writes a cell's own over the last files.
+_CLEAN: Final = r"""
+set -eu
+cd "$1"
+for each in run boot etc/apt/sources.list.d root/.cache var/tmp var/log var/cache \
+  var/lib/apt/lists usr/share/man usr/share/info usr/share/locale usr/share/lintian \
+  usr/share/bug; do
+  [ ! -d $each ] || find $each -mindepth 1 -delete
+done
+find usr/share/doc -mindepth 2 ! -path 'usr/share/doc/*/copyright' \( ! -type d -o -empty \) -delete
+rm -f etc/apt/sources.list etc/apt/apt.conf.d/99mmdebstrap etc/dpkg/dpkg.cfg.d/99mmdebstrap \
+  etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/subuid- etc/subgid- etc/.pwd.lock \
+  etc/ssh/ssh_host_* var/lib/dbus/machine-id var/lib/dpkg/*-old var/lib/systemd/random-seed \
+  root/.bash_history root/.wget-hsts etc/machine-id etc/resolv.conf etc/hostname etc/hosts
+touch etc/machine-id etc/resolv.conf
+echo localhost >etc/hostname
+printf '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n' >etc/hosts
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,15 +151,14 @@ def build_image(
         apt.update()
         # No file of a package is newer than the archive: all that is made here gets its time.
         made_s = apt.newest_release_s()
-        rootfs, listed = scratch / "rootfs.sqfs", scratch / "mirror.sources"
+        layer, rootfs, listed = (scratch / name for name in ("layer", "rootfs", "mirror.sources"))
         listed.write_text("\n".join(source.deb822() for source in sources))
-        argv = mmdebstrap_argv(recipe, mode, listed)
         # Another user's ids can't enter the scratch directory: they use the system's own.
         own = {"TMPDIR": str(scratch)} if mode == "root" else {}
-        with _made_by(
-            argv, {**plain_env(SOURCE_DATE_EPOCH=str(made_s)), **own}, made_s, report
-        ) as members:
-            pack(members, rootfs, made_s=made_s)
+        argv = [*mmdebstrap_argv(recipe, mode), str(layer), str(listed)]
+        _run(argv, plain_env(SOURCE_DATE_EPOCH=str(made_s), **own), report)
+        with layer.open("rb") as file:
+            pack_layer(file, recipe.config, rootfs, keep_setuid=True)
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
         source = f"mmdebstrap {recipe.codename}"
         return Store(home).add(
@@ -177,99 +166,36 @@ def build_image(
         )
 
 
-def mmdebstrap_argv(recipe: Recipe, mode: str, sources: Path) -> list[str]:
-    """It writes a tar stream to standard output."""
+def mmdebstrap_argv(recipe: Recipe, mode: str) -> list[str]:
+    """Its command line without the archive that it writes, and its sources."""
     return [
         tool("mmdebstrap"),
         f"--mode={mode}",
         "--variant=minbase",
         "--format=tar",
+        *("--skip=output/dev", "--skip=cleanup/apt"),  # the hook does more
         f"--architectures={debian_arch()}",
         f"--include={','.join(recipe.packages)}",
         '--aptopt=Apt::Install-Recommends "false"',
         '--aptopt=Acquire::Languages "none"',
         *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
         *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
+        f"--customize-hook={_CLEAN}",
         recipe.codename,
-        "-",
-        str(sources),
     ]
 
 
-@contextmanager
-def _made_by(
-    argv: list[str], env: Mapping[str, str], made_s: int, report: Report
-) -> Iterator[Iterator[Member]]:
-    """The entries that mmdebstrap makes; ends it when left."""
-
+def _run(argv: list[str], env: Mapping[str, str], report: Report) -> None:
     def say(line: str) -> None:
         if line.startswith("I: "):
             report(line[3:])
 
-    def members(stream: IO[bytes]) -> Iterator[Member]:
-        # When the stream ends early, mmdebstrap's own message says why.
+    with started(argv, env=env) as process, drained(process, on_line=say) as complaint:
         try:
-            yield from cleansed(stream, made_s=made_s)
-        except tarfile.TarError:
-            process.wait()
-        if (status := process.wait()) != 0:
-            raise failed(argv, status, bytes(complaint))
-
-    with (
-        started(argv, stdout=subprocess.PIPE, env=env) as process,
-        drained(process, on_line=say) as complaint,
-    ):
-        if process.stdout is None:
-            raise ValueError("the maker was started without an output")
-        timer = Timer(_TIMEOUT_S, kill_group, [process])
-        timer.start()
-        try:
-            yield members(process.stdout)
+            status = process.wait(_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise HostError("mmdebstrap took longer than an hour and was stopped") from error
         finally:
-            timer.cancel()
             kill_group(process, grace_s=_GRACE_S)
-
-
-def cleansed(stream: IO[bytes], *, made_s: int) -> Iterator[Member]:
-    """The entries that belong in an image."""
-    with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
-        for info in archive:
-            if belongs(path := _plain_path(info.name)):
-                yield _member(archive, info, path, made_s)
-    for path, (content, mode) in _WRITTEN.items():
-        info = tarfile.TarInfo(path)
-        info.size, info.mode, info.mtime = len(content), mode, made_s
-        yield Member(info=info, chunks=(content,) if content else ())
-
-
-def belongs(path: str) -> bool:
-    """Return whether this entry goes into the image unchanged."""
-    if path in _WRITTEN or _LEFT_OUT.fullmatch(path):
-        return False
-    return not path.startswith(_EMPTIED)
-
-
-def _plain_path(name: str) -> str:
-    return name.removeprefix("./").strip("/") if name not in {".", "./", "/"} else ""
-
-
-def _member(archive: tarfile.TarFile, info: tarfile.TarInfo, path: str, made_s: int) -> Member:
-    """Without user names or times after `made_s`."""
-    plain = copy.copy(info)
-    plain.name = path or "."
-    plain.uname = plain.gname = ""
-    plain.mtime = min(int(info.mtime), made_s)
-    plain.pax_headers = {k: v for k, v in info.pax_headers.items() if k.startswith("SCHILY.xattr.")}
-    if info.islnk():
-        plain.linkname = _plain_path(info.linkname)
-    content = archive.extractfile(info) if info.isreg() else None
-    if content is None:
-        return Member(info=plain)
-    if path != "etc/shadow":
-        return Member(info=plain, chunks=iter(lambda: content.read(_CHUNK_BYTES), b""))
-    # Each line's third field is the day it was made: that day is the archive's.
-    day = str(made_s // _DAY_S).encode()
-    lines = [line.split(b":") for line in content.read().splitlines()]
-    changed = b"".join(b":".join([*line[:2], day, *line[3:]]) + b"\n" for line in lines)
-    plain.size = len(changed)
-    return Member(info=plain, chunks=(changed,))
+    if status != 0:
+        raise failed(argv, status, bytes(complaint))

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +29,7 @@ from belljar.image.dockerfile import (
     make_buildable,
 )
 from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.blob import LayerBlob
-from belljar.image.layers.tree import MergedTree
-from belljar.image.oci import check_platform, pack_tree
+from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
 from belljar.image.storage import (
     MIN_FREE_BYTES,
@@ -325,7 +323,8 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
             check_platform(document)
             named = config_of({"config": {"Volumes": dict.fromkeys(volumes)}})
             config = replace(config_of(document), volumes=named.volumes)
-            tree = _packed(out, config, rootfs, keep_setuid=keep_setuid)
+            with open_regular(out, "layer") as fd, os.fdopen(os.dup(fd), "rb") as file:
+                tree = pack_layer(file, config, rootfs, keep_setuid=keep_setuid)
     except LayerError:
         raise
     except (OSError, ValueError) as error:  # not what the tools write
@@ -348,16 +347,3 @@ def _held_directory(path: Path, owner: int) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{fd}")
     finally:
         os.close(fd)
-
-
-def _packed(out: Path, config: ImageConfig, rootfs: Path, *, keep_setuid: bool) -> MergedTree:
-    limits = ImportLimits()
-    tree = MergedTree(limits, keep_setuid=keep_setuid)
-    with open_regular(out, "layer") as fd:
-        file = os.fdopen(os.dup(fd), "rb")
-        with closing(LayerBlob(file, os.fstat(fd).st_size, "")) as layer:
-            if layer.size_bytes > limits.max_bytes:
-                raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
-            tree.apply_layer(layer)
-            pack_tree(tree, [layer], config, rootfs)
-    return tree

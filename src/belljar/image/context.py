@@ -64,7 +64,7 @@ def parse_ignore(text: str) -> Ignored:
         if path not in {".", ""}:
             # Go negates a class by `^`.
             words = [part.replace("[^", "[!") for part in path.split("/")]
-            rule = [None if word == "**" else _compiled(word) for word in words]
+            rule = [None if word == "**" else re.compile(fnmatch.translate(word)) for word in words]
             rules.append((tuple(rule), takes_back))
         if len(rules) > MAX_RULES or "\\" in path:
             what = f"it has a backslash, or more than {MAX_RULES:,} patterns"
@@ -196,10 +196,6 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
 
 def _raise(error: OSError) -> NoReturn:
     raise _refused(f"it can't be read: {error.strerror}", error.filename) from error
-
-
-def _compiled(glob: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(glob))
 
 
 def _matches(rule: _Rule, parts: Sequence[str]) -> bool:

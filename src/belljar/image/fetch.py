@@ -97,7 +97,14 @@ def fetched(
         try:
             found = _copied(rest, work, limits, report)
         except HostError as error:
-            raise _refused(error, ref) from error
+            # Its status is 1 for every failure, so skopeo's last message (logrus) is read.
+            output = error.output if isinstance(error, ToolError) else ""
+            what = output.rpartition("level=fatal msg=")[2] or error.what
+            hint = error.hint or "check the name, the network and the login"
+            if "no space left on device" in output.lower():
+                hint = HINT_SPACE
+            what = f"the image can't be fetched: {what}"
+            raise HostError(what, where=printable(ref), hint=hint) from error
         yield found
         return
     name = _saved(rest, work, limits, report)
@@ -217,14 +224,3 @@ def _watch(
             raise HostError(why)
 
     return check
-
-
-def _refused(error: HostError, ref: str) -> HostError:
-    # Its status is 1 for every failure, so skopeo's last message (logrus) is read.
-    output = error.output if isinstance(error, ToolError) else ""
-    text = output.rpartition("level=fatal msg=")[2] or error.what
-    if "no space left on device" in output.lower():
-        what = "no space is left to fetch the image"
-        return HostError(what, where=printable(ref), hint=HINT_SPACE)
-    hint = error.hint or "check the name, the network and the login"
-    return HostError(f"the image can't be fetched: {text}", where=printable(ref), hint=hint)

@@ -10,9 +10,9 @@ import hashlib
 import json
 import lzma
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
@@ -64,7 +64,21 @@ def current_kernel(home: Path) -> Kernel:
         raise _damaged(pointer) from error
     directory = home / "kernels" / digest
     try:
-        return _kernel(json.loads((directory / "kernel.json").read_bytes()), directory)
+        document = json.loads((directory / "kernel.json").read_bytes())
+        kernel = Kernel(
+            digest=digest,
+            version=str(document["release"]),
+            package=str(document["package"]),
+            package_sha256=str(document["package_sha256"]),
+            vmlinuz=directory / "vmlinuz",
+            modules=tuple(directory / "modules" / str(name) for name in document["modules"]),
+            config=directory / "config",
+            wanted=tuple(str(name) for name in document.get("wanted", ())),
+        )
+        files = (*kernel.modules, kernel.vmlinuz)
+        if not _DIGEST.fullmatch(digest) or not all(path.is_file() for path in files):
+            raise ValueError("files are missing")
+        return kernel
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(directory / "kernel.json") from error
 
@@ -195,24 +209,6 @@ def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str,
     return load_order(wanted, read=read, builtin=builtin)
 
 
-def _kernel(document: Mapping[str, Any], directory: Path) -> Kernel:
-    modules = tuple(directory / "modules" / str(name) for name in document["modules"])
-    if not _DIGEST.fullmatch(directory.name) or not all(
-        path.is_file() for path in (*modules, directory / "vmlinuz")
-    ):
-        raise ValueError("files are missing")
-    return Kernel(
-        digest=directory.name,
-        version=str(document["release"]),
-        package=str(document["package"]),
-        package_sha256=str(document["package_sha256"]),
-        vmlinuz=directory / "vmlinuz",
-        modules=modules,
-        config=directory / "config",
-        wanted=tuple(str(name) for name in document.get("wanted", ())),
-    )
-
-
 def _damaged(path: Path) -> HostError:
     what = "the kernel store is damaged: this can't be read"
     return HostError(what, where=str(path), hint="run `belljar setup`")
@@ -281,35 +277,27 @@ def build_initramfs(
             raise ValueError(f"{name} is not an ELF file")
     import gzip
 
-    return gzip.compress(b"".join(_archive(programs, modules)), compresslevel=6, mtime=0)
-
-
-def _archive(
-    programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, bytes]]
-) -> Iterator[bytes]:
-    inode = iter(range(1, 1_000_000))
-    for directory in _DIRECTORIES:
-        yield _entry(next(inode), directory, _S_IFDIR | 0o755)
+    entries = [(directory, _S_IFDIR | 0o755, b"") for directory in _DIRECTORIES]
     # The kernel opens it as the standard streams of `/init`.
-    yield _entry(next(inode), "dev/console", _S_IFCHR | 0o600, device=(5, 1))
-    for name, contents in programs:
-        # An unreadable program can't be traced: the container has no uid of the guest's root.
-        yield _entry(next(inode), name, _S_IFREG | (0o711 if name == "p" else 0o755), contents)
-    for number, (name, contents) in enumerate(modules):
-        yield _entry(next(inode), f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents)
-    yield _entry(0, "TRAILER!!!", 0)
+    entries.append(("dev/console", _S_IFCHR | 0o600, b""))
+    # An unreadable program can't be traced: the container has no uid of the guest's root.
+    modes = {"p": _S_IFREG | 0o711}
+    entries += [(name, modes.get(name, _S_IFREG | 0o755), contents) for name, contents in programs]
+    entries += [
+        (f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents)
+        for number, (name, contents) in enumerate(modules)
+    ]
+    archive = [_entry(inode, *each) for inode, each in enumerate(entries, 1)]
+    return gzip.compress(
+        b"".join([*archive, _entry(0, "TRAILER!!!", 0, b"")]), compresslevel=6, mtime=0
+    )
 
 
-def _entry(
-    inode: int, path: str, mode: int, contents: bytes = b"", *, device: tuple[int, int] = (0, 0)
-) -> bytes:
+def _entry(inode: int, path: str, mode: int, contents: bytes) -> bytes:
     name = path.encode("ascii") + b"\0"
-    links = 2 if mode & 0o170000 == _S_IFDIR else 1
+    kind = mode & 0o170000
+    links, device = (2 if kind == _S_IFDIR else 1), ((5, 1) if kind == _S_IFCHR else (0, 0))
     fields = (inode, mode, 0, 0, links, 0, len(contents), 0, 0, *device, len(name), 0)
     # The "new" format of cpio, the only one besides its checksummed form that the kernel reads.
     header = b"070701" + b"".join(b"%08X" % field for field in fields)
-    return _padded(header + name) + _padded(contents)
-
-
-def _padded(data: bytes) -> bytes:
-    return data + b"\0" * (-len(data) % 4)
+    return b"".join(part + b"\0" * (-len(part) % 4) for part in (header + name, contents))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
@@ -21,13 +22,13 @@ from belljar.image.fetch import daemon_programs, fetched, transport_of
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob, open_layer
 from belljar.image.layers.headers import EntryPath, ImageEntryKind
-from belljar.image.layers.tree import Member, MergedTree, pack
+from belljar.image.layers.tree import MergedTree, TreeNode, pack
 from belljar.image.origin import ImageParts, parse_document, read_bounded
 from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
 from belljar.policy.reference import IMAGE_ID
 from belljar.store.home import HINT_SPACE, need_space
 from belljar.store.scratch import scratch_dir
-from belljar.units import printable
+from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from belljar.compose.data import ServiceBuild
@@ -161,16 +162,28 @@ def pack_tree(
                 raise LayerError(f"its /{path.decode()} is a {kind}, where a {wanted} is needed")
     for parts, mode, kind in _mount_points(config):
         tree.ensure(parts, mode, kind=kind)
-    members = (
-        Member(
-            info=info,
-            chunks=layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
-            if node.layer_of_content
-            else (),
-        )
-        for info, node in tree.emit()
-    )
+
+    def content(info: tarfile.TarInfo, node: TreeNode) -> Iterable[bytes]:
+        if not info.isreg() or not node.layer_of_content:
+            return ()
+        return layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+
+    members = ((info, content(info, node)) for info, node in tree.emit())
     pack(members, rootfs, made_s=tree.newest_s)
+
+
+def pack_layer(
+    file: IO[bytes], config: ImageConfig, rootfs: Path, *, keep_setuid: bool
+) -> MergedTree:
+    """Pack a file of one uncompressed layer. Raises `LayerError`."""
+    limits = ImportLimits()
+    layer = LayerBlob(file, os.fstat(file.fileno()).st_size, "")
+    if layer.size_bytes > limits.max_bytes:
+        raise LayerError(f"it is larger than {format_size(limits.max_bytes)}")
+    tree = MergedTree(limits, keep_setuid=keep_setuid)
+    tree.apply_layer(layer)
+    pack_tree(tree, [layer], config, rootfs)
+    return tree
 
 
 def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, ImageEntryKind]]:

@@ -41,8 +41,6 @@ from belljar.units import format_size, printable
 Report = Callable[[str], None]
 MIN_FREE_BYTES: Final = 256 << 20
 BASES: Final = "build-bases"
-# Layers that earlier versions kept; `belljar prune` removes them.
-LAYERS: Final = "build-layers"
 # A base lies there as files, as an archive and as a layer while it is loaded.
 _EXPANSION: Final = 8
 # Of a failing step: what fits on a screen beside the error.
@@ -196,7 +194,11 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
         with locked(home, BASES):
             while True:
                 if not _is_of(path, first_uid):
-                    _remove_others(home, first_uid)
+                    # Bases of other ids, and of images that are gone
+                    for other in (home / BASES).iterdir():
+                        is_there = (home / "images" / other.name).is_dir()
+                        if not (is_there and _is_of(other, first_uid)):
+                            remove_kept(home, other)
                     _load(home, image, first_uid, report)
                 with suppress(FileNotFoundError):  # `belljar prune` has just removed it
                     held.enter_context(claimed(path))
@@ -205,13 +207,6 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
         if _ID.fullmatch(image_id) is None:
             raise HostError("a loaded base was changed", where=str(path), hint=f"remove {path}")
         yield Base(path=path, image_id=image_id)
-
-
-def _remove_others(home: Path, first_uid: int) -> None:
-    """Remove bases of other ids, and of images that are gone."""
-    for other in (home / BASES).iterdir():
-        if not _is_of(other, first_uid) or not (home / "images" / other.name).is_dir():
-            remove_kept(home, other)
 
 
 def _is_of(path: Path, first_uid: int) -> bool:

@@ -183,7 +183,20 @@ class Store:
     ) -> Image:
         digest = str(document["digest"])
         with locked(self.home, "images"):
-            self._place(digest, rootfs, document)
+            final = self._images / digest
+            make_store_dir(self._images)
+            if not final.exists():
+                with scratch_dir(self.home) as scratch:
+                    whole = scratch / digest
+                    whole.mkdir(mode=0o755)
+                    self._write(whole / "image.json", document, mode=0o444)
+                    rootfs.replace(whole / "rootfs.sqfs")
+                    whole.joinpath("rootfs.sqfs").chmod(0o444)
+                    sync_file(whole / "rootfs.sqfs")
+                    whole.chmod(0o711)
+                    whole.replace(final)
+            elif "built" in document:  # the same bytes by another recipe: the newest is remembered
+                self._write(final / "image.json", document, mode=0o444)
             if origins:
                 self._write(
                     self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)}
@@ -227,23 +240,6 @@ class Store:
         except HostError as error:
             return error
         return None
-
-    def _place(self, digest: str, rootfs: Path, document: Mapping[str, Any]) -> None:
-        final = self._images / digest
-        make_store_dir(self._images)
-        if final.exists():
-            if "built" in document:  # the same bytes by another recipe: the newest is remembered
-                self._write(final / "image.json", document, mode=0o444)
-            return
-        with scratch_dir(self.home) as scratch:
-            whole = scratch / digest
-            whole.mkdir(mode=0o755)
-            self._write(whole / "image.json", document, mode=0o444)
-            rootfs.replace(whole / "rootfs.sqfs")
-            whole.joinpath("rootfs.sqfs").chmod(0o444)
-            sync_file(whole / "rootfs.sqfs")
-            whole.chmod(0o711)
-            whole.replace(final)
 
     def _names(self) -> dict[str, str]:
         return self._read_index(self._names_file)

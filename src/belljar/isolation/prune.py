@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeAlias
 import anyio.to_thread
 
 from belljar.errors import BelljarError
-from belljar.image.storage import BASES, LAYERS, remove_kept
+from belljar.image.storage import BASES, remove_kept
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
 from belljar.store.locks import in_use, locked
@@ -79,8 +79,6 @@ def _parts(home: Path) -> Iterator[tuple[PartKind, Path]]:
         for path in sorted((home / name).glob("*")):
             if _KEY.fullmatch(path.name):
                 yield kind, path
-    for path in sorted((home / LAYERS).glob("*")):
-        yield "build", path
 
 
 def _as_used(part: PrunedPart) -> PrunedPart:

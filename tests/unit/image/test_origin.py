@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.images import (
     ARCH,
-    Json,
     blob_of,
     docker_archive,
     entry,
@@ -118,28 +117,12 @@ def test_any_manifest_in_an_archive_is_read_or_refused(tmp_path: Path, manifest:
         in_archive(tmp_path / "a.tar", tmp_path)
 
 
-def test_a_manifest_that_is_none_is_refused(tmp_path: Path) -> None:
-    """Its parts have the kinds that they must have."""
-    changes: list[Json] = [{"layers": of} for of in (5, None, [1])]
-    for change in (*changes, {"config": "x"}):
-
-        def tweak(made: Json, _: Json, change: Json = change) -> None:
-            made.update(change)
-
-        archive = oci_archive(tmp_path / "a.tar", [LAYER], tweak=tweak)
-        with origin.files_of_archive(archive, tmp_path, LIMITS) as files, pytest.raises(LayerError):
-            origin.image_in_layout(files, LIMITS)
-
-
 def test_what_can_be_no_name_is_asked_of_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No daemon is asked and no image copied; so for a wrong transport or a missing file."""
+    """No daemon is asked and no image copied."""
     monkeypatch.setattr("subprocess.Popen", None)
-    for ref in (
-        *("docker://", "docker://A", "docker:/x", "docker-daemon:a b", "docker-daemon:--help"),
-        *("dir:/etc", "busybox", "oci:", "oci-archive:/no-such-file.tar"),
-    ):
+    for ref in ("docker://A", "docker:/x", "docker-daemon:--help", "dir:/etc", "busybox", "oci:"):
         with pytest.raises(PolicyError):
             import_image(tmp_path / "home", ref)
 

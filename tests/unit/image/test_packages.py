@@ -7,20 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.image.dockerfile import base_images
-from belljar.image.packages import build_packages, dockerfile_for, pip_options
-from belljar.image.parser import parse
-
-
-def test_the_dockerfile_of_packages_ends_as_the_bases_user() -> None:
-    """Packages are installed as root, and the image goes back to its base's user."""
-    index = {"index-url": ["https://index.example"]}
-    text = dockerfile_for("tools:1", "user", ["jq"], ["requests==2.0"], index)
-    items = [(item.word, " ".join(item.values)) for item in parse(text)]
-    assert base_images(text, {}).images == ("tools:1",)
-    assert (items[1], items[-1]) == (("USER", "root"), ("USER", "user"))
-    (pip,) = (rest for _, rest in items if '"requests==2.0"' in rest)
-    assert "--index-url https://index.example" in pip
+from belljar.image.packages import build_packages, pip_options
 
 
 def test_what_is_no_package_reaches_no_shell(tmp_path: Path) -> None:

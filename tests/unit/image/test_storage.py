@@ -8,26 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.image import storage
-from belljar.image.storage import remove_kept
 from belljar.image.tools import draw_first_id
-from belljar.store.scratch import retire_unclaimed
-
-
-def test_what_another_program_removes_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was retired here, and is gone before it is looked at."""
-
-    def retired(path: Path) -> Path | None:
-        gone = retire_unclaimed(path)
-        assert gone is not None
-        gone.rmdir()
-        return gone
-
-    monkeypatch.setattr(storage, "retire_unclaimed", retired)
-    (layers := tmp_path / "x").mkdir()
-    remove_kept(tmp_path, layers)
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.root

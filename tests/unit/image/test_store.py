@@ -13,7 +13,7 @@ import pytest
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig
-from belljar.image.store import Image, Store, find_images, missing_images, verify
+from belljar.image.store import Image, Store, find_images, verify
 
 
 def put(
@@ -110,7 +110,8 @@ def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Pat
 
 
 def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
-    """Each is a `HostError` with a hint; nothing outside the store is looked at."""
+    """Each is a `HostError` with a hint, several are one that lists them; nothing outside the store
+    is looked at."""
     store = Store(tmp_path / "none")
     with pytest.raises(HostError, match="belljar setup"):
         store.find("default")
@@ -121,6 +122,10 @@ def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(HostError):
             Store(tmp_path / "s").find(ref)
     assert not (tmp_path / "none").exists()
+    with pytest.raises(HostError) as refused:
+        find_images(Store(tmp_path / "s"), ["default", "one", "two"])
+    for name in ("one", "two"):
+        assert f"belljar image import docker://{name}" in str(refused.value)
 
 
 def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> None:
@@ -146,21 +151,9 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
 
 def test_names_that_could_mean_something_else_are_refused(tmp_path: Path) -> None:
     """No path, no option, nothing like a digest."""
-    for name in ("", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"):
+    for name in ("", "-x", "x" * 300, "A", "../x", "a/../b", "abcdef0123", "x\n"):
         with pytest.raises(PolicyError):
             put(tmp_path / "s", name)
-
-
-def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
-    """A store holds names in their normal form."""
-    image = put(tmp_path / "s", "docker.io/library/one:latest")
-    store = Store(tmp_path / "s")
-    assert image.names == ("one",)
-    for ref in ("one", "one:latest", "docker.io/one", "index.docker.io/library/one"):
-        assert store.find(ref) == image
-    store.remove("one:latest")
-    with pytest.raises(HostError):
-        store.find("one")
 
 
 @pytest.mark.promise("1.8")
@@ -182,20 +175,3 @@ def test_a_digest_in_a_reference_is_one_that_the_image_was_imported_from(tmp_pat
     assert store.list() == ()
     with pytest.raises(HostError):
         store.find(known)
-
-
-def test_each_missing_image_has_its_command(tmp_path: Path) -> None:
-    """Once each, in order; those of Belljar are made, others imported."""
-    here, store = put(tmp_path, "here"), Store(tmp_path)
-    digest, get = "sha256:" + "1" * 64, "belljar image import docker://"
-    asked = ["ghcr.io/a/b:2", "here", f"here:1@{digest}", "default", "ghcr.io/a/b:2", "debian-dev"]
-    assert [(each.image, each.command) for each in missing_images(store, asked)] == [
-        ("ghcr.io/a/b:2", f"{get}ghcr.io/a/b:2"),
-        (f"here:1@{digest}", f"{get}here@{digest}"),
-        ("default", "belljar setup"),
-        ("debian-dev", "belljar image build debian-dev"),
-    ]
-    assert find_images(store, ["here", "here:latest"]) == {"here": here, "here:latest": here}
-    with pytest.raises(HostError) as refused:
-        find_images(store, ["here", "one", "two"])
-    assert all(f"{get}{name}" in str(refused.value) for name in ("one", "two"))

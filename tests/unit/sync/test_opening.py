@@ -13,7 +13,7 @@ from belljar.errors import PolicyError
 
 
 @pytest.mark.parametrize("opener", [sync.open_cell, sync.open_pool, sync.open_range])
-@pytest.mark.parametrize("policy", ["critcal", {"belljar": 1, "risk": "none"}, Path("low")])
+@pytest.mark.parametrize("policy", ["critcal", {"belljar": 1, "risk": "none"}])
 def test_a_refused_policy_makes_nothing(
     opener: Callable[..., Any], policy: object, tmp_path: Path
 ) -> None:

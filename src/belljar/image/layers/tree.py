@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import Final, Literal
 
 from belljar.errors import HostError
 from belljar.image.layers import (
@@ -178,28 +178,19 @@ class MergedTree:
         if entry.kind is ImageEntryKind.HARD_LINK:
             parent.children[name] = self._link_target(entry)
             return
-        node = self._node(entry)
-        if (
-            before is not None
-            and before.kind is ImageEntryKind.DIRECTORY
-            and entry.kind is ImageEntryKind.DIRECTORY
-        ):
-            node.children = before.children
-        node.path_bytes = path_bytes
-        parent.children[name] = node
-
-    def _node(self, entry: LayerEntry) -> TreeNode:
+        is_directory = entry.kind is ImageEntryKind.DIRECTORY
         # Other names than `user.` mean something to the kernel (xattr(7)).
         mode, xattrs = entry.mode, {k: v for k, v in entry.xattrs.items() if k.startswith("user.")}
         if self._keep_setuid and "security.capability" in entry.xattrs:
             xattrs["security.capability"] = entry.xattrs["security.capability"]
-        if entry.kind is not ImageEntryKind.DIRECTORY and mode & (stat.S_ISUID | stat.S_ISGID):
-            self.has_setuid = True
         # On a directory the bit passes the group on, and gives no rights.
-        if not self._keep_setuid and entry.kind is not ImageEntryKind.DIRECTORY:
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        if not is_directory and mode & (stat.S_ISUID | stat.S_ISGID):
+            self.has_setuid = True
+            if not self._keep_setuid:
+                mode &= ~(stat.S_ISUID | stat.S_ISGID)
         self.newest_s = max(self.newest_s, entry.mtime_s)
-        return TreeNode(
+        was_directory = before is not None and before.kind is ImageEntryKind.DIRECTORY
+        parent.children[name] = TreeNode(
             kind=entry.kind,
             layer=self._layer,
             layer_of_content=self._layer,
@@ -210,7 +201,9 @@ class MergedTree:
             size_bytes=entry.size_bytes,
             offset=entry.offset,
             target=entry.target,
-            xattrs=xattrs if entry.kind in {ImageEntryKind.FILE, ImageEntryKind.DIRECTORY} else {},
+            path_bytes=path_bytes,
+            xattrs=xattrs if is_directory or entry.kind is ImageEntryKind.FILE else {},
+            children=before.children if before and was_directory and is_directory else {},
         )
 
     def _link_target(self, entry: LayerEntry) -> TreeNode:
@@ -327,19 +320,12 @@ SQUASHFS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A header and exactly `info.size` bytes."""
+def pack(
+    members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], into: Path, *, made_s: int
+) -> None:
+    """Write headers and contents as a squashfs file `into`; equal members give equal bytes.
 
-    info: tarfile.TarInfo
-    chunks: Iterable[bytes] = ()
-
-
-def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
-    """Write `members` as a squashfs file `into`; equal members give equal bytes.
-
-    Directories come before their content. An entry for the root (".") is left out: it is root's,
-    mode 0755. No time is later than `made_s`. Raises `HostError`.
+    Directories come before their content. No time is later than `made_s`. Raises `HostError`.
     """
     argv = [tool("sqfstar"), *SQUASHFS, str(into)]
     # squashfs-tools 4.5 ignores its option for the root directory's time; this sets and caps all.
@@ -349,9 +335,17 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
             raise ValueError("the packer was started without an input")
         # If it ends early, its status and last words say why.
         with suppress(BrokenPipeError), process.stdin as sink:
-            for member in members:
-                if member.info.name != ".":
-                    _write(member, sink)
+            for info, chunks in members:
+                header = (
+                    info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                    if info.pax_headers
+                    else info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+                )
+                sink.write(header)
+                written = sum(map(sink.write, chunks))
+                if written != (info.size if info.isreg() else 0):
+                    raise ValueError(f"an entry of {info.size} bytes gave {written}")
+                sink.write(bytes(-written % tarfile.BLOCKSIZE))
             sink.write(bytes(2 * tarfile.BLOCKSIZE))
         status = process.wait()
     # Its status is the same for every failure: only its message says what to do next.
@@ -361,21 +355,3 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     if status != 0:
         raise failed(argv, status, bytes(complaint))
     into.chmod(0o444)
-
-
-def _write(member: Member, sink: IO[bytes]) -> None:
-    info = member.info
-    sink.write(
-        info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        if info.pax_headers
-        else info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-    )
-    if not info.isreg():
-        return
-    written = 0
-    for chunk in member.chunks:
-        sink.write(chunk)
-        written += len(chunk)
-    if written != info.size:
-        raise ValueError(f"an entry of {info.size} bytes gave {written}")
-    sink.write(bytes(-written % tarfile.BLOCKSIZE))
