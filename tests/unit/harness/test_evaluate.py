@@ -16,7 +16,6 @@ from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
 
 from belljar.airgap.looks import AirGapFinding, State
-from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
@@ -26,7 +25,6 @@ from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.verification import verify
 from belljar.policy.load import policy_of
 from belljar.probe.model import Verdict
-from belljar.report.collect import collect
 from belljar.report.remarks import differing
 from belljar.report.verdict import judge
 
@@ -115,16 +113,6 @@ def test_a_run_from_end_to_end(
     assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"
 
 
-@pytest.mark.promise("1.1")
-def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
-    """Whether a task of it is named or not."""
-    file = tmp_path / "broken.py"
-    file.write_text("a = 1\ndef task(:\n")
-    for spec in (str(file), f"{file}@ctf"):
-        with pytest.raises(PolicyError, match=r"SyntaxError: .*broken.py, line 2"):
-            run([spec], tmp_path)
-
-
 @pytest.mark.promise("1.5")
 def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
     """What can't be run, or mustn't, ends with the right error, and no cell."""
@@ -141,31 +129,6 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
         with pytest.raises(error, match=named):
             run(words, tmp_path, cells, policy=policy)
     assert not cells.opened
-
-
-def test_a_model_that_can_not_be_used(
-    task_file: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without its provider's package or key nothing begins: one line of refusal. An evaluation that
-    never began has no table and says why; nor is it void: there is nothing of which evidence could
-    be missing."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    cells = RecordedCells()
-    with pytest.raises(HostError) as refused:
-        run([f"{task_file}@asks", "--model", "openai/gpt-5"], tmp_path, cells)
-    assert "\n" not in refused.value.what
-    assert "\\n" not in refused.value.what
-    assert not cells.opened
-    capsys.readouterr()
-    outcome = run([f"{task_file}@asks", "--model", "no-such/model"], tmp_path)
-    show_findings(outcome.findings, outcome.path)
-    shown = capsys.readouterr().out
-    assert (outcome.exit_code, "no-such" in shown) == (1, True)
-    assert "void" not in shown
-    assert "destroyed" not in shown
 
 
 def test_a_disk_that_fills_in_mid_run_is_no_missing_evidence(
@@ -205,20 +168,6 @@ def test_a_task_does_not_choose_the_exit_code(
         file.write_text(text)
         with pytest.raises(PolicyError):
             run([str(file), *MODEL], tmp_path)
-
-
-def test_a_host_that_cannot_is_told_and_recorded(
-    task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error of the plan is the error of the run, which alone tells it, and the run directory is
-    sealed with it."""
-    cells = RecordedCells()
-    cells.prepare_error = HostError("no virtualisation here", hint="use another host")
-    with pytest.raises(HostError, match="no virtualisation"):
-        run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
-    assert "belljar: inspect:" not in capsys.readouterr().err
-    (sealed,) = (tmp_path / "home" / "runs").iterdir()
-    assert verify(sealed).ok(strict=True)
 
 
 @pytest.mark.promise("1.5")
@@ -269,66 +218,6 @@ def test_a_models_policy_may_require_an_air_gap(
             run([*words, "--model-role", named], tmp_path, cells)
     assert not cells.opened
     run(words, tmp_path, cells)
-
-
-STARTS = """
-import asyncio, os, subprocess
-from contextlib import suppress
-import anyio
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, mean, scorer
-from inspect_ai.solver import solver
-from inspect_ai.util import sandbox
-from inspect_ai.util import subprocess as inspects
-
-subprocess.run(["true", "at import"])
-
-@solver
-def work():
-    async def solve(state, generate):
-        await sandbox().exec(["sh", "-c", "pwd"])
-        await inspects(["true", "by Inspect's function"])
-        await anyio.run_process("echo x")
-        await (await asyncio.create_subprocess_exec("/bin/echo")).wait()
-        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
-        return state
-    return solve
-
-@scorer(metrics=[mean()])
-def points():
-    async def score(state, target):
-        os.system("true")
-        subprocess.Popen(["true"], close_fds=False).wait()
-        for number in range(30):
-            with suppress(FileNotFoundError):
-                subprocess.Popen([f"/nowhere/{number}"])
-        await anyio.to_thread.run_sync(subprocess.run, ["true"])
-        return Score(value=1)
-    return score
-
-@task
-def starts():
-    return Task(dataset=[Sample(id="s", input="x")], solver=work(), scorer=points())
-"""
-
-
-def test_programs_that_a_task_starts_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By solver, scorer and module, each once however it is started, up to a number of names; in
-    the report and in JSON. Neither Inspect's nor Belljar's own count, and nothing is refused."""
-    (tmp_path / "task.py").write_text(STARTS)
-    monkeypatch.chdir(tmp_path)
-    outcome = run(["task.py", "--model", "mockllm/model"], tmp_path)
-    found = dict(outcome.findings.left.host_processes)
-    assert (outcome.exit_code, found.pop("others"), len(found)) == (0, 13, 20)
-    assert (found["true"], found["echo"]) == (5, 1)
-    assert found["sh"] >= 2  # a fake cell starts shells of this host, too
-    show_findings(outcome.findings, outcome.path)
-    assert "true 5×" in capsys.readouterr().out
-    shown = collect(outcome.findings)["host_processes"]
-    assert shown == dict(outcome.findings.left.host_processes)
 
 
 _STAND_IN = "{kind: http, names: [a.example], routes: [{path: no}]}"

@@ -201,7 +201,7 @@ def written(policy: dict[str, Any] | None, directory: str, name: str) -> str:
 
 
 @pytest.mark.promise("1.4")
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
     """Risk, tier, limits, rights, tools, guard, stops, network and record of what becomes of a
