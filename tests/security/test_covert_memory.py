@@ -1,63 +1,171 @@
 """Nothing that a cell leaves in a range is found in another of the same run and policy: neither
 beside it nor in one that is opened when it has ended.
 
-Every kind of stand-in and every part of a gateway that remembers something, each written to and
-looked into by real clients in a cell. In its own range each word is found (so looking works); what
-keeps nothing has the deed on record. Out of scope: how long things take.
+Each kind of stand-in and part of a gateway that remembers something, written to and looked into by
+real clients in a cell. In its own range each word is found, so looking works. Out of scope: how
+long things take.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import anyio
 import pytest
-from tests.machine import PATIENCE_S
-from tests.security.covert_memory import KEEPING, VOIDS, Memory, Void, lay, shell
-from tests.security.covert_world import Pair, Side, opened_side
+from tests.security.covert_world import Side, opened_side
 
 from belljar.cell.parts import start_run
-from belljar.network.stand_ins import KINDS
 from belljar.plan.addresses import RangeLayout
 from belljar.policy.load import load_policy
 from belljar.policy.loaded import LoadedPolicy
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
 
+WORD: Final = "left-in-one"
+POLICY: Final = """\
+belljar: 1
+risk: low
+user: root
+resources: {memory: 256MiB, disk: 64MiB}
+network:
+  stand_ins:
+    board: {kind: http, names: ["*.board.example"], ports: [443/tls], routes: [{path: /, body: x}]}
+    replay: {kind: har, names: [replay.example], recording: files/replay.har}
+    db:
+      kind: cell
+      user: root
+      names: [db.example]
+      ports: [80]
+      files: [{source: files/server.py, target: /srv/server.py}]
+      command: [python3, /srv/server.py]
+      health: {http: /, port: 80, interval: 100ms, retries: 300}
+    forge: {kind: git, names: [forge.example], repositories: repositories}
+    cloud: {kind: metadata, tokens: required}
+"""
+_REQUEST: Final = {"method": "GET", "url": "http://replay.example/turns"}
+_TURNS: Final = (
+    {"status": 200, "headers": [], "content": {"text": text, "mimeType": "text/plain"}}
+    for text in ("first", WORD)
+)
+_LOG: Final = {
+    "version": "1.2",
+    "creator": {"name": "t", "version": "1"},
+    "entries": [{"request": _REQUEST, "response": turn} for turn in _TURNS],
+}
+FILES: Final = {
+    "files/replay.har": json.dumps({"log": _LOG}),
+    "files/server.py": (
+        "import http.server as h\n"
+        "kept = [b'ready']\n"
+        "class Desk(h.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        if self.command == 'POST':\n"
+        "            kept.append(self.rfile.read(int(self.headers['content-length'])))\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "        self.wfile.write(b' '.join(kept))\n"
+        "    do_POST = do_GET\n"
+        "h.HTTPServer(('', 80), Desk).serve_forever()\n"
+    ),
+    "repositories/thing.git/HEAD": "ref: refs/heads/main\n",
+    "repositories/thing.git/config": "[core]\n\trepositoryformatversion = 0\n\tbare = true\n",
+}
 
-@dataclass(frozen=True, kw_only=True)
-class Looked:
-    """Whether a word was found in its own range, in the one beside, and in the one after."""
 
-    own: bool
-    beside: bool
-    after: bool
+def lay(folder: Path) -> Path:
+    """The policy and its files, readable for gateways, who are nobody here."""
+    for name in ("objects/info", "refs/heads"):
+        (folder / "repositories/thing.git" / name).mkdir(parents=True)
+    for name, text in {**FILES, "policy.yaml": POLICY}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    return folder / "policy.yaml"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """How many events the deed made on record of its own range and of the one beside, and what each
-    range said before and after it."""
+@dataclass(frozen=True)
+class Memory:
+    """One place that keeps something.
 
-    own_events: int
-    beside_events: int
-    own: tuple[str, str]
-    beside: tuple[str, str]
+    Args: leave: what is done in a range. look: the question whether it is there, asked once of each
+    range. In `{key}` stands what whoever asks may have to know, carried over by hand. key: what is
+    to be known of the answer to `leave`: a pattern's first group. found: what the answer to `look`
+    has in it when it is there; `{key}` likewise.
+    """
+
+    name: str
+    leave: str
+    look: str
+    key: str = "()"
+    found: str = WORD
+
+    def known(self, said: str) -> str:
+        """The key, of what was said when it was left."""
+        match = re.search(self.key, said)
+        assert match is not None, said
+        return match[1]
+
+
+_GET: Final = "curl -sS --max-time 60"
+_CLOUD: Final = "http://169.254.169.254/latest"
+_HEADER: Final = "X-aws-ec2-metadata-token"
+_TOKEN: Final = f"{_GET} -X PUT -H '{_HEADER}-ttl-seconds: 600' {_CLOUD}/api/token"
+_IDENTITY: Final = f'{_GET} -H "{_HEADER}: $({_TOKEN})" {_CLOUD}/dynamic/instance-identity/document'
+_TURN: Final = f"{_GET} http://replay.example/turns"
+_REPOSITORY: Final = "http://forge.example/thing.git"
+_PUSH: Final = f"""
+set -e; cd "$(mktemp -d)"; git init -q .; git config user.name x; git config user.email x@example.org
+echo text > file; git add file; git commit -qm word; git push -q {_REPOSITORY} HEAD:refs/heads/{WORD}; git rev-parse HEAD
+"""
+_LEAF: Final = (
+    f"openssl s_client -connect {WORD}.board.example:443 -servername {WORD}.board.example <"
+    " /dev/null 2> /dev/null | openssl x509 -noout -fingerprint -sha256"
+)
+_FETCH: Final = f'cd "$(mktemp -d)"; git init -q .; git fetch -q {_REPOSITORY} {{key}}'
+_DESK: Final = "http://db.example/"
+KEEPING: Final = (
+    Memory("har, whose turn it is", _TURN, _TURN),
+    Memory("cell, a target's memory", f"{_GET} -d {WORD} {_DESK}", f"{_GET} {_DESK}"),
+    Memory("git, a pushed reference", _PUSH, f"git ls-remote {_REPOSITORY}"),
+    Memory(
+        "git, a pushed commit, by its id",
+        _PUSH.replace(WORD, "another"),
+        f"{_FETCH} && git cat-file -t {{key}}",
+        "([0-9a-f]{40})",
+        "commit",
+    ),
+    Memory(
+        "metadata, a token",
+        _TOKEN,
+        f"{_GET} -i -H '{_HEADER}: {{key}}' {_CLOUD}/meta-data/instance-id",
+        "(.+)",
+        "HTTP/1.1 200",
+    ),
+    Memory("metadata, the identity", _IDENTITY, _IDENTITY, '"instanceId": "([^"]+)"', "{key}"),
+    Memory("the gateway's certificates", _LEAF, _LEAF, "Fingerprint=([0-9A-F:]+)", "{key}"),
+    Memory(
+        "the cell's own disk and memory",
+        f"echo {WORD} | tee /tmp/word /dev/shm/word",
+        "cat /tmp/word /dev/shm/word",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What was seen of three ranges, which have ended."""
+    """Whether each word was found in its own range, in the one beside and in the one after; and the
+    layouts of the three ranges, which have ended."""
 
-    looked: Mapping[str, Looked]
-    given: Mapping[str, Given]
+    looked: Mapping[str, tuple[bool, bool, bool]]
     layouts: tuple[RangeLayout, RangeLayout, RangeLayout]
-    policy: LoadedPolicy
 
 
 @pytest.fixture(scope="module")
@@ -70,69 +178,26 @@ async def _play(policy: LoadedPolicy, home: Path) -> World:
     with start_run("covert", "memory", [], home=home) as run:
         async with AsyncExitStack() as first, opened_side(policy, run, home) as other:
             one = await first.enter_async_context(opened_side(policy, run, home))
-            given = await _give(Pair(one, other, run))
-            said = await one.run({memory.name: shell(memory.leave) for memory in KEEPING})
+            said = await one.run({each.name: ("bash", "-c", each.leave) for each in KEEPING})
             keys = {memory.name: memory.known(said[memory.name]) for memory in KEEPING}
             own, beside = await _look(one, keys), await _look(other, keys)
             await first.aclose()
             async with opened_side(policy, run, home) as third:
                 after = await _look(third, keys)
             layouts = (one.network.layout, other.network.layout, third.network.layout)
-    looked = {name: Looked(own=own[name], beside=beside[name], after=after[name]) for name in keys}
-    return World(looked=looked, given=given, layouts=layouts, policy=policy)
+    return World(
+        looked={name: (own[name], beside[name], after[name]) for name in keys}, layouts=layouts
+    )
 
 
 async def _look(side: Side, keys: Mapping[str, str]) -> dict[str, bool]:
     """Which words are there."""
-    words = {
-        memory.name: shell(memory.look.replace("{key}", keys[memory.name])) for memory in KEEPING
-    }
-    said = await side.run(words)
+    said = await side.run(
+        {each.name: ("bash", "-c", each.look.replace("{key}", keys[each.name])) for each in KEEPING}
+    )
     return {
-        memory.name: memory.found.replace("{key}", keys[memory.name]) in said[memory.name]
-        for memory in KEEPING
-    }
-
-
-async def _give(pair: Pair) -> dict[str, Given]:
-    """All deeds in the first; both are asked before and after."""
-    sides, questions = (pair.one, pair.other), {void.name: void.ask for void in VOIDS}
-    before = [await side.run(questions) for side in sides]
-    had = [await _settled(pair, side, streams=1) for side in sides]
-    await pair.one.run({void.name: void.give for void in VOIDS})
-    has = [
-        await _settled(pair, side, streams=streams)
-        for side, streams in zip(sides, (2, 1), strict=True)
-    ]
-    after = [await side.run(questions) for side in sides]
-    return {
-        name: Given(
-            own_events=has[0][name] - had[0][name],
-            beside_events=has[1][name] - had[1][name],
-            own=(before[0][name], after[0][name]),
-            beside=(before[1][name], after[1][name]),
-        )
-        for name in questions
-    }
-
-
-async def _settled(pair: Pair, side: Side, *, streams: int) -> dict[str, int]:
-    """The count once each stream's end is on record, perhaps after the client has left."""
-    names = [void.name for void in VOIDS if void.event[0] == "network.stream"]
-    with anyio.fail_after(PATIENCE_S):
-        while True:
-            counted = _count(pair, side)
-            if all(counted[name] >= streams for name in names):
-                return counted
-            await anyio.sleep(0.05)
-
-
-def _count(pair: Pair, side: Side) -> dict[str, int]:
-    """A side's events of each deed."""
-    events = [(event["kind"], json.dumps(event["data"])) for event in pair.events(side)]
-    return {
-        void.name: sum(kind == void.event[0] and void.event[1] in data for kind, data in events)
-        for void in VOIDS
+        each.name: each.found.replace("{key}", keys[each.name]) in said[each.name]
+        for each in KEEPING
     }
 
 
@@ -140,17 +205,7 @@ def _count(pair: Pair, side: Side) -> dict[str, int]:
 @pytest.mark.parametrize("memory", KEEPING, ids=lambda memory: memory.name)
 def test_what_is_kept_is_kept_for_its_own_range(world: World, memory: Memory) -> None:
     """Found where it was left; not beside; not in a range that begins when it has ended."""
-    assert world.looked[memory.name] == Looked(own=True, beside=False, after=False)
-
-
-@pytest.mark.promise("3.3")
-@pytest.mark.parametrize("void", VOIDS, ids=lambda void: void.name)
-def test_what_is_given_to_a_void_changes_no_answer(world: World, void: Void) -> None:
-    """On record of its range and of no other; whoever asks is answered as before."""
-    given = world.given[void.name]
-    assert (given.own_events > 0, given.beside_events) == (True, 0)
-    assert given.own[0] == given.own[1] != ""
-    assert given.beside[0] == given.beside[1] != ""
+    assert world.looked[memory.name] == (True, False, False)
 
 
 def test_no_address_of_a_range_is_another_ones(world: World) -> None:
@@ -160,13 +215,3 @@ def test_no_address_of_a_range_is_another_ones(world: World) -> None:
         names = (name.address for name in layout.names if name.stand_in != "cloud")
         seen.append({layout.prefix, *names, *(cell.mac for cell in layout.cells)})
     assert not any(one & other for one, other in itertools.combinations(seen, 2))
-
-
-def test_every_kind_is_looked_into(world: World) -> None:
-    """A kind of stand-in that is added is added here."""
-    assert world.policy.policy.network is not None
-    kinds: set[str] = {stand_in.kind for stand_in in world.policy.policy.network.stand_ins.values()}
-    kinds |= {decoy.kind.value for decoy in world.policy.policy.decoys if decoy.is_service}
-    assert kinds == {*KINDS, "python", "cell"} - {"catch_all"}
-    named = " ".join([*(row.name for row in KEEPING), *(row.name for row in VOIDS)])
-    assert [kind for kind in kinds if kind not in named] == []

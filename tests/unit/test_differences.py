@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from belljar.differences import Difference, DifferenceKind, sentences
-
-
-@pytest.mark.parametrize("kind", DifferenceKind)
-def test_a_difference_is_json(kind: DifferenceKind) -> None:
-    """Every kind goes through an event and comes back with all its fields."""
-    written = Difference(
-        kind=kind, where="service web", key="cpuset", detail="no such limit", hint=""
-    )
-    read = json.loads(json.dumps(written.data()))
-    assert Difference(**{**read, "kind": DifferenceKind(read["kind"])}) == written
 
 
 @pytest.mark.promise("1.5")

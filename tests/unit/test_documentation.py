@@ -6,14 +6,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import click
 import pytest
 from scripts import docs_pages
 
 from belljar.compose.document import read_document
-from belljar.compose.keys import KEYS
 from belljar.harness.compat import judge_for_sample
-from belljar.report.reasons import ReasonCode
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in docs_pages.site_pages()]
@@ -59,27 +56,6 @@ def test_every_page_has_a_place_in_the_site() -> None:
     assert sorted(listed) == sorted(elsewhere | written | docs_pages.GENERATED.keys())
 
 
-def test_the_generated_pages_hold_what_the_code_has() -> None:
-    """Each command with each of its options, each reason code and each key of a compose file is
-    there."""
-    text = docs_pages.cli_page()
-    for name, command, _ in docs_pages.commands():
-        section = text.split(f"## {name}\n")[1].split("\n## ")[0]
-        shown = {
-            option
-            for each in command.params
-            if isinstance(each, click.Option)
-            for option in each.opts
-        }
-        assert all(option in section for option in shown), name
-    assert all(
-        f"| `{code.value}` | {code.verdict.value} |" in docs_pages.reasons_page()
-        for code in ReasonCode
-    )
-    page = docs_pages.compose_page()
-    assert all(f"| `{key}` | {fate.outcome.value} |" in page for key, fate in KEYS.items())
-
-
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_every_compose_example_is_accepted(page: Path, tmp_path: Path) -> None:
     """Each block titled compose.yaml is a file that Belljar converts."""
@@ -89,22 +65,3 @@ def test_every_compose_example_is_accepted(page: Path, tmp_path: Path) -> None:
         file = tmp_path / f"{number}.yaml"
         file.write_text(block)
         judge_for_sample(read_document(file), {})
-
-
-def test_links_out_of_the_site_become_text() -> None:
-    """A link to a page of the site leads to its place there; one to any other file is plain
-    text."""
-    pages = {
-        "docs/a.md": "a.md",
-        "SPECIFICATION.md": "specification.md",
-        "design/1.md": "design/1.md",
-    }
-    text = (
-        "[s](../SPECIFICATION.md#x) [d](../design/1.md) [code](../src/x.py) [w](https://a.example)"
-        " [own](#y)"
-    )
-    assert (
-        docs_pages.relinked(text, "docs/a.md", pages)
-        == "[s](specification.md#x) [d](design/1.md) code [w](https://a.example) [own](#y)"
-    )
-    assert docs_pages.relinked("[a](../docs/a.md)", "design/1.md", pages) == "[a](../a.md)"

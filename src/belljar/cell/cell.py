@@ -121,8 +121,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
 
         Raises:
             PolicyError: the policy has no `snapshots: true`; or a cell that can't be saved: one on
-                a network, of a model, with decoys, or, without `snapshots: with_secrets`, with a
-                `secret` file.
+                a network, of a model, or with decoys.
             CellError: a command runs in it, and it goes on; or it died; or the image has no GNU
                 find and tar, which pack the files.
             HostError: no space; it goes on.

@@ -118,9 +118,6 @@ def _check(cell: Cell, origin: CellOrigin) -> None:
     elif policy.decoys:
         why = "it holds decoys: two cells with one secret can't be told apart"
         hint = "use a policy without decoys for what is forked"
-    elif policy.snapshots != "with_secrets" and any(file.secret for file in policy.files):
-        why = "it has a file that the policy marks as `secret`"
-        hint = "write `snapshots: with_secrets`, or leave the file out"
     elif origin.parts.weights is not None:
         why = "it serves a model"
     if why:

@@ -73,9 +73,8 @@ def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str
             "all cells of this user share one range of ids: code that escapes from one can act on "
             "the processes of another; run as root, each cell has its own"
         )
-    warning = cores_warning(tier, facts.cores)
-    if warning is not None:
-        yield printable(f"{warning.what}; hint: {warning.hint}")
+    if warning := cores_warning(tier, facts.cores):
+        yield warning
 
 
 # ---- the whole plan; every dynamic string is escaped
@@ -146,11 +145,7 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _labelled("read", radius.read)
     yield from _labelled("write", radius.write)
     yield from _labelled("reach", radius.reach)
-    held = (
-        f"{bound.what}: {bound.most} — held by {', '.join(bound.enforced_by)}"
-        for bound in plan.bounds
-    )
-    yield from _labelled("consume", held)
+    yield from _labelled("consume", radius.consume)
     yield "", ""
     yield "", "Between it and this host, outermost first:"
     for number, layer in enumerate(plan.layers, 1):

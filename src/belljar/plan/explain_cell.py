@@ -1,21 +1,21 @@
-"""A cell in words: the layers around it, its bounds, and what it can do at its worst. Pure; every
-dynamic string is escaped.
-"""
+"""A cell and its network in words: layers, bounds, what it can do at its worst. Pure; escaped."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from belljar.plan.jail import JailLimits
-from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, bound
+from belljar.plan.model import REAL, BlastRadius, ImageFacts, Layer
+from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan, PortPlan, plan_network
 from belljar.plan.oci import OciRuntime
 from belljar.plan.qemu import VmShape
+from belljar.policy.guarding import METADATA_ADDRESS
 from belljar.policy.limits import WEIGHTS_IN_CELL, Resources, Tier
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.plan.network import NetworkPlan
+    from belljar.policy.loaded import LoadedPolicy
     from belljar.policy.model import Policy
 
 # As many as `docker images` shows; `--json` has all.
@@ -103,15 +103,20 @@ def oci_layers(
     return (jail, wall, own)
 
 
-# ---- bounds: all that a cell may consume, each with what holds it there
+# ---- bounds: all that a cell may consume, each with what holds it there, nearest first
+
+
+def _held(what: str, most: str, *by: str) -> str:
+    return f"{what}: {most} — held by {', '.join(by)}"
 
 
 def microvm_bounds(
     resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
-) -> tuple[Bound, ...]:
+) -> tuple[str, ...]:
     """Everything a microVM may consume; `plan --json` has every limit."""
+    by = {name: _HOST_GROUP if name in controllers else _NO_GROUP for name in ("cpu", "pids")}
     cpus = f"{resources.cpus}, and one for the VMM"
-    if jail.cpu_quota_percent is None:
+    if "cpu" not in controllers:
         cpus += "; all of this host's if it is compromised"
     memory = resources.memory_sum(jail.memory_max_bytes)
     by_jail: tuple[str, ...] = (_HOST_GROUP,)
@@ -121,39 +126,51 @@ def microvm_bounds(
         by_jail = ("RLIMIT_AS", _NO_GROUP)
     ram = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
     group = "the guest's control group"
-    by_cpu = _NO_GROUP if jail.cpu_quota_percent is None else _HOST_GROUP
-    by_pids = _HOST_GROUP if "pids" in controllers else _NO_GROUP
     return (
-        bound("processors", cpus, "the VM's shape", by_cpu),
-        bound("memory", memory, group, ram, *by_jail),
-        bound("files it writes", format_size(resources.disk_bytes), "the guest's tmpfs", ram),
-        bound("processes", str(resources.processes), group),
-        bound("threads on this host", str(jail.processes), "RLIMIT_NPROC", by_pids),
+        _held("processors", cpus, "the VM's shape", by["cpu"]),
+        _held("memory", memory, group, ram, *by_jail),
+        _held("files it writes", format_size(resources.disk_bytes), "the guest's tmpfs", ram),
+        _held("processes", str(resources.processes), group),
+        _held("threads on this host", str(jail.processes), "RLIMIT_NPROC", by["pids"]),
         *_time_and_output(resources),
     )
 
 
-def oci_bounds(resources: Resources, jail: JailLimits) -> tuple[Bound, ...]:
+def oci_bounds(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
     """Everything a container may consume; `plan --json` has every limit."""
     disk = format_size(resources.disk_bytes)
     processes = f"{resources.processes}; {jail.processes} with what holds the cell"
     return (
-        bound("processors", str(resources.cpus), _HOST_GROUP),
-        bound("memory", resources.memory_sum(jail.memory_max_bytes), _HOST_GROUP),
-        bound("files it writes", disk, "the jail's tmpfs", _HOST_GROUP),
-        bound("processes", processes, _HOST_GROUP),
+        _held("processors", str(resources.cpus), _HOST_GROUP),
+        _held("memory", resources.memory_sum(jail.memory_max_bytes), _HOST_GROUP),
+        _held("files it writes", disk, "the jail's tmpfs", _HOST_GROUP),
+        _held("processes", processes, _HOST_GROUP),
         *_time_and_output(resources),
     )
 
 
-def _time_and_output(resources: Resources) -> tuple[Bound, ...]:
+def _time_and_output(resources: Resources) -> tuple[str, ...]:
     """The bounds of every tier."""
     lifetime, timeout = map(format_duration, (resources.lifetime_s, resources.exec_timeout_s))
     time = f"{lifetime}; {timeout} for a command, unless it asks for another"
     output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
     return (
-        bound("time", time, "the jail's supervisor", "a deadline on the host"),
-        bound("output kept of a command", output, "the channel's window on the host"),
+        _held("time", time, "the jail's supervisor", "a deadline on the host"),
+        _held("output kept of a command", output, "the channel's window on the host"),
+    )
+
+
+def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
+    """What the cells can make grow by what they send."""
+    most = network.bounds
+    connections = f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one"
+    packets = f"{format_size(most.packet_record_bytes)}; a cell that sends more makes the sample"
+    events = f"{format_size(most.recorded_bytes)}; a further event ends the range"
+    by_rules = ("the range's packet rules", "the gateway")
+    return (
+        _held("connections to the gateway", f"{connections} cell", *by_rules),
+        _held("packet record on this host's disk", f"{packets} void", "the range supervisor"),
+        _held("the range's events and bodies in the ledger", events, "the range's owner"),
     )
 
 
@@ -164,12 +181,12 @@ def blast_radius(
     policy: Policy,
     image: ImageFacts | None,
     env: Mapping[str, str],
-    held: tuple[Bound, ...],
+    consumed: tuple[str, ...],
     *,
     tier: Tier,
     network: NetworkPlan | None,
 ) -> BlastRadius:
-    """What the cell can do at its worst."""
+    """What the cell can do at its worst. `consumed`: its tier's bounds."""
     shown = f"{printable(policy.image)} (not built)"
     if image is not None:
         shown = f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"
@@ -183,22 +200,20 @@ def blast_radius(
     nothing = "no internet, no LAN, no metadata service, no DNS, no other cell"
     reach = [f"no network: {_NO_NETWORK[tier]}, so {nothing}"]
     if network is not None:
-        from belljar.plan import explain_network
-
-        reach = list(explain_network.reach(network))
+        reach = list(_reached(network))
+        consumed += _network_bounds(network)
     reach += [
         "this host by one byte pipe, whose every frame is checked",
         *_KERNEL_REACHED[tier],
         f"tools outside of it (MCP servers, web search): {printable(str(policy.host_tools_rule))}",
     ]
-    consume = [f"{each.what}: {each.most}" for each in held]
     if (model := policy.model) is not None:
         digest = f"sha256:{model.weights.sha256[:_SHOWN_DIGITS]}"
         read.append(f"the weights {digest}, as {WEIGHTS_IN_CELL}, read-only")
         if model.gpu is not None:
             reason = printable(model.gpu.reason or "no reason given")
             read.append("the memory of its GPUs, as far as the driver lets it")
-            consume.append("the GPUs: all of their memory and time; nothing bounds it")
+            consumed += ("the GPUs: all of their memory and time; nothing bounds it",)
             reach.append(
                 f"this host's graphics driver, code of its kernel, by {', '.join(model.devices)}, "
                 f"which no filter looks at; an error in it is a way out ({reason})"
@@ -216,7 +231,7 @@ def blast_radius(
             "nothing on this host, and nothing another cell can read",
         ),
         reach=tuple(reach),
-        consume=tuple(consume),
+        consume=consumed,
     )
 
 
@@ -239,3 +254,57 @@ _KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
     Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
     Tier.MICROVM: (),
 }
+
+
+# ---- a range's network
+
+
+def _reached(network: NetworkPlan) -> Iterator[str]:
+    """Every stand-in by name and port, then what is caught, then what is real."""
+    gateway = "without capabilities or any route"
+    if network.upstreams:
+        gateway = "which is handed connections to what is called REAL below, by this host"
+    yield (
+        "a network of the range's own, of which no packet gets out: no internet, no LAN, no "
+        "address of this host, no other range; packets to anything else are refused and counted"
+    )
+    for item in network.stand_ins:
+        if item.is_detached:
+            yield f"{printable(item.id)} (a cell without a network): by commands alone"
+            continue
+        names = [printable(name) for name in item.names]
+        if item.kind == "metadata":
+            names.append(METADATA_ADDRESS)
+        by = "a target cell of the range" if item.is_target else "simulated by the gateway"
+        ports = "every TCP port" if item.all_ports else _ports(item.ports)
+        yield f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {ports}"
+    if network.default == "simulate":
+        yield f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated (`default: simulate`)"
+    else:
+        yield "no other name: it doesn't exist (NXDOMAIN)"
+    if network.sink:
+        yield "ANY other TCP port of any address: a sink that records and closes (`sink: true`)"
+    yield f"the range's gateway, which answers all this: a confined process, {gateway}"
+    yield from _real(network)
+
+
+def _ports(ports: tuple[PortPlan, ...]) -> str:
+    return ", ".join(f"{port.number}/{port.protocol}" for port in ports)
+
+
+def _real(network: NetworkPlan) -> tuple[str, ...]:
+    """A sentence for each host that is not simulated."""
+    return tuple(
+        f"{REAL}{printable(item.host)} on {', '.join(map(str, item.ports))}, by "
+        f"{', '.join(item.methods)}, dialled by this host for the gateway; in both directions at "
+        f"most {format_size(item.budget_bytes)} for each sample and "
+        f"{format_size(item.run_budget_bytes)} for all samples of a run. Why: "
+        f"{printable(item.reason)}"
+        for item in network.upstreams
+    )
+
+
+def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
+    """A sentence for each host of a policy that is real. Raises as `plan_network`."""
+    network = loaded.policy.network
+    return () if network is None else _real(plan_network(network, loaded.base))

@@ -12,7 +12,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.host.model import HostFacts, KvmState, RuntimeFact
 from belljar.plan import explain, explain_cell
 from belljar.plan.jail import JailLimits
-from belljar.plan.model import Bound, ImageFacts, Layer, MicrovmPlan, Obstacle, OciPlan, Plan
+from belljar.plan.model import ImageFacts, Layer, MicrovmPlan, Obstacle, OciPlan, Plan
 from belljar.plan.obstacles import (
     gpu_obstacles,
     hardware_obstacle,
@@ -100,14 +100,12 @@ def make_plan(
         policy, facts, demanded, user=user, has_port=has_port or is_attached
     )
     env = {**(image.env if image else {}), **policy.env}
-    bounds, warnings = isolation.bounds, isolation.warnings
-    if network is not None and network.has_cells:
-        from belljar.plan import explain_network
-
-        bounds += explain_network.bounds(network)
-        warnings += explain_network.warnings(network)
     sentences = explain.skipped_tiers(isolation.tier, skipped)
-    warnings = (*sentences, *warnings)
+    warnings = (*sentences, *isolation.warnings)
+    if network is not None and network.upstreams:
+        hosts = ", ".join(printable(item.host) for item in network.upstreams)
+        what = "what the model sends there leaves this host"
+        warnings += (f"this range reaches something real ({hosts}): {what}",)
     if image is None:
         warnings = (f"image {printable(policy.image)} is not built", *warnings)
     return isolation.plan(
@@ -121,19 +119,17 @@ def make_plan(
         env=env,
         hostname="random",
         limits=policy.resources,
-        bounds=bounds,
         blast_radius=explain_cell.blast_radius(
             policy,
             image,
             env,
-            bounds,
+            isolation.bounds,
             tier=isolation.tier,
             network=network if network is not None and network.has_cells else None,
         ),
         warnings=warnings,
         network=network,
         skipped_tiers=sentences,
-        obstacles={tier.value: obstacle for tier, obstacle in skipped.items()},
     )
 
 
@@ -198,7 +194,7 @@ class Isolation:
     tier: Tier
     jail: JailLimits
     layers: tuple[Layer, ...]
-    bounds: tuple[Bound, ...]
+    bounds: tuple[str, ...]
     warnings: tuple[str, ...]
     emulated: bool = False
     memory_by_rlimit: bool = False

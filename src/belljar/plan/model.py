@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass, field, field_names, json_of
+from belljar.dataclass import dataclass, field_names, json_of
 from belljar.plan.jail import JailLimits
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
@@ -51,20 +51,6 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
-    """The most of one resource a cell can take, and what holds it there, nearest first."""
-
-    what: str
-    most: str
-    enforced_by: tuple[str, ...]
-
-
-def bound(what: str, most: str, *enforced_by: str) -> Bound:
-    """A `Bound` in one line."""
-    return Bound(what=what, most=most, enforced_by=enforced_by)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BlastRadius:
     """What the cell can do at its worst, in sentences."""
 
@@ -102,9 +88,6 @@ class ObstacleCode(StrEnum):
     NO_NETWORK_NAMESPACES = "no_network_namespaces"
     NETWORK_NAMESPACES_OFF = "network_namespaces_off"
     TOO_FEW_OPEN_FILES = "too_few_open_files"
-    CRASH_STARTS_PROGRAM = "crash_starts_program"
-    CRASH_LIMITED_IN_CELL = "crash_limited_in_cell"
-    CRASH_TO_SERVER = "crash_to_server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +113,6 @@ class CellPlan:
         memory_by_rlimit: `memory` is not among them: the jail's address space is bounded instead.
         env: the image's with the policy's over it.
         skipped_tiers: of the warnings, which tiers were skipped, and why.
-        obstacles: the same as data, by tier.
         network: the range's; None: the cell has no network device at all.
         rights: what the workload may do inside beyond an ordinary container's.
     """
@@ -150,11 +132,9 @@ class CellPlan:
     env: Mapping[str, str]
     hostname: Literal["random"]
     limits: Resources
-    bounds: tuple[Bound, ...]
     blast_radius: BlastRadius
     warnings: tuple[str, ...]
     skipped_tiers: tuple[str, ...] = ()
-    obstacles: Mapping[str, Obstacle] = field(default_factory=dict)
     network: NetworkPlan | None = None
     rights: Granted = NOTHING_GRANTED
 

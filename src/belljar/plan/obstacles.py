@@ -165,10 +165,6 @@ _NOT_GRANTED: Final = {
     Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of "
     "the guest's kernel",
 }
-_NO_GPU: Final = {
-    Tier.GVISOR: "runsc's proxy for the driver (`--nvproxy`) was never tried with Belljar",
-    Tier.MICROVM: "passing a PCI device to a machine (VFIO) is not built",
-}
 
 
 def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
@@ -213,7 +209,7 @@ def gpu_obstacles(devices: tuple[str, ...], tier: Tier) -> tuple[Obstacle, ...]:
     """Why the tier passes no GPU through."""
     if not devices or tier is Tier.CONTAINER:
         return ()
-    what = f"a {tier} cell gets no GPU: {_NO_GPU[tier]}"
+    what = f"a {tier} cell gets no GPU"
     hint = "leave `model.gpu` out, or use tier container, which risk `low` allows"
     return (Obstacle(ObstacleCode.GPU_NEEDS_CONTAINER, what, hint, "model.gpu"),)
 
@@ -301,28 +297,22 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 _CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
 
 
-def cores_warning(tier: Tier, cores: CoreFact) -> Obstacle | None:
-    """Where core dumps of a cell's processes go on this host; None: nowhere.
-
-    In tiers but the container's only the sentry or the VMM could crash so.
-    """
-    if cores.state is CoreState.FILE:
-        return None
+def cores_warning(tier: Tier, cores: CoreFact) -> str:
+    """Where core dumps of a cell's processes go on this host; "": nowhere."""
     pattern = printable(cores.pattern, max_chars=_MAX_PATTERN_CHARS)
     if cores.state is CoreState.PROGRAM and not cores.can_limit:
-        return Obstacle(
-            ObstacleCode.CRASH_STARTS_PROGRAM,
+        return (
             f"a crash of a cell's processes starts a program of this host as its root ({pattern}): "
-            "a hard limit of core dumps of 0 can't be made 1, at which the kernel starts none",
-            f"start Belljar with `ulimit -Hc` of 1 or more; or {_CORES_HINT}",
+            "a hard limit of core dumps of 0 can't be made 1, at which the kernel starts none; "
+            f"hint: start Belljar with `ulimit -Hc` of 1 or more; or {_CORES_HINT}"
         )
-    if tier is not Tier.CONTAINER:
-        return None
-    if cores.state is CoreState.SERVER:
-        what = f"a crash in a cell goes to a server of this host ({pattern}); no limit stops it"
-        return Obstacle(ObstacleCode.CRASH_TO_SERVER, what, _CORES_HINT)
-    what = (
-        f"this host's kernel starts a program as its root when something crashes ({pattern}); only "
-        "its system call profile keeps a cell's limit of core dumps at 1, which prevents it"
-    )
-    return Obstacle(ObstacleCode.CRASH_LIMITED_IN_CELL, what, _CORES_HINT)
+    # In the other tiers only the sentry or the VMM could crash so.
+    if cores.state is CoreState.FILE or tier is not Tier.CONTAINER:
+        return ""
+    what = f"a crash in a cell goes to a server of this host ({pattern}); no limit stops it"
+    if cores.state is CoreState.PROGRAM:
+        what = (
+            f"a crash in a cell starts a program of this host as its root ({pattern}), but for the "
+            "limit of core dumps, which only its system call profile keeps at 1"
+        )
+    return f"{what}; hint: {_CORES_HINT}"

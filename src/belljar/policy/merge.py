@@ -38,7 +38,7 @@ from belljar.policy.guarding import (
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
-from belljar.policy.model import SNAPSHOTS, Policy
+from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
 from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
@@ -86,7 +86,7 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         "rights": common_rights(ours.rights, theirs.rights),
         "host": ours.host or theirs.host,
         "keystrokes": ours.keystrokes and theirs.keystrokes,
-        "snapshots": min(ours.snapshots, theirs.snapshots, key=SNAPSHOTS.index),
+        "snapshots": ours.snapshots and theirs.snapshots,
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
         "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
         if ours.host_tools or theirs.host_tools

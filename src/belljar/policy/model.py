@@ -38,13 +38,6 @@ from belljar.policy.stand_ins import TargetStandIn
 
 # All of them go along with each command of a cell.
 MAX_VARIABLES: Final = 1024
-SNAPSHOTS: Final = (False, True, "with_secrets")  # the less comes first
-
-
-def _read_snapshots(value: object) -> object:
-    if isinstance(value, bool) or value == "with_secrets":
-        return value
-    raise kinds.expected("`true`, `false` or `with_secrets`", value)
 
 
 class Policy(Strict):
@@ -122,10 +115,8 @@ class Policy(Strict):
         default=False,
         description="Whether what an operator types in a terminal has its times on record.",
     )
-    snapshots: Annotated[bool | Literal["with_secrets"], BeforeValidator(_read_snapshots)] = Field(
-        default=False,
-        description="Whether a cell in use may be saved and forked. with_secrets: also one with "
-        "a `secret` file.",
+    snapshots: bool = Field(
+        default=False, description="Whether a cell in use may be saved and forked."
     )
     model: ModelBlock | None = Field(
         default=None,

@@ -40,6 +40,7 @@ _BASED: Final = re.compile(
     r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*", re.ASCII
 )
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
+_LEADING_ZERO: Final = re.compile(r"0[0-9_]+", re.ASCII)
 # Go's int64 and uint64: what is larger is a float for it.
 _INTEGERS: Final = range(-(1 << 63), 1 << 64)
 # Only these spellings: 1.1's `yes`, `no`, `on` and `off` are text.
@@ -244,7 +245,9 @@ class _Reader:
             if SURROGATE.search(text):
                 self._refuse(event, path, "half a character, as `\\ud800` writes it, is no text")
             self._count(event, 1, len(text))
-            value = scalar(text, plain=_is_plain(event))
+            # `0100` is 64 for some readers of YAML, 100 for others: it stays as it is written.
+            is_number = self.reading.is_compose or not _LEADING_ZERO.fullmatch(text)
+            value = scalar(text, plain=_is_plain(event) and is_number)
         else:
             # Each level that is open has one part in the path
             if len(path) >= self.reading.max_depth:

@@ -19,7 +19,7 @@ async def test_a_cell_with_decoys_is_not_saved() -> None:
     """Two cells with one secret could not be told apart, whatever the policy says."""
     async with staged() as stage:
         cell, spec = stage.cell, DecoySpec(id="keys", kind=DecoyKind.DOCUMENT)
-        fields = {"snapshots": "with_secrets", "decoys": (spec,)}
+        fields = {"snapshots": True, "decoys": (spec,)}
         cell.plan = replace(cell.plan, policy=cell.plan.policy.model_copy(update=fields))
         cell.origin = cast("Any", SimpleNamespace(parts=SimpleNamespace(weights=None)))
         with pytest.raises(PolicyError, match="decoys"):

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.dataclass import from_json, json_of
@@ -51,6 +51,7 @@ NETWORKS = st.builds(network_of, st.integers(0, 0xFFFFFFFF), LENGTH)
 INSIDE = st.builds(network_of, st.integers(10 << 24, (11 << 24) - 1), LENGTH)
 
 
+@settings(max_examples=40)
 @given(
     st.binary(min_size=16, max_size=64),
     st.lists(NETWORKS | INSIDE, max_size=20),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from belljar.plan import jail
 
 SPEC = jail.JailSpec(
@@ -114,22 +112,6 @@ def test_what_was_given_holds() -> None:
     said = words_of(replace(RUNTIME, rlimits=(("nofile", 1024),), memory_by_rlimit=True))
     assert said.count("--rlimit") == 3
     assert "--rlimit core 1 --rlimit nofile 1024 --rlimit as" in said
-
-
-def test_a_cells_ids() -> None:
-    """0 is who starts it, 1 and on the workload's; an identity without a range has none."""
-    identity = jail.JailIdentity(
-        host_uid=7,
-        host_gid=8,
-        privileged=True,
-        uids=jail.IdRange(start=100),
-        gids=jail.IdRange(start=200),
-    )
-    ids = jail.cell_ids(identity)
-    assert ids.uid_map == ((0, 7, 1), (1, 100, 65536))
-    assert ids.gid_map == ((0, 8, 1), (1, 200, 65536))
-    with pytest.raises(ValueError, match="no range"):
-        jail.cell_ids(SPEC.identity)
 
 
 def test_a_jail_below_another_user_namespace() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,11 @@ def codes(policy: Policy | dict[str, Any], host: HostFacts, image: ImageFacts) -
     return [obstacle.code for obstacle in refused.value.obstacles]
 
 
-# One plan for each tier: low-ordinary-user, medium-gvisor, critical-kvm. The others show layers that
-# nothing else does: rich-ordinary-user the emulated machine, in a jail with the user's own uid;
-# range-microvm the machine's network device; range-real a container in its jail's network, with
-# root's own range of ids.
+# One plan for each tier.
+IN_JSON = ("critical-kvm", "low-ordinary-user", "medium-gvisor")
+# The others show layers that nothing else does: rich-ordinary-user the emulated machine, in a jail
+# with the user's own uid; range-microvm the machine's network device; range-real a container in its
+# jail's network, with root's own range of ids.
 CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts]]] = {
     "critical-kvm": (lambda: load_preset("critical").policy, lambda facts: facts),
     "low-ordinary-user": (lambda: load_preset("low").policy, delegated),
@@ -128,7 +129,8 @@ def test_plans_are_golden(
     policy, host = CASES[case]
     plan = make_plan(policy(), host(facts), image, base=Path("/srv/evaluation"))
     golden(f"{case}.txt", "\n".join(render_plan(plan)) + "\n")
-    golden(f"{case}.json", json.dumps(_brief(plan.to_json()), indent=1) + "\n")
+    if case in IN_JSON:
+        golden(f"{case}.json", json.dumps(_brief(plan.to_json()), indent=1) + "\n")
 
 
 def _brief(shown: dict[str, Any]) -> dict[str, Any]:
@@ -175,11 +177,10 @@ def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_t
     without_runc = replace(facts, runtimes=(silent, facts.runtimes[1]))
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW), without_runc, image)
     assert plan.tier is Tier.GVISOR
-    ((tier, why),) = plan.obstacles.items()
-    assert (tier, why.code) == ("container", ObstacleCode.RUNTIME_FAILED)
-    assert "it said nothing" in why.what
-    assert set(plan.skipped_tiers) <= set(plan.warnings)
-    assert plan.skipped_tiers
+    (why,) = plan.skipped_tiers
+    assert "container can't be used here" in why
+    assert "it said nothing" in why
+    assert why in plan.warnings
     assert codes({"tier": "container"}, without_runc, image) == [ObstacleCode.RUNTIME_FAILED]
     no_userns = replace(facts, userns=UsernsFact(available=False, reason="a switch", hint="do"))
     assert codes({}, no_userns, image) == [ObstacleCode.NO_USER_NAMESPACES] * 3
@@ -197,7 +198,7 @@ def test_a_container_without_one_of_its_limits_is_refused(
     assert codes({"tier": str(tier)}, host, image) == [ObstacleCode.CGROUPS_NOT_IN_KERNEL]
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW), host, image)
     assert plan.tier is Tier.MICROVM
-    assert f"the control groups {name}, which" in plan.obstacles[str(tier)].what
+    assert any(f"the control groups {name}, which" in why for why in plan.skipped_tiers)
 
 
 def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(
@@ -269,16 +270,6 @@ def test_a_containers_bounds_are_all_the_hosts(
     assert plan.jail.processes > resources.processes
     assert plan.jail_controllers == ("cpu", "memory", "pids")
     assert not plan.memory_by_rlimit
-
-
-def test_a_plan_is_a_function_of_what_it_is_given(facts: HostFacts, image: ImageFacts) -> None:
-    """Twice the same, and JSON all through."""
-    policy = Policy.model_validate(RICH)
-    first, second = (make_plan(policy, facts, image) for _ in range(2))
-    assert first == second
-    assert json.loads(json.dumps(first.to_json())) == second.to_json()
-    named = {field.name for kind in (OciPlan, MicrovmPlan) for field in fields(kind)}
-    assert set(first.to_json()) == {"version", *named}
 
 
 def test_hostile_words_are_shown_escaped(facts: HostFacts, image: ImageFacts) -> None:

@@ -28,18 +28,16 @@ def test_a_vmm_that_will_not_do_is_named(facts: HostFacts) -> None:
         assert not path or (version or "unknown") in obstacle.what
 
 
-@pytest.mark.parametrize("user", ["65536", "1:65536", "9" * 5000, "65535", "root"])
+@pytest.mark.parametrize("user", ["1:65536", "9" * 5000, "65535", "root"])
 def test_only_ids_that_a_container_has_will_do(user: str) -> None:
     """Up to 65,535, also of a number that is too long to be read; a microVM has them all."""
     refused = user not in {"65535", "root"}
-    assert bool(obstacles.user_obstacles(user, Tier.CONTAINER)) == bool(
-        obstacles.user_obstacles(user, Tier.GVISOR)
-    )
-    assert bool(obstacles.user_obstacles(user, Tier.CONTAINER)) == refused
+    for tier in (Tier.CONTAINER, Tier.GVISOR):
+        assert bool(obstacles.user_obstacles(user, tier)) == refused
     assert not obstacles.user_obstacles(user, Tier.MICROVM)
 
 
-@pytest.mark.parametrize("release", ["6.5.13-generic", "5.15.0", "strange"])
+@pytest.mark.parametrize("release", ["6.5.13-generic", "strange"])
 def test_a_kernel_that_is_too_old_for_a_writable_layer(release: str, facts: HostFacts) -> None:
     """Named with the one that is needed; the microVM tier does not need it."""
     old = replace(facts, kernel_release=release)
@@ -63,7 +61,6 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
     for host, code in [
         (replace(facts, tools=()), ObstacleCode.TOOL_MISSING),
         (with_nft(version="0.9", needed_min="1.0.6", hint="get it"), ObstacleCode.TOOL_TOO_OLD),
-        (with_nft(path=""), ObstacleCode.TOOL_MISSING),
         (replace(facts, modules_missing=("dns", "h11")), ObstacleCode.MODULES_MISSING),
         (replace(facts, network_namespaces=False), ObstacleCode.NO_NETWORK_NAMESPACES),
         (replace(facts, network_namespaces_max=0), ObstacleCode.NETWORK_NAMESPACES_OFF),
@@ -76,16 +73,6 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
         assert obstacle.what
         assert obstacle.hint.endswith("; or write `network: none`")
     assert obstacles.network_obstacles(replace(facts, userns=refused)) == ()
-
-
-def test_a_module_that_one_kind_needs_is_missed_by_that_kind_alone(facts: HostFacts) -> None:
-    """And by `belljar doctor`, which asks for all kinds."""
-    without = replace(facts, modules_missing=("dulwich",))
-    assert obstacles.network_obstacles(without, {"http", "smtp"}) == ()
-    (obstacle,) = obstacles.network_obstacles(without, {"http", "git"})
-    assert obstacle.code is ObstacleCode.MODULES_MISSING
-    assert "dulwich" in obstacle.what
-    assert obstacles.network_obstacles(without) == (obstacle,)
 
 
 @pytest.mark.parametrize("tier", list(Tier))
@@ -112,14 +99,3 @@ def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(
         assert len(said) == (tier is Tier.CONTAINER)
         for part in (word, "/usr/lib/keep", "core_pattern=core"):
             assert all(part in sentence for sentence in said)
-
-
-def test_a_pattern_can_not_act_on_a_terminal() -> None:
-    """It is the host's, and still shown with what is hidden in it made visible, and cut."""
-    pattern = "|/usr/lib/keep \x1b[2J" + "x" * 200
-    said = obstacles.cores_warning(
-        Tier.CONTAINER, CoreFact(state=CoreState.PROGRAM, pattern=pattern)
-    )
-    assert said is not None
-    assert "\x1b" not in said.what
-    assert "x" * 100 not in said.what

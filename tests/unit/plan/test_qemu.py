@@ -133,8 +133,6 @@ def test_the_guest_is_told_nothing() -> None:
     [
         (TCG, qemu.Role.PROOF, qemu.VmFds(qmp=3, agent=4, console=5, kvm=6)),
         (KVM, qemu.Role.PROOF, qemu.VmFds(qmp=3, agent=4, console=5)),
-        (TCG, qemu.Role.CLONE, qemu.VmFds(qmp=3, agent=4, console=5)),
-        (TCG, qemu.Role.TEMPLATE, qemu.VmFds(qmp=3, agent=4, console=5, state=6)),
     ],
 )
 def test_descriptors_that_do_not_fit(shape: qemu.VmShape, role: qemu.Role, fds: qemu.VmFds) -> None:

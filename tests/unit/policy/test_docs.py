@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from belljar.cli.main import root
-from belljar.network.stand_ins.author import stand_in_problems
-from belljar.policy.load import examine, load_policy
+from belljar.policy.load import examine
 from belljar.policy.model import Policy, policy_schema
 from belljar.policy.network import Network, Record, Upstream
 from belljar.policy.stand_ins import MODELS, CellStandIn, StandIn
@@ -48,20 +47,6 @@ def test_every_example_is_a_valid_policy(tmp_path: Path) -> None:
         for name in re.findall(r"(?:packages|files): ([a-z]\S+)", block):
             (tmp_path / name).mkdir(parents=True, exist_ok=True)
         assert examine(block.encode(), base=tmp_path).problems == (), block
-
-
-def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:
-    """The page's site, with the files that it names, as the kind itself checks it."""
-    (block,) = blocks(ROOT / "docs/stand-ins.md")
-    for folder in ("site/assets", "packages/python"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "site/index.html").write_text("hello")
-    (tmp_path / "policy.yaml").write_text(block)
-    loaded = load_policy(tmp_path / "policy.yaml")
-    empty = "network.stand_ins.index.packages"  # here; the site has its files
-    assert [problem.field for problem in stand_in_problems(loaded)] == [empty]
-    (tmp_path / "site/index.html").unlink()
-    assert len(stand_in_problems(loaded)) == 2
 
 
 def test_the_pages_know_how_many_probes_there_are() -> None:

@@ -6,30 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy.load import Examined, examine
-
-
-def read(network: str, risk: str = "low", base: Path | None = None) -> Examined:
-    """A policy with this network, whose lines begin on line 4."""
-    body = "".join(f"  {line}\n" for line in network.strip("\n").split("\n"))
-    return examine(f"belljar: 1\nrisk: {risk}\nnetwork:\n{body}".encode(), base=base)
+from belljar.policy.load import examine
 
 
 def problems(
     network: str, risk: str = "low", base: Path | None = None
 ) -> list[tuple[int, int, str, str]]:
-    """What is wrong: line, column, field, message."""
-    found = read(network, risk, base).problems
+    """What is wrong with a network whose lines begin on line 4: line, column, field, message."""
+    body = "".join(f"  {line}\n" for line in network.strip("\n").split("\n"))
+    text = f"belljar: 1\nrisk: {risk}\nnetwork:\n{body}".encode()
+    found = examine(text, base=base).problems
     return [(item.mark.line, item.mark.column, item.field, item.message) for item in found]
 
 
 @pytest.mark.promise("2.7")
-@pytest.mark.parametrize("risk", ["high", "critical"])
-def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None:
+def test_a_real_upstream_is_refused_at_high_risk() -> None:
     """When the policy is read, at the place where it stands."""
     real = "host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: it is current"
-    assert problems(f"upstreams:\n  - {{{real}}}", risk) == [
-        (5, 5, "network.upstreams", f"risk `{risk}` reaches nothing real: use a stand-in")
+    assert problems(f"upstreams:\n  - {{{real}}}", "high") == [
+        (5, 5, "network.upstreams", "risk `high` reaches nothing real: use a stand-in")
     ]
 
 
@@ -41,7 +36,6 @@ CELL = "a: {kind: cell, names: [b], ports: [1]"
     [  # `^` stands before what is wrong
         ("a: ^{names: [b]}", "a.kind", "is not one of `http`"),
         ("a: {kind: ^htp}", "a.kind", "did you mean `http`?"),
-        ("a: {kind: ^[git]}", "a.kind", "is not one of"),
         ("a: ^{kind: git}", "a.names", "is missing"),
         ("_a: ^{kind: git}", "_a", "letters"),
         ("default: ^{kind: git}", "default", "sample's own cell"),
@@ -52,10 +46,6 @@ CELL = "a: {kind: cell, names: [b], ports: [1]"
             *("a.health", "combined with `completes: true`"),
         ),
         ("a: {kind: git, names: [b.i, ^B.i]}", "a.names[1]", "`b.i` is already a name of `a`"),
-        (
-            "a: {kind: git, names: [b]}, c: {kind: smtp, names: [d, ^b]}",
-            *("c.names[1]", "`b` is already a name of `a`"),
-        ),
         (
             "a: {kind: git, names: [^'*.google.internal']}",
             *("a.names[0]", "is a metadata service's"),
@@ -98,8 +88,6 @@ def test_names_are_bounded_in_all() -> None:
     assert told(2, most, more) == ["251 names; at most 250 are allowed"]
     target = "{{kind: cell, names: [t{at}], ports: [80]}}"
     assert told(17, target) == ["at most 16 target cells are allowed"]
-    one = "{{kind: git, names: [s{at}]}}"
-    assert told(65, one) == ["65 stand-ins; at most 64 are allowed"]
 
 
 def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None:
@@ -114,11 +102,8 @@ def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None
     assert problems(git % "shop", base=tmp_path) == []
     for network, told in [
         (har % "a.har", "not in a directory of its own"),
-        (har % "shop/absent.har", "no such file"),
         (har % "out/passwd", "leads out"),
-        (har % "shop", "not a regular file"),
         (git % "shop/a.har", "not a directory"),
-        (git % "out", "leads out"),
     ]:
         ((line, _, field, message),) = problems(network, base=tmp_path)
         assert (line, field.rpartition(".")[0]) == (4, "network.stand_ins.a")

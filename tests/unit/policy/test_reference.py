@@ -8,29 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.policy.reference import Reference, parse_reference
+from belljar.policy.reference import parse_reference
 
 DIGEST = "sha256:" + "0a" * 32
-part = st.from_regex(r"[a-z0-9]{1,5}([._]|__|-{1,3})?[a-z0-9]{1,3}", fullmatch=True)
-registry = st.sampled_from(
-    ("docker.io", "ghcr.io", "localhost", "localhost:5000", "[::1]:5000", "Host", "10.0.0.1:80")
-)
-references = st.builds(
-    lambda registry, parts, tag, digest: Reference(
-        registry=registry,
-        path="/".join(
-            ["library", *parts] if registry == "docker.io" and len(parts) == 1 else parts
-        ),
-        tag=tag or ("" if digest else "latest"),
-        digest=digest,
-    ),
-    registry,
-    st.lists(part, min_size=1, max_size=3),
-    st.one_of(st.just(""), st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)),
-    st.sampled_from(("", DIGEST)),
-)
-
-
 HUB = "docker.io/library/"
 
 
@@ -40,17 +20,14 @@ HUB = "docker.io/library/"
         *((text, f"{HUB}debian:latest", "debian") for text in ("debian", "debian:latest")),
         ("docker.io/library/debian", f"{HUB}debian:latest", "debian"),
         ("index.docker.io/debian:12", f"{HUB}debian:12", "debian:12"),
-        ("aisiuk/tool-support", "docker.io/aisiuk/tool-support:latest", "aisiuk/tool-support"),
         ("ghcr.io/a/b/c:V1.2", "ghcr.io/a/b/c:V1.2", "ghcr.io/a/b/c:V1.2"),
         *((f"{host}/x", f"{host}/x:latest", f"{host}/x") for host in ("localhost", "[::1]:5000")),
         ("localhost:5000/x", "localhost:5000/x:latest", "localhost:5000/x"),
         ("host:5000", f"{HUB}host:5000", "host:5000"),
-        ("docker.io/a.b/c", "docker.io/a.b/c:latest", "docker.io/a.b/c"),
         *(
             (f"python{tag}@{DIGEST}", f"{HUB}python{tag}@{DIGEST}", f"python{tag}@{DIGEST}")
             for tag in ("", ":3.12", ":latest")
         ),
-        ("library/" + "a" * 64, f"{HUB}{'a' * 64}:latest", "library/" + "a" * 64),
     ],
 )
 def test_references_are_normalised_as_docker_does(text: str, canonical: str, familiar: str) -> None:
@@ -75,10 +52,7 @@ def test_any_text_is_a_reference_or_refused(text: str) -> None:
 
 
 WRONG = {
-    "registry": (
-        *("", "-rm", "a b", "a//b", "a/../b", "a:", "a:" + "t" * 129, "debian\n", "débian"),
-        "docker://debian",
-    ),
+    "registry": (*("", "-rm", "a b", "a/../b", "a:" + "t" * 129, "debian\n", "docker://debian"),),
     "lower case": ("Debian", "a@sha256:" + "0A" * 32),
     "64 hexadecimal": ("a@sha512:" + "0a" * 64, "a@sha256:12", "sha256:12"),
     "id": (DIGEST, "0a" * 32),

@@ -29,13 +29,7 @@ def test_what_makes_no_server_is_refused() -> None:
         "port": [0],
         "parallel": [0],
         "record": ["all"],
-        "gpu": [
-            {"devices": devices}
-            for devices in (
-                [],
-                *(["/dev/" + to] for to in ("kmsg", "nvidia0/../mem", "nvidia0 /x")),
-            )
-        ],
+        "gpu": [{"devices": devices} for devices in ([], ["/dev/kmsg"], ["/dev/nvidia0/../mem"])],
     }
     for field, values in wrong.items():
         for value in values:

@@ -30,21 +30,14 @@ def test_a_scalar_means_what_the_core_schema_says() -> None:
         ("a: &x 1\n", 1, 4, "anchors are not read"),
         ("a: 1\nb: *a\n", 2, 4, "aliases are not read"),
         ("a: !!str 1\n", 1, 4, "tags are not read"),
-        ("a: !local {}\n", 1, 4, "tags are not read"),
         ("<<: {a: 1}\n", 1, 1, "merge keys"),
         ("a: 1\nbc: 2\na: 3\n", 3, 1, "written twice; the first is on line 1"),
-        ("x:\n  a: 1\n  'a': 3\n", 3, 3, "written twice"),
         ("a: 1\n---\nb: 1\n", 2, 1, "second document"),
         ("%YAML 1.1\n---\na: 1\n", 2, 1, "directives"),
-        ("%TAG ! tag:x,2000:\n---\na: 1\n", 2, 1, "directives"),
         ("1: a\n", 1, 1, "put it in quotes"),
-        ("null: a\n", 1, 1, "put it in quotes"),
         ("? [a]\n: b\n", 1, 3, "a field's name is text"),
         ("a:\n  b:\n", 2, 3, "is empty"),
-        ("a: [1, ~]\n", 1, 8, "is empty"),
-        ("a: b: c\n", 1, 5, "not YAML"),
         ("a: [1\n", 2, 1, "not YAML"),
-        ("\ta: 1\n", 1, 1, "not YAML"),
         ("a: '\x07'\n", 1, 1, "not YAML"),
     ],
 )
@@ -64,6 +57,12 @@ def test_bytes_that_are_no_utf8_are_refused_where_they_stand() -> None:
         first, *_ = yaml_tree.read_tree(data).problems
         assert (first.mark.line, first.mark.column) == place
         assert "not UTF-8" in first.message
+
+
+def test_a_number_that_two_readers_read_differently_stays_as_it_is_written() -> None:
+    """In a policy, `user: 0100` is no octal number; a compose file's is read as Docker does."""
+    assert yaml_tree.read_tree("a: 0100").value == {"a": "0100"}
+    assert yaml_tree.read_tree("a: 0100", yaml_tree.Reading(is_compose=True)).value == {"a": 64}
 
 
 def test_a_large_file_is_refused_unread() -> None:

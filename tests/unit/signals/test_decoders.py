@@ -42,9 +42,3 @@ def test_a_decoder_stops_where_it_is_told() -> None:
     (decoded,) = compressed(gzip.compress(bytes(1 << 20)), lambda: 1000)
     assert len(decoded.data) == 1000
     assert not decoded.whole
-
-
-def test_prose_is_no_groups() -> None:
-    """Words of prose are not put together."""
-    prose = b"The quick brown fox jumps over the lazy dog, and then it goes home to eat well. " * 3
-    assert not [run for run in runs(prose) if run.split]

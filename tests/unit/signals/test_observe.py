@@ -43,18 +43,15 @@ def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
 
 OUT: list[tuple[Kind, dict[str, Any], str, Contact | None]] = [
     (Kind.EXEC_COMPLETED, {"op": 1}, "stdout", Contact.TAKEN),
-    (Kind.FILE_READ_COMPLETED, {"op": 1}, "content", Contact.TAKEN),
     (Kind.NETWORK_HTTP, {"cell": "default"}, "request", Contact.SENT),
     (Kind.NETWORK_WEBSOCKET, {"direction": "sent"}, "message", Contact.SENT),
     (Kind.NETWORK_STREAM, {"stand_in": ""}, "received", Contact.SENT),
     (Kind.NETWORK_HTTP_ANSWERED, {"between_cells": True}, "response", Contact.SENT),
-    (Kind.NETWORK_ATTEMPT, {"what": "mail"}, "message", Contact.SENT),
     (Kind.NETWORK_ATTEMPT, {"what": "login"}, "request", Contact.USED),
 ]
 IN: list[tuple[Kind, dict[str, Any], str, Contact | None]] = [
     (Kind.EXEC_COMPLETED, {"op": 1}, "stdin", None),
     (Kind.NETWORK_HTTP_ANSWERED, {}, "response", None),
-    (Kind.NETWORK_WEBSOCKET, {"direction": "received"}, "message", None),
     (Kind.NETWORK_STREAM, {"stand_in": "mail"}, "sent", None),
 ]
 
@@ -84,23 +81,6 @@ def test_a_request_is_looked_at_in_all_its_parts() -> None:
         assert contact_of(parts[1], hit(start=parts[1].data.index(word))) == grade
     assert len({part.flow for part in parts}) == 1
     assert all(part.where == {"range": "r-1", "cell": "default"} for part in parts)
-
-
-def test_names_and_headers_are_looked_at() -> None:
-    """Each name of a query, of queries that were counted together, and of a TLS greeting. Between
-    cells a cell chose an answer's header, as it did a request's."""
-    shown: list[tuple[Kind, dict[str, Any], list[bytes]]] = [
-        (Kind.NETWORK_DNS, {"name": "secret.example", "cell": "a"}, [b"secret.example"]),
-        (Kind.NETWORK_DNS, {"name": "", "names": ["aa.b", "bb.c"]}, [b"aa.b", b"bb.c"]),
-        (Kind.NETWORK_TLS, {"sni": "secret.example"}, [b"secret.example"]),
-        (
-            Kind.NETWORK_HTTP_ANSWERED,
-            {"between_cells": True, "headers": [["set-cookie", "12345678"]]},
-            [b"set-cookie: 12345678"],
-        ),
-    ]
-    for kind, data, parts in shown:
-        assert [part.data for part in carried(Event(kind=kind, data=data))] == parts
 
 
 def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
@@ -174,18 +154,6 @@ def test_a_hit_is_an_event(found: Hit, kind: Kind, fields: dict[str, Any]) -> No
 
 
 @pytest.mark.promise("5.7")
-@pytest.mark.parametrize("kind", [Kind.NETWORK_WEBSOCKET, Kind.NETWORK_STREAM])
-def test_short_pieces_are_looked_at(kind: Kind) -> None:
-    """Three bytes at a time pass nobody by; what is empty is not looked at."""
-    name = "message" if kind is Kind.NETWORK_WEBSOCKET else "received"
-    data: dict[str, Any] = {"direction": "sent", "stand_in": "shop"}
-    bodies = [(body(name, content),) for content in (b"ORC", b"", b"HID")]
-    parts = [part for each in bodies for part in carried(Event(kind=kind, data=data, bodies=each))]
-    assert [part.data for part in parts] == [b"ORC", b"HID"]
-    assert len({part.flow for part in parts}) == 1
-
-
-@pytest.mark.promise("5.7")
 def test_what_the_record_has_no_room_for_counts_as_not_scanned() -> None:
     """Of an event that is cut down, its range having flooded the record, the header fields and the
     body are parts of which something is missing."""
@@ -224,7 +192,6 @@ def test_the_first_event_of_a_connection_is_a_touch(kind: Kind, data: dict[str, 
     ("kind", "data"),
     [
         (Kind.NETWORK_STREAM, {"stand_in": "mail", "connection": 1}),
-        (Kind.NETWORK_CONNECTION, {"address": "10.1.1.8", "connection": 1}),
         (Kind.NETWORK_DNS, {"name": "cache.corp.internal", "stand_in": "cache"}),
         (Kind.NETWORK_STREAM, {"address": "10.1.1.9", "between_cells": True}),
     ],
@@ -235,14 +202,6 @@ def test_anything_else_is_no_touch(kind: Kind, data: dict[str, JsonValue]) -> No
         ServiceContacts({"10.1.1.9": "cache"}).touched(Event(kind=kind, data={**HERE, **data}), 1)
         is None
     )
-
-
-def test_only_a_services_raw_stream_is_recorded_by_itself() -> None:
-    """Its bytes are in the service's own events."""
-    seen = ServiceContacts({"10.1.1.9": "cache"})
-    assert seen.records_itself(Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "cache"}))
-    assert not seen.records_itself(Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "mail"}))
-    assert not seen.records_itself(Event(kind=Kind.NETWORK_HTTP, data={"stand_in": "cache"}))
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -278,18 +237,14 @@ AT_GUARD: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place":
         (Kind.DECOY_USED, CONTACT, Trigger.DECOY_USED),
         (Kind.DECOY_SENT, CONTACT, Trigger.SENT),
         (Kind.DECOY_CARRIED, {**CONTACT, "from_cell": "c-00000000000a"}, Trigger.BREACH),
-        (Kind.DECOY_PLACED, {"decoy": "aws"}, None),
         (Kind.GUARD_HIT, AT_GUARD, Trigger.SENT),
-        (Kind.GUARD_HIT, {**AT_GUARD, "place": "upstream"}, Trigger.SENT),
         (Kind.GUARD_HIT, {"class": "iban", "place": "range"}, Trigger.SENT),
         (Kind.GUARD_HIT, {**AT_GUARD, "place": "output"}, None),
         (Kind.GUARD_HIT, {"class": "private_key", "place": "range"}, None),
         (Kind.PROBE_COMPLETED, {"verdict": "breached"}, Trigger.BREACH),
-        (Kind.PROBE_COMPLETED, {"verdict": "void"}, None),
         (Kind.CELL_DESTROYED, {"clean": False, "survivors": ["process 1"]}, Trigger.BREACH),
         (Kind.CELL_DESTROYED, {"clean": False, "survivors": []}, None),
         (Kind.RANGE_FAILED, {"error": "ContainmentBreach", "range": RANGE}, None),
-        (Kind.EXEC_STARTED, {}, None),
         (Kind.KILL_TRIGGERED, {"rule": "breach"}, None),
     ],
 )

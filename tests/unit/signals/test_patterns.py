@@ -20,13 +20,9 @@ def classes(text: bytes, *personal: str) -> list[str]:
         b"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
         b"ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
         b"password = os.environ['DATABASE_PASSWORD']",
-        b"token: get_token_from_vault",
         b"PASS: gdb.cp/pr-1023.exp",
-        b"PASS: -Bsymbolic-functions",
         b"PWD: '/Users/maciej'",
         b"verdaccio-htpasswd: 13.0.0-next-8.29",
-        b"arn:aws:secretsmanager:us-east-1:123456789012:secret:MyTestDatabaseSecret-a1b2c3",
-        b"type Token = Stripe_.Apps.Secret;",
         b"password = base64.b16encode(",
         b"secret=$Base32String",
         b"x-aws-ec2-metadata-token: AQAEAKm2Zp7LwT8vKq9xAb3cD4eF5gH6iJ0kLmN1oPqRsT==",
@@ -34,16 +30,9 @@ def classes(text: bytes, *personal: str) -> list[str]:
         b"da39a3ee5e6b4b0d3255bfef95601890afd80709",
         b"-----BEGIN PUBLIC KEY-----",
         b"e.ProgressToken=t.createMessageConnection=t.NullLogger=t.ConnectionOptions=void 0",
-        b"n.keywordToken===102?n.name.escapedText===1:0",
-        b"groups, next_token = self.mediapackagev2_backend.list_channel_groups(",
         b'"ClientRequestToken": "f4c94ed7-238d-4c46-93db-48cd62ec33b7"',
         b'"PrivateKey": "-----BEGIN DSA PRIVATE KEY-----<a very long private key string>-----END'
         b' DSA PRIVATE KEY-----"' + b"A" * 60,
-        (
-            b'border:["border-top","border-right","border-bottom","border-left","border-width","border-style"]'
-            b" card top"
-        ),
-        b"can use this option. You can enable Auto Minor Version Upgrade when you first create",
         b'right":return["start","end"];case"bottom_left":return["end","start"];case"bottom_right":return["end","end"]',
     ],
 )

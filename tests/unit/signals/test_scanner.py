@@ -145,12 +145,8 @@ def test_a_stack_of_encodings_is_undone(stack: tuple[list[str], bytes]) -> None:
 def test_decoding_ends_at_its_bounds() -> None:
     """Decompression stops at the bound, without any time left nothing is decoded, and the result
     says that it is not complete."""
-    bombs = (
-        gzip.compress(bytes(64 << 20), 9),
-        zlib.compress(gzip.compress(bytes(256 << 20), 9)),
-        _zipped(bytes(64 << 20)),
-    )
-    for bomb in bombs:
+    large = bytes(40 << 20)
+    for bomb in (zlib.compress(gzip.compress(large)), _zipped(large)):
         result = scanner().scan(bomb)
         assert (result.complete, result.problem) == (False, "decoded_bytes")
     result = scanner(bounds=ScanBounds(time_s=0)).scan(base64.b64encode(TEXT.encode()) * 100)
@@ -228,11 +224,3 @@ def test_what_counts_as_the_same_value() -> None:
     assert find(b"o.r.c.h.i.d.7.7.3.1.b.a.s.e") == [(0, 27, ("split",))]
     assert find(b"x ##!!--++..a ", "##!!--++..a") == [(2, 13, ())]
     assert find("vor Geheimnis-Größe nach".encode(), "Geheimnis-Größe") == [(4, 21, ())]
-
-
-@settings(max_examples=50, deadline=None)
-@given(before=st.binary(max_size=600), after=st.binary(max_size=600))
-def test_its_place_is_exact_between_any_bytes(before: bytes, after: bytes) -> None:
-    """Whatever is around it, one of the places found is the value's."""
-    data = before + KNOWN.encode() + after
-    assert (len(before), len(before) + len(KNOWN), ()) in find(data)

@@ -138,7 +138,7 @@ def test_what_was_reported_is_remembered_within_a_bound(monkeypatch: pytest.Monk
 
     feed()
     tracemalloc.start()
-    for _ in range(5):
+    for _ in range(2):
         feed()
     held_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
