@@ -227,6 +227,7 @@ def test_any_json_is_read_or_refused(messages: Any, tools: Any) -> None:  # noqa
         '{"messages": [{"role": "assistant", "tool_calls": [%s]}]}',
         '{"messages": [], "tools": [%s]}',
         '{"messages": [], "stop": [%s]}',
+        '{"messages": [], "tools": [{"function": {"parameters": {"properties": {"a": {"anyOf": [%s]}}}}}]}',
     ],
 )
 def test_a_request_of_many_wrong_items_costs_no_more_than_one(request_of: str) -> None:

@@ -101,21 +101,16 @@ def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[Differe
 
 
 @pytest.mark.promise("1.7")
-@pytest.mark.parametrize("override", [True, False])
 @pytest.mark.parametrize("run_policy", ["", "low"])
-def test_files_of_a_task_stay_under_any_walls(
-    tmp_path: Path, run_policy: str, *, override: bool
-) -> None:
+def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, run_policy: str) -> None:
     """They are content, of each service that is there; also after the floor and for a sample."""
     (tmp_path / "page").write_text("p")
     mount = "image: i, volumes: ['./page:/${SAMPLE_METADATA_AT}:ro']"
     (tmp_path / "compose.yaml").write_text(f"services: {{default: {{{mount}}}, web: {{{mount}}}}}")
     config = as_config(str(tmp_path / "compose.yaml"))
-    data = sample_policy(
-        config, {"at": "there"}, run_policy=run_policy, override=override and bool(run_policy)
-    ).policy.data
+    data = sample_policy(config, {"at": "there"}, run_policy=run_policy).policy.data
     assert data is not None
-    for cell in ("default",) if run_policy and override else ("default", "web"):
+    for cell in ("default", "web"):
         assert [(file.source, file.target) for file in data.of(cell).own.files] == [
             ("page", "/there")
         ]
@@ -260,16 +255,13 @@ def test_a_configuration_from_a_log_takes_no_files(
 
 
 def test_a_task_for_plain_docker_gets_inspects_image(tmp_path: Path) -> None:
-    """Unless the operator's policy names another than `default`, or overrides; each is a
-    difference."""
-    for policy, override, image in (
-        ("risk: low", False, "inspect"),
-        ("risk: low\nimage: default", False, "inspect"),
-        ("risk: low\nimage: lab:2", False, "lab:2"),
-        ("risk: low\nimage: default", True, "default"),
+    """Unless the operator's policy names another than `default`; each is a difference."""
+    for policy, image in (
+        ("risk: low\nimage: default", "inspect"),
+        ("risk: low\nimage: lab:2", "lab:2"),
     ):
         (tmp_path / "p.yaml").write_text(f"belljar: 1\n{policy}\n")
-        operator = read_operator(run_policy=str(tmp_path / "p.yaml"), override=override)
+        operator = read_operator(run_policy=str(tmp_path / "p.yaml"))
         found = within(BelljarConfig(is_generic=True), operator)
         made, (fact,) = found.policy, found.differences
         assert made.policy.image == image

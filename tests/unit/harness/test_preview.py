@@ -96,7 +96,6 @@ def test_what_becomes_of_set_user_id_programs(
 
 OPTIONS: OperatorOptions = {
     "run_policy": "",
-    "override": False,
     "tier": "",
     "allow_upstreams": False,
 }
