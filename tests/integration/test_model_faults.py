@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import anyio
 import pytest
@@ -195,17 +194,10 @@ async def test_weights_are_read_only_and_requests_are_on_record(tier: Tier, worl
     ]
 
 
-VIOLATIONS = {
-    "garbage": "self.wfile.write(bytes(range(256)) * 64)",
-    "a flood of tokens": "self.flood()",
-}
-
-
 @pytest.mark.promise("2.8")
-@pytest.mark.parametrize("name", VIOLATIONS)
-async def test_a_violation_ends_the_cell(name: str, world: World) -> None:
-    """It is on record, and every later request fails at once with the reason."""
-    async with world.model(VIOLATIONS[name], answer="64KiB") as served:
+async def test_a_violation_ends_the_cell(world: World) -> None:
+    """A flood of tokens is on record, and every later request fails at once with the reason."""
+    async with world.model("self.flood()", answer="64KiB") as served:
         with pytest.raises(CellError, match="ended"):
             await ask(served)
         with pytest.raises(CellError, match="ended"):
@@ -298,20 +290,12 @@ async def test_an_end_between_requests_is_noticed_at_once(
     assert not world.events(Kind.MODEL_REQUEST_STARTED)
 
 
-STARTS: dict[str, tuple[dict[str, Any], str]] = {
-    "speaks no http": ({"health": "return self.wfile.write(b'hello\\r\\n\\r\\n')"}, "HTTP"),
-    "too little memory": ({"start": "x = bytearray(1 << 30)"}, "ended|memory|died"),
-}
-
-
-@pytest.mark.parametrize("name", STARTS)
-async def test_a_server_that_does_not_come_up_says_why(name: str, world: World) -> None:
-    """With what it wrote, and nothing is asked of it; a violation is on record as one."""
-    fields, words = STARTS[name]
-    with pytest.raises(CellError, match=words):
-        async with world.model(**fields):
+async def test_a_server_that_does_not_come_up_says_why(world: World) -> None:
+    """Nothing is asked of it; a violation is on record as one."""
+    with pytest.raises(CellError, match="HTTP"):
+        async with world.model(health=r"return self.wfile.write(b'hello\r\n\r\n')"):
             pass
-    assert bool(world.events(Kind.PROTOCOL_VIOLATION)) == (name == "speaks no http")
+    assert world.events(Kind.PROTOCOL_VIOLATION)
 
 
 async def test_a_record_of_digests_keeps_no_text(world: World) -> None:

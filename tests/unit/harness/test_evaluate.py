@@ -229,8 +229,6 @@ _NETWORK = "network: {stand_ins: {site: %s}}\n"
     [
         (_NETWORK % _STAND_IN, True),
         (_NETWORK % _STAND_IN, False),
-        (_NETWORK % "{kind: python, names: [a.example], ports: [80], files: ., app: 'x:y'}", True),
-        ("files: [{from: nowhere, to: /x}]\n", True),
         ("resources: {memory: none}\n", True),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
-import anyio
 import pytest
 from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
@@ -46,20 +45,6 @@ WHOLE = [
     (Kind.PROBE_COMPLETED, "start"),
     (Kind.PROBE_COMPLETED, "end"),
 ]
-
-
-async def test_reverts_at_the_same_time(session: Session, cells: FakeCells) -> None:
-    """One after the other: the sample stays one running sample, and all its machines are proven."""
-    environment = await opened()
-    async with anyio.create_task_group() as tasks:
-        for _ in range(3):
-            tasks.start_soon(environment.revert)
-    assert session.live == [environment]
-    assert (await environment.exec(["true"])).success
-    await environment.close(outcome="completed")
-    assert session.live == []
-    assert seen_of(cells) == [WHOLE] * 4
-    assert environment.containment.cell_verdict is Verdict.CONTAINED
 
 
 @pytest.mark.promise("3.5")
