@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -114,3 +115,31 @@ def test_what_is_odd_is_counted_and_all_is_bounded() -> None:
         for number in range(MAX_NAMES + 30):
             sys.audit("socket.connect", None, (f"203.0.113.{number}", 443))
     assert (len(found.connections), found.connections["others"]) == (MAX_NAMES + 1, 30)
+
+
+SPAWNING = """
+import multiprocessing
+
+from belljar.harness.host_processes import watched_host
+
+if __name__ == "__main__":
+    with watched_host() as first:
+        pass
+    with watched_host() as found:
+        started = multiprocessing.get_context("spawn").Process(target=print)
+        started.start()
+        started.join()
+    with watched_host() as again:
+        pass
+    print(dict(first.programs), dict(found.programs), dict(again.programs))
+"""
+
+
+def test_processes_that_multiprocessing_spawns_are_seen(tmp_path: Path) -> None:
+    """Python has no event for these; a process that could have spawned some before it was watched
+    may do so again."""
+    (tmp_path / "spawning.py").write_text(SPAWNING)
+    argv = [sys.executable, str(tmp_path / "spawning.py")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    seen = {"multiprocessing": 1}
+    assert done.stdout.splitlines()[-1] == f"{{}} {seen} {seen}"
