@@ -16,6 +16,7 @@ from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
 
 from belljar.airgap.looks import AirGapFinding, State
+from belljar.cli.findings import show_findings
 from belljar.cli.main import run as belljar
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
@@ -25,6 +26,7 @@ from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.verification import verify
 from belljar.policy.load import policy_of
 from belljar.probe.model import Verdict
+from belljar.report.collect import collect
 from belljar.report.remarks import differing
 from belljar.report.verdict import judge
 
@@ -218,6 +220,66 @@ def test_a_models_policy_may_require_an_air_gap(
             run([*words, "--model-role", named], tmp_path, cells)
     assert not cells.opened
     run(words, tmp_path, cells)
+
+
+STARTS = """
+import asyncio, os, subprocess
+from contextlib import suppress
+import anyio
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+from inspect_ai.util import subprocess as inspects
+
+subprocess.run(["true", "at import"])
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["sh", "-c", "pwd"])
+        await inspects(["true", "by Inspect's function"])
+        await anyio.run_process("echo x")
+        await (await asyncio.create_subprocess_exec("/bin/echo")).wait()
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def points():
+    async def score(state, target):
+        os.system("true")
+        subprocess.Popen(["true"], close_fds=False).wait()
+        for number in range(30):
+            with suppress(FileNotFoundError):
+                subprocess.Popen([f"/nowhere/{number}"])
+        await anyio.to_thread.run_sync(subprocess.run, ["true"])
+        return Score(value=1)
+    return score
+
+@task
+def starts():
+    return Task(dataset=[Sample(id="s", input="x")], solver=work(), scorer=points())
+"""
+
+
+def test_programs_that_a_task_starts_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By solver, scorer and module, each once however it is started, up to a number of names; in
+    the report and in JSON. Neither Inspect's nor Belljar's own count, and nothing is refused."""
+    (tmp_path / "task.py").write_text(STARTS)
+    monkeypatch.chdir(tmp_path)
+    outcome = run(["task.py", "--model", "mockllm/model"], tmp_path)
+    found = dict(outcome.findings.left.host_processes)
+    assert (outcome.exit_code, found.pop("others"), len(found)) == (0, 13, 20)
+    assert (found["true"], found["echo"]) == (5, 1)
+    assert found["sh"] >= 2  # a fake cell starts shells of this host, too
+    show_findings(outcome.findings, outcome.path)
+    assert "true 5×" in capsys.readouterr().out
+    shown = collect(outcome.findings)["host_processes"]
+    assert shown == dict(outcome.findings.left.host_processes)
 
 
 _STAND_IN = "{kind: http, names: [a.example], routes: [{path: no}]}"
