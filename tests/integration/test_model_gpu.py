@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from inspect_ai.log import read_eval_log
 from tests.integration.conftest import Belljar
 from tests.machine import PATIENCE_S
 from tests.real_packages import JSON_SERVER
@@ -54,31 +53,15 @@ SERVER = (
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 )
-TASK = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.solver import generate, solver
-from inspect_ai.util import sandbox
-
-@solver
-def look():
-    async def solve(state, generate):
-        listed = (await sandbox().exec(["ls", "/dev"])).stdout
-        state.metadata["seen"] = [name for name in listed.split() if "nvidia" in name]
-        return state
-    return solve
-
-@task
-def devices():
-    return Task(dataset=[Sample(input="?")], solver=[generate(), look()], sandbox=("belljar", "c.yaml"))
-"""
 PROBED = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 import anyio
+from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
+from belljar.model.http import Question
 from belljar.model.serve import load_model, open_model
 from belljar.probe.run import probe_cell
 
@@ -91,40 +74,19 @@ async def main():
             served.cell.plan = replace(plan, oci=oci)
             report = await probe_cell(served.cell, which="devices.unusual", recorder=nowhere)
             served.cell.plan = plan
-            print(json.dumps([report.verdict.value, report.findings[0].detail]))
+            body = json.dumps({"model": "m"}).encode()
+            question = Question(method="POST", path="/v1/chat/completions", body=body)
+            async with served.ask(question) as asked:
+                answer = b""
+                while (part := await asked.next_part()) is not None:
+                    answer += part
+        seen = json.loads(json.loads(answer)["choices"][0]["message"]["content"])
+        async with open_cell("low", run=run) as other:
+            listed = (await other.exec(["ls", "/dev"])).stdout.decode()
+        print(json.dumps([report.verdict.value, report.findings[0].detail, seen, listed]))
 
 anyio.run(main)
 """
-
-
-@pytest.fixture
-def in_folder(
-    belljar: Belljar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., bytes]:
-    """Runs Python's arguments in a directory with a task and a model's policy, with such a /dev."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "c.yaml").write_text("belljar: 1\nrisk: low\n")
-    (tmp_path / "weights").write_text("none")
-    added = json.loads(belljar("model", "add", "weights", "--json").stdout)
-    model = {"weights": {"sha256": added["digest"]}, "server": ["python3", "-c", SERVER, "{port}"]}
-
-    def run(*words: str, **fields: object) -> bytes:
-        policy = {"belljar": 1, "risk": "low", "model": {**model, **fields}}
-        (tmp_path / "model.yaml").write_text(json.dumps(policy))
-        own_dev = ["unshare", "--mount", "sh", "-c", IN_OWN_DEV, "sh", str(tmp_path / "dev")]
-        ran = subprocess.run(
-            [*own_dev, sys.executable, *words],
-            env=belljar.environment(),
-            capture_output=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert ran.returncode == 0, (ran.stderr + ran.stdout).decode()
-        return ran.stdout
-
-    return run
 
 
 GPU = {"devices": ["/dev/nvidia0"]}
@@ -135,28 +97,36 @@ SEEN = {
 }
 
 
-@pytest.mark.promise("2.8")
+@pytest.mark.promise("2.8", "4.6")
 def test_a_models_cell_gets_the_gpus_of_its_policy_and_no_other_cell_does(
-    in_folder: Callable[..., bytes], clean_after: Callable[[], Path]
+    belljar: Belljar, clean_after: Callable[[], Path], tmp_path: Path
 ) -> None:
-    """The server opens the nodes, by the numbers of this host's; the sample's cell has none. The
-    probes at start and end agree with the plan."""
-    words = ["-m", "belljar", "run", "task.py", "--model", "belljar/model.yaml", "--json"]
-    found = json.loads(in_folder(*words, gpu=GPU))
-    (model,) = found["model_cells"]
-    assert (model["tier"], found["verdict"]) == ("container", "contained")
-    assert [each["verdict"] for each in model["probes"]] == ["contained", "contained"]
-    assert sorted(model["devices"]) == sorted(SEEN)
-    (log,) = (clean_after() / "inspect").glob("*.eval")
-    (sample,) = read_eval_log(str(log)).samples or []
-    assert json.loads(sample.output.completion) == SEEN
-    assert sample.metadata["seen"] == []
-
-
-@pytest.mark.promise("4.6")
-def test_a_device_that_the_plan_lacks_is_a_breach(
-    in_folder: Callable[..., bytes], clean_after: Callable[[], Path]
-) -> None:
-    """One device fewer in the plan: the probe finds the one that is there."""
-    assert json.loads(in_folder("-c", PROBED, gpu=GPU)) == ["breached", "/dev/nvidia0"]
-    clean_after()
+    """The server opens the nodes, by the numbers of this host's; another cell has none. The probes at
+    start and end agree with the plan; one device fewer in it, and a probe finds the one that is
+    there."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "weights").write_text("none")
+    added = json.loads(belljar("model", "add", str(tmp_path / "weights"), "--json").stdout)
+    server = ["python3", "-c", SERVER, "{port}"]
+    model = {"weights": {"sha256": added["digest"]}, "server": server, "gpu": GPU}
+    (tmp_path / "model.yaml").write_text(json.dumps({"belljar": 1, "risk": "low", "model": model}))
+    own_dev = ["unshare", "--mount", "sh", "-c", IN_OWN_DEV, "sh", str(tmp_path / "dev")]
+    ran = subprocess.run(
+        [*own_dev, sys.executable, "-c", PROBED],
+        cwd=tmp_path,
+        env=belljar.environment(),
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ran.returncode == 0, (ran.stderr + ran.stdout).decode()
+    verdict, detail, seen, listed = json.loads(ran.stdout)
+    assert (verdict, detail, seen) == ("breached", "/dev/nvidia0", SEEN)
+    assert "null" in listed
+    assert "nvidia" not in listed
+    lines = [line["data"] for line in belljar.events(clean_after())]
+    probed = [
+        (data["phase"], data["verdict"]) for data in lines if "phase" in data and "verdict" in data
+    ]
+    assert probed[0] == ("start", "contained")
+    assert probed[-1] == ("end", "contained")

@@ -104,19 +104,13 @@ def log_option(command: Command) -> Command:
 
 
 def operator_options(command: Command) -> Command:
-    """The options by which an operator decides over a task: `--policy`, `--override`, …"""
+    """The options by which an operator decides over a task: `--policy`, `--tier`, …"""
     for option in (
         tier_option("The tier of every cell: exactly this one, at or above what its policy asks."),
         click.option(
             "--allow-upstreams",
             is_flag=True,
             help="Let a policy that came with the task reach the real hosts that it names.",
-        ),
-        click.option(
-            "--override",
-            is_flag=True,
-            help="What the file of --policy writes down replaces the task's image, user, services, "
-            "too.",
         ),
         click.option(
             "--policy",

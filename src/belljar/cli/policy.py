@@ -209,7 +209,6 @@ def check(
     target: str,
     *,
     policy: str,
-    override: bool,
     allow_upstreams: bool,
     tier: str | None,
     as_json: bool,
@@ -241,13 +240,10 @@ def check(
 
     options: OperatorOptions = {
         "run_policy": policy,
-        "override": override,
         "tier": tier or "",
         "allow_upstreams": allow_upstreams,
     }
     kind, home = preview.kind_of(target), belljar_home()
-    if override and not policy:
-        raise MisuseError("--override needs --policy", hint="add --policy FILE")
     if kind == "policy" and policy:
         raise MisuseError(f"--policy can't be combined with the policy `{target}`")
     if kind in {"compose", "policy"} and inspect_args:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from belljar.cli.console import (
-    MisuseError,
     json_option,
     key_option,
     log_option,
@@ -36,7 +35,7 @@ _MAX_RUNS: Final = 20
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
+    options_metavar="TASK [--policy FILE|PRESET] [--allow-upstreams] [--tier TIER]"
     " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--json] [INSPECT OPTIONS…]",
 )
 @operator_options
@@ -53,7 +52,6 @@ _MAX_RUNS: Final = 20
 def run(
     *,
     policy: str,
-    override: bool,
     allow_upstreams: bool,
     tier: str | None,
     require_contained: bool,
@@ -85,15 +83,12 @@ def run(
       belljar run task.py@ctf --policy policy.yaml --model openai/gpt-4o --limit 10
     """
     context = click.get_current_context()
-    if override and not policy:
-        raise MisuseError("--override needs --policy", hint="add --policy FILE")
     with reported_if_slow(LOADING):
         from belljar.harness.evaluate import run_evaluation
         from belljar.harness.options import RunRequest
     request = RunRequest(
         inspect_args=inspect_args,
         policy=policy,
-        override=override,
         allow_upstreams=allow_upstreams,
         tier=tier or "",
         require_contained=require_contained,

@@ -12,9 +12,8 @@ from pydantic import BaseModel
 
 from belljar.compose.document import as_document, beside, dockerfile_document, read_document
 from belljar.dataclass import replace
-from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.compat import TaskRefused, judge
+from belljar.harness.compat import judge
 from belljar.harness.config import (
     BelljarConfig,
     SampleSandbox,
@@ -26,7 +25,6 @@ from belljar.harness.config import (
     settled,
 )
 from belljar.policy.files import check_below
-from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -35,23 +33,12 @@ if TYPE_CHECKING:
 OURS: Final = "belljar"
 
 
-def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> list[SampleSandbox]:
+def adapt_task(task: Task, *, directory: Path) -> list[SampleSandbox]:
     """Give the task and its samples Belljar as sandbox; returns each sample's.
 
-    `directory` is the task's own. `may_override`: the operator's policy has an image for refused
-    sandboxes; other refusals are errors of samples.
+    `directory` is the task's own. A refused sandbox is its samples' error.
     """
     known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
-
-    def instead(error: PolicyError) -> BelljarConfig | PolicyError:
-        """The operator's image for a refused sandbox."""
-        if not may_override or not isinstance(error, TaskRefused):
-            return error
-        detail = f"the policy's image instead of a sandbox that is refused: {error.what}"
-        kind = DifferenceKind.OVERRIDDEN
-        overridden = Difference(kind=kind, where=TASK, key="sandbox", detail=detail)
-        # What is refused may have wanted none; the operator's own network outvotes that.
-        return BelljarConfig(network=NO_NETWORK, differences=(overridden,))
 
     def read(spec: SandboxEnvironmentSpec | None, *, where: str) -> BelljarConfig | PolicyError:
         config = spec.config if spec is not None else None
@@ -61,7 +48,7 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
             try:
                 known[key] = stand_in(spec, directory=directory, where=where)
             except PolicyError as error:
-                known[key] = instead(error)
+                known[key] = error
         return known[key]
 
     default = read(task.sandbox, where=f"task {task.name}")
@@ -75,8 +62,7 @@ def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> li
             try:
                 settled(found, metadata, where=where)  # now, not in the middle of the run
             except PolicyError as error:
-                written = written or task.sandbox
-                found = instead(error)
+                found = error
         sandbox = SampleSandbox(
             task=task.name, sample=str(sample.id), metadata=metadata, config=BelljarConfig()
         )

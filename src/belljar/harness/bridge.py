@@ -30,7 +30,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo, ToolParams
 from inspect_ai.util import LimitExceededError
-from pydantic import BaseModel, FailFast, ValidationError
+from pydantic import BaseModel, BeforeValidator, FailFast, ValidationError
 from typing_extensions import TypeAliasType
 
 from belljar.harness.model_boundary import STOPPED
@@ -125,6 +125,16 @@ _T = TypeVar("_T")
 _Items = TypeAliasType("_Items", Annotated[list[_T], FailFast()], type_params=(_T,))
 
 
+# More than any tool's, and few enough for an error of each entry.
+_MAX_PARAMETERS_CHARS: Final = 1 << 16
+
+
+def _check_small(parameters: object) -> object:
+    if len(json.dumps(parameters)) > _MAX_PARAMETERS_CHARS:
+        raise ValueError("a tool's parameters are too long")
+    return parameters
+
+
 class _Part(BaseModel):
     type: Literal["text"]  # only text is passed on to the model
     text: str = ""
@@ -134,7 +144,7 @@ class _Function(BaseModel):
     name: str = ""
     arguments: str | None = None  # JSON in a text
     description: str | None = None
-    parameters: ToolParams | None = None
+    parameters: Annotated[ToolParams | None, BeforeValidator(_check_small)] = None
 
 
 class _Call(BaseModel):

@@ -54,7 +54,7 @@ class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
 
 _OWN_POLICY: Final = (
     "write a policy with the image that the task needs, and run it with"
-    " `belljar run --policy FILE --override` or `inspect eval --sandbox belljar:FILE`"
+    " `inspect eval --sandbox belljar:FILE`"
 )
 
 

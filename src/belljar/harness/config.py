@@ -41,7 +41,6 @@ from belljar.harness.operator import (
     read_operator,
 )
 from belljar.policy.files import check_below
-from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import resolve_policy, with_changes
 from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
 from belljar.policy.merge import TASK, above_floor, under_policy
@@ -281,7 +280,7 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
     if operator.run_policy:
         own = resolve_policy(ours.policy) if ours.policy else None
         run_policy = resolve_policy(operator.run_policy)
-        made, found = under_policy(run_policy, own, asked, override=operator.override)
+        made, found = under_policy(run_policy, own, asked)
     else:
         # The variable as it is now comes late: a task's `.env` file may set it.
         named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
@@ -289,7 +288,7 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         floor = resolve_policy(operator.policy) if operator.policy else None
         made, found = above_floor(base, asked, ours.tier, floor)
     if ours.is_generic:
-        made, of_image = _generic(made, is_overridden=operator.override)
+        made, of_image = _generic(made)
         found = (*found, of_image)
     is_named = bool(operator.run_policy or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
@@ -298,15 +297,8 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         where = printable(settings.least_risk_from)
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
         found = (*found, _changed("policy", "risk", detail))
-    data = ours.data
-    if data is not None and any(
-        fact.kind is DifferenceKind.OVERRIDDEN and fact.key == "network" for fact in found
-    ):
-        # an operator's own cell may have the name of a service, and is not the task's
-        left = {name: cell for name, cell in data.cells.items() if name == OWN_CELL}
-        data = data.model_copy(update={"cells": left})
     return SamplePolicy(
-        policy=replace(done, data=data),
+        policy=replace(done, data=ours.data),
         service=ours.service,
         program=ours.program,
         builds=ours.builds,
@@ -314,13 +306,13 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
     )
 
 
-def _generic(made: LoadedPolicy, *, is_overridden: bool) -> tuple[LoadedPolicy, Difference]:
+def _generic(made: LoadedPolicy) -> tuple[LoadedPolicy, Difference]:
     """The policy of a task that asks for plain Docker: its image is the policy's or `inspect`.
 
     All presets name `default`, so a policy counts as naming an image only where it names another.
     """
     detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
-    if made.policy.image == DEFAULT_IMAGE and not is_overridden:
+    if made.policy.image == DEFAULT_IMAGE:
         made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
     return made, _changed(TASK, "image", printable(detail, max_chars=400))
 

@@ -292,13 +292,11 @@ def load_tasks(
     if not tasks:
         where = printable(", ".join(specs))
         raise PolicyError("no task was found there", where=where, hint=_NAMES)
-    run_policy = resolve_policy(operator.run_policy).policy if operator.override else None
-    names_image = run_policy is not None and "image" in run_policy.model_fields_set
     previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
     names = [task.name for task in tasks]
     for task in tasks:
         selection.order(task)
-        made = adapt_task(task, directory=Path(task_run_dir(task)), may_override=names_image)
+        made = adapt_task(task, directory=Path(task_run_dir(task)))
         previews += preview([made[each] for each in selection.positions(task, names)], operator)
         if options.model:
             task.model = None

@@ -32,14 +32,13 @@ class Operator:
     """The operator's settings, outside of any task.
 
     `policy`: `$BELLJAR_POLICY` at process start. `allows_upstreams`: `--allow-upstreams` or its
-    variable. `run_policy`, `override`, `tier`: `--policy`, `--override`, `--tier`.
+    variable. `run_policy`, `tier`: `--policy`, `--tier`.
     """
 
     settings: Settings
     policy: str = ""
     allows_upstreams: bool = False
     run_policy: str = ""
-    override: bool = False
     tier: str = ""
 
 
@@ -47,13 +46,12 @@ class OperatorOptions(TypedDict, total=False):
     """Options of the command line: arguments of `read_operator`."""
 
     run_policy: str
-    override: bool
     tier: str
     allow_upstreams: bool
 
 
 def read_operator(
-    *, run_policy: str = "", override: bool = False, tier: str = "", allow_upstreams: bool = False
+    *, run_policy: str = "", tier: str = "", allow_upstreams: bool = False
 ) -> Operator:
     """From the settings files and the start environment, which no `.env` file changes.
 
@@ -73,7 +71,6 @@ def read_operator(
         policy=policy,
         allows_upstreams=allow_upstreams or environ.get(ALLOW_VARIABLE) == "1",
         run_policy=run_policy,
-        override=override,
         tier=tier,
     )
 

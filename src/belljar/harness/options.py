@@ -68,7 +68,6 @@ class RunRequest:
 
     inspect_args: Sequence[str]
     policy: str = ""
-    override: bool = False
     allow_upstreams: bool = False
     tier: str = ""
     require_contained: bool = False
@@ -81,7 +80,6 @@ class RunRequest:
         """The operator's own part of it."""
         return {
             "run_policy": self.policy,
-            "override": self.override,
             "tier": self.tier,
             "allow_upstreams": self.allow_upstreams,
         }
@@ -344,7 +342,6 @@ def select_task(
     sent = f"{Path(path).name}{at}{name}" if root else spec
     own = [
         *(["--policy", request.policy] if request.policy else []),
-        *(["--override"] if request.override else []),
         *(["--allow-upstreams"] if request.allow_upstreams else []),
         *(["--tier", request.tier] if request.tier else []),
     ]

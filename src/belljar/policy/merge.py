@@ -220,7 +220,7 @@ def _directory(
         raise PolicyError(
             "the task and the operator's policy both have files, of two directories",
             where=printable(source),
-            hint="put both into one policy: `belljar run --policy FILE --override`",
+            hint="put all files into one of them",
         )
     return needed[0] if needed else files
 
@@ -258,16 +258,14 @@ def under_policy(
     run_policy: LoadedPolicy,
     own: LoadedPolicy | None,
     asked: Mapping[str, Any],
-    *,
-    override: bool = False,
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """Return the task's content within the operator's isolation, and the differences from it.
 
-    `own`: the task's own policy. `asked`: its compose file, in a policy's terms. `override`: the
-    operator's content replaces the task's. Raises `PolicyError`.
+    `own`: the task's own policy. `asked`: its compose file, in a policy's terms. Raises
+    `PolicyError`.
     """
-    content = _content(run_policy, own, asked, override=override)
-    network = _network(run_policy, own, asked, override=override)
+    content = _content(run_policy, own, asked)
+    network = _network(run_policy, own, asked)
     changes = {**_CONTENT, **content.changes, **network.changes}
     found: list[Difference] = []
     if own is not None:
@@ -305,7 +303,7 @@ class _Chosen:
 
 
 def _content(
-    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> _Chosen:
     operator = _written(run_policy.policy)
     task = _written(own.policy) if own is not None else {}
@@ -313,35 +311,17 @@ def _content(
     if "env" in asked:
         task["env"] = {**task.get("env", {}), **asked["env"]}
     found: list[Difference] = []
-    first, last = operator, task
-    if override:
-        first, last = task, operator
-        # Of a task's image the user and directory are its own, too.
-        of_image = ("user", "workdir") if "image" in task else ()
-        found = [
-            _fact(name, "the policy's instead of the task's", DifferenceKind.OVERRIDDEN)
-            for name, value in operator.items()
-            if value
-            and (name in task or name in of_image)
-            # Variables of both are there, unless they have one name.
-            and (
-                value | task[name] != task[name] | value
-                if name == "env"
-                else value != task.get(name)
-            )
-        ]
-    elif "image" in task:
-        first = {}
+    if "image" in task:
         found = [
             _ignored(name, "the policy's is not used: the task brings an image of its own")
             for name, value in operator.items()
             if value not in (_CONTENT[name], task.get(name))
         ]
-    changes = {**first, **last}
+        operator = {}
+    changes = {**operator, **task}
     if "env" in changes:
-        changes["env"] = {**first.get("env", {}), **last.get("env", {})}
-    is_from_task = own is not None and "files" in task and (last is task or "files" not in last)
-    base = own.base if own and is_from_task else run_policy.base
+        changes["env"] = {**operator.get("env", {}), **task.get("env", {})}
+    base = own.base if own is not None and "files" in task else run_policy.base
     return _Chosen(changes, base, tuple(found))
 
 
@@ -350,7 +330,7 @@ def _written(policy: Policy) -> dict[str, Any]:
 
 
 def _network(
-    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> _Chosen:
     operator, wanted = run_policy.policy.network, asked.get("network")
     task = own.policy.network if own is not None else None
@@ -361,11 +341,6 @@ def _network(
     if services is not None and not (services.stand_ins and is_closed(services)):
         services = None
     facts: list[Difference] = []
-    if override and "network" in run_policy.policy.model_fields_set:
-        if services is not None or (operator is not None and wanted == NO_NETWORK):
-            why = "the policy's network instead of the task's services"
-            facts = [_fact("network", why, DifferenceKind.OVERRIDDEN)]
-        return _Chosen({}, run_policy.base, tuple(facts))
     if wanted == NO_NETWORK or services is not None:
         if operator is not None:
             facts = [_ignored("network", "the policy's is not there: the task has its own")]
@@ -439,5 +414,4 @@ def _fact(
 
 
 def _ignored(key: str, detail: str) -> Difference:
-    detail = f"{detail}; `--override` uses the policy's"
     return _fact(key, detail, DifferenceKind.DROPPED, where="policy")

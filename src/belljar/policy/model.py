@@ -44,7 +44,10 @@ class Policy(Strict):
     """What one cell may be, read, write, reach and consume: its blast radius, by its author."""
 
     # A file of another version is refused: what it would leave unbounded is unknown here.
-    belljar: Literal[1] = Field(description="The version of this format.")
+    # `true` equals 1, and is no version.
+    belljar: Annotated[
+        Literal[1], BeforeValidator(lambda value: "" if value is True else value)
+    ] = Field(description="The version of this format.")
     name: Annotated[str, kinds.NAME] = Field(
         default="policy",
         description="What this policy is called in reports; default the file's name.",

@@ -15,7 +15,6 @@ from inspect_ai._util.json import to_json_safe
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
 from inspect_ai.model import (
     ChatMessage,
-    ChatMessageTool,
     GenerateConfig,
     ModelOutput,
     ModelUsage,
@@ -161,24 +160,6 @@ async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
         await ask(bridge, **request)
 
 
-def test_a_conversation_in_inspects_words() -> None:
-    """Every role, text in parts, calls and their results."""
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    found = messages_of(
-        [
-            {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": parts},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c1", "content": "done"},
-        ]
-    )
-    assert [message.role for message in found] == ["system", "user", "assistant", "tool"]
-    assert found[1].text == "ab"
-    assert isinstance(found[3], ChatMessageTool)
-    assert found[3].tool_call_id == "c1"
-
-
 async def test_what_is_not_passed_on_is_refused() -> None:
     """An address in a request would have the host fetch it: only text of a chat goes on."""
     image = [{"type": "image_url", "image_url": {"url": "http://x/"}}]
@@ -246,6 +227,7 @@ def test_any_json_is_read_or_refused(messages: Any, tools: Any) -> None:  # noqa
         '{"messages": [{"role": "assistant", "tool_calls": [%s]}]}',
         '{"messages": [], "tools": [%s]}',
         '{"messages": [], "stop": [%s]}',
+        '{"messages": [], "tools": [{"function": {"parameters": {"properties": {"a": {"anyOf": [%s]}}}}}]}',
     ],
 )
 def test_a_request_of_many_wrong_items_costs_no_more_than_one(request_of: str) -> None:

@@ -11,7 +11,6 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 from inspect_ai.util import SandboxEnvironmentSpec as Spec
 
-from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task, brought
 from belljar.harness.compat import TaskRefused, judge_compose, judge_for_sample
@@ -52,12 +51,10 @@ def adapted(
     tmp_path: Path,
     sandbox: Any,  # noqa: ANN401 - Inspect's union
     sample_sandbox: Any = None,  # noqa: ANN401 - likewise
-    *,
-    may_override: bool = False,
 ) -> Task:
     """A task as `belljar run` changes it. Raises what refuses its sample."""
     task = Task(dataset=[Sample(input="x", id=1, sandbox=sample_sandbox)], sandbox=sandbox)
-    (sample,) = adapt_task(task, directory=tmp_path, may_override=may_override)
+    (sample,) = adapt_task(task, directory=tmp_path)
     if sample.error is not None:
         raise sample.error
     return task
@@ -79,34 +76,6 @@ def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
     assert policy_of(("belljar", "strict.yaml")) == str(tmp_path / "strict.yaml")
     assert policy_of(("belljar", "critical")) == "critical"
     assert policy_of("belljar") == str(tmp_path / "belljar.yaml")
-
-
-def test_a_dockerfile_beside_a_docker_task_counts(tmp_path: Path) -> None:
-    """Inspect would find it, so it is what the author meant."""
-    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
-    for sandbox in ("docker", ("docker", "Dockerfile")):
-        task = adapted(tmp_path, sandbox)
-        assert task.sandbox is not None
-        (build,) = task.sandbox.config.builds
-        assert (build.context, build.dockerfile) == (".", "Dockerfile")
-        assert task.sandbox.config.image == build.image
-        assert task.sandbox.config.network == "none"
-
-
-@pytest.mark.promise("1.5")
-def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) -> None:
-    """By `--override` alone, and reported; without a network, and what a cell can stand in for is kept."""
-    with pytest.raises(PolicyError):
-        adapted(tmp_path, ("k8s", "values.toml"))
-    task = adapted(tmp_path, ("k8s", "values.toml"), may_override=True)
-    assert task.sandbox is not None
-    (said,) = task.sandbox.config.differences
-    assert (said.kind, said.key) == (DifferenceKind.OVERRIDDEN, "sandbox")
-    assert task.sandbox.config == BelljarConfig(network="none", differences=(said,))
-    own = adapted(tmp_path, ("k8s", "values.toml"), ("belljar", "sample.yaml"), may_override=True)
-    assert own.dataset[0].sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(policy="sample.yaml")
-    )
 
 
 COMPOSE = "services:\n  default:\n    image: ctf:2\n"
@@ -153,23 +122,6 @@ def test_what_inspect_drops_of_a_sample_is_used(tmp_path: Path) -> None:
         image="ctf:2", program=ServiceProgram(), rights=Rights(setuid_programs="auto")
     )
     assert made(tmp_path, Spec("docker", "compose_7.yaml"), "belljar.yaml") == found
-
-
-@pytest.mark.promise("1.6")
-def test_a_sample_that_names_only_another_provider_gets_its_image(tmp_path: Path) -> None:
-    """Nothing is beside its task, or Inspect would have handed that over."""
-    assert made(tmp_path, Spec("docker")) == BelljarConfig(is_generic=True)
-
-
-def test_a_relative_name_means_one_file(tmp_path: Path) -> None:
-    """In the directories of two tasks it is refused: nobody says which."""
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "compose_7.yaml").write_text(COMPOSE)
-    with pytest.raises(PolicyError, match="several tasks"):
-        brought(
-            Spec("docker", "compose_7.yaml"), None, directories=tmp_path.iterdir(), where="sample s"
-        )
 
 
 @pytest.mark.promise("1.6")

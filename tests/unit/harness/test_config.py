@@ -19,45 +19,17 @@ from belljar.harness.config import (
     BelljarConfig,
     as_config,
     expanded,
-    for_sample,
     load,
     of_log,
     sample_policy,
-    shaping,
     within,
 )
-from belljar.harness.operator import Operator, read_operator
-from belljar.host.settings import Settings
+from belljar.harness.operator import read_operator
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.network import Network
 from belljar.policy.stand_ins import ServiceProgram
-from belljar.policy.task_data import CellData, TaskData
 
 POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLAIN: "$HOME"\n'
-
-
-@pytest.fixture
-def policy_file(tmp_path: Path) -> Path:
-    """A policy that uses metadata."""
-    path = tmp_path / "policy.yaml"
-    path.write_text(POLICY)
-    return path
-
-
-def test_the_order_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task's own, the operator's variable as it was at the start, the variable, the preset."""
-    nobody = Operator(settings=Settings())
-    operator = Operator(settings=Settings(), policy="medium")
-    monkeypatch.setenv("BELLJAR_POLICY", "critical")
-
-    def risk(config: BelljarConfig, who: Operator) -> str:
-        return str(within(config, who).policy.policy.risk)
-
-    assert risk(BelljarConfig(policy="high"), operator) == "high"
-    assert risk(BelljarConfig(), operator) == "medium"
-    assert risk(BelljarConfig(), nobody) == "critical"
-    monkeypatch.delenv("BELLJAR_POLICY")
-    assert risk(BelljarConfig(), nobody) == "high"
 
 
 def test_what_inspect_hands_over(tmp_path: Path) -> None:
@@ -122,58 +94,23 @@ def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
         sample_policy(str(compose_file), {})
 
 
-def test_a_task_begins_before_a_sample_is_known(
-    compose_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Environment can wait; what shapes a cell is what Inspect defines then."""
-    assert load(str(compose_file)).policy.network is not None
-    compose_file.write_text("services: {default: {image: 'ctf-$SAMPLE_METADATA_KIND'}}")
-    with pytest.raises(PolicyError, match="SAMPLE_METADATA_KIND"):
-        load(str(compose_file))
-    defined = shaping(as_config(str(compose_file)), {"kind": "web", "flag": "x"})
-    assert defined == {"SAMPLE_METADATA_KIND": "web"}
-    for name, value in defined.items():
-        monkeypatch.setenv(name, value)
-    assert load(str(compose_file)).policy.image == "ctf-web"
-
-
 def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[DifferenceKind, str]]:
     """Kind and key of each difference of a sample of this configuration."""
     found = sample_policy(config, {}, run_policy=run_policy).differences
     return [(item.kind, item.key) for item in found]
 
 
-def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> None:
-    """Of two cells of one name: where the operator's network replaces the services, the files of a
-    service are nobody's; those of the sample's own cell stay."""
-    cell = "web: {kind: cell, names: [web], ports: [all], command: [x]}"
-    text = f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n"
-    (tmp_path / "lab.yaml").write_text(text)
-    given = CellData(hosts=(("x", "10.0.0.1"),))
-    ours = BelljarConfig(network=web(), data=TaskData(cells={"web": given, OWN_CELL: given}))
-    for override, cells in ((False, {"web", OWN_CELL}), (True, {OWN_CELL})):
-        run_policy = str(tmp_path / "lab.yaml")
-        made = sample_policy(ours, {}, run_policy=run_policy, override=override).policy
-        assert made.data is not None
-        assert set(made.data.cells) == cells
-
-
 @pytest.mark.promise("1.7")
-@pytest.mark.parametrize("override", [True, False])
 @pytest.mark.parametrize("run_policy", ["", "low"])
-def test_files_of_a_task_stay_under_any_walls(
-    tmp_path: Path, run_policy: str, *, override: bool
-) -> None:
+def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, run_policy: str) -> None:
     """They are content, of each service that is there; also after the floor and for a sample."""
     (tmp_path / "page").write_text("p")
     mount = "image: i, volumes: ['./page:/${SAMPLE_METADATA_AT}:ro']"
     (tmp_path / "compose.yaml").write_text(f"services: {{default: {{{mount}}}, web: {{{mount}}}}}")
     config = as_config(str(tmp_path / "compose.yaml"))
-    data = sample_policy(
-        config, {"at": "there"}, run_policy=run_policy, override=override and bool(run_policy)
-    ).policy.data
+    data = sample_policy(config, {"at": "there"}, run_policy=run_policy).policy.data
     assert data is not None
-    for cell in ("default",) if run_policy and override else ("default", "web"):
+    for cell in ("default", "web"):
         assert [(file.source, file.target) for file in data.of(cell).own.files] == [
             ("page", "/there")
         ]
@@ -217,19 +154,6 @@ def test_any_compose_file_is_a_configuration_or_refused(
         assert isinstance(as_config(str(path)), BelljarConfig)
     except PolicyError as error:
         assert error.where.startswith(str(path))  # noqa: PT017 - either is right
-
-
-def test_metadata_expands_in_env_only(policy_file: Path) -> None:
-    """A sample's metadata reaches the values of `env` by Inspect's names. A policy that asks for
-    what a sample does not have is refused: an empty flag would be a silent change."""
-    policy = load(BelljarConfig(policy=str(policy_file), workdir="/srv", env=(("A", "1"),)))
-    assert policy.policy.workdir == "/srv"
-    loaded = for_sample(policy, {"flag": "picoCTF{x}", "other key": 3})
-    assert loaded.policy.env == {"A": "1", "FLAG": "picoCTF{x}", "PLAIN": "$HOME"}
-    with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
-        for_sample(policy, {})
-    with pytest.raises(PolicyError, match="can't be changed"):
-        load(BelljarConfig(policy=str(policy_file), workdir="not absolute"))
 
 
 EXPANSIONS = {
@@ -331,16 +255,13 @@ def test_a_configuration_from_a_log_takes_no_files(
 
 
 def test_a_task_for_plain_docker_gets_inspects_image(tmp_path: Path) -> None:
-    """Unless the operator's policy names another than `default`, or overrides; each is a
-    difference."""
-    for policy, override, image in (
-        ("risk: low", False, "inspect"),
-        ("risk: low\nimage: default", False, "inspect"),
-        ("risk: low\nimage: lab:2", False, "lab:2"),
-        ("risk: low\nimage: default", True, "default"),
+    """Unless the operator's policy names another than `default`; each is a difference."""
+    for policy, image in (
+        ("risk: low\nimage: default", "inspect"),
+        ("risk: low\nimage: lab:2", "lab:2"),
     ):
         (tmp_path / "p.yaml").write_text(f"belljar: 1\n{policy}\n")
-        operator = read_operator(run_policy=str(tmp_path / "p.yaml"), override=override)
+        operator = read_operator(run_policy=str(tmp_path / "p.yaml"))
         found = within(BelljarConfig(is_generic=True), operator)
         made, (fact,) = found.policy, found.differences
         assert made.policy.image == image

@@ -44,13 +44,9 @@ def report(verdict: Verdict) -> ProbeReport:
         (C, C, True, C),
         (C, C, False, V),
         (C, C, None, V),
-        (V, C, True, V),
         (C, V, True, V),
-        (C, B, True, B),
         (B, V, None, B),
-        (None, C, True, V),
         (C, None, True, V),
-        (None, None, True, V),
         (None, B, True, B),
     ],
 )

@@ -115,16 +115,6 @@ def test_a_run_from_end_to_end(
     assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"
 
 
-@pytest.mark.promise("1.1")
-def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
-    """Whether a task of it is named or not."""
-    file = tmp_path / "broken.py"
-    file.write_text("a = 1\ndef task(:\n")
-    for spec in (str(file), f"{file}@ctf"):
-        with pytest.raises(PolicyError, match=r"SyntaxError: .*broken.py, line 2"):
-            run([spec], tmp_path)
-
-
 @pytest.mark.promise("1.5")
 def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
     """What can't be run, or mustn't, ends with the right error, and no cell."""
@@ -141,31 +131,6 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
         with pytest.raises(error, match=named):
             run(words, tmp_path, cells, policy=policy)
     assert not cells.opened
-
-
-def test_a_model_that_can_not_be_used(
-    task_file: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without its provider's package or key nothing begins: one line of refusal. An evaluation that
-    never began has no table and says why; nor is it void: there is nothing of which evidence could
-    be missing."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    cells = RecordedCells()
-    with pytest.raises(HostError) as refused:
-        run([f"{task_file}@asks", "--model", "openai/gpt-5"], tmp_path, cells)
-    assert "\n" not in refused.value.what
-    assert "\\n" not in refused.value.what
-    assert not cells.opened
-    capsys.readouterr()
-    outcome = run([f"{task_file}@asks", "--model", "no-such/model"], tmp_path)
-    show_findings(outcome.findings, outcome.path)
-    shown = capsys.readouterr().out
-    assert (outcome.exit_code, "no-such" in shown) == (1, True)
-    assert "void" not in shown
-    assert "destroyed" not in shown
 
 
 def test_a_disk_that_fills_in_mid_run_is_no_missing_evidence(
@@ -205,20 +170,6 @@ def test_a_task_does_not_choose_the_exit_code(
         file.write_text(text)
         with pytest.raises(PolicyError):
             run([str(file), *MODEL], tmp_path)
-
-
-def test_a_host_that_cannot_is_told_and_recorded(
-    task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The error of the plan is the error of the run, which alone tells it, and the run directory is
-    sealed with it."""
-    cells = RecordedCells()
-    cells.prepare_error = HostError("no virtualisation here", hint="use another host")
-    with pytest.raises(HostError, match="no virtualisation"):
-        run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
-    assert "belljar: inspect:" not in capsys.readouterr().err
-    (sealed,) = (tmp_path / "home" / "runs").iterdir()
-    assert verify(sealed).ok(strict=True)
 
 
 @pytest.mark.promise("1.5")
@@ -340,8 +291,6 @@ _NETWORK = "network: {stand_ins: {site: %s}}\n"
     [
         (_NETWORK % _STAND_IN, True),
         (_NETWORK % _STAND_IN, False),
-        (_NETWORK % "{kind: python, names: [a.example], ports: [80], files: ., app: 'x:y'}", True),
-        ("files: [{from: nowhere, to: /x}]\n", True),
         ("resources: {memory: none}\n", True),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inspect_ai.scorer import Score
 from inspect_ai.util import SandboxUnavailableError
-from tests.fakes.cell import FakeCell, FakeCells
+from tests.fakes.cell import FakeCells
 from tests.unit.harness.runs import active_sample, close, opened
 
 from belljar.cell.health import HealthFinding
@@ -72,25 +72,6 @@ async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) 
             "task", None, {"default": environment}, interrupted=interrupted
         )
         assert checks(session)[len(before) :] == [("baseline", ""), *expected]
-
-
-async def test_a_file_that_is_not_there_asks_for_no_check(
-    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But another failure of a file operation does."""
-    environment = await opened()
-    with pytest.raises(FileNotFoundError):
-        await environment.read_file("nothing")
-    assert checks(session) == [("baseline", "")]
-
-    async def full(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, "x")
-
-    monkeypatch.setattr(FakeCell, "write_file", full)
-    with pytest.raises(OSError, match="x"):
-        await environment.write_file("file", "x")
-    assert checks(session) == [("baseline", ""), ("call", "")]
-    await close(environment)
 
 
 @pytest.mark.promise("7.5")

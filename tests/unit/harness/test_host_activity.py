@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -69,14 +68,6 @@ sys.audit("subprocess.Popen", "raylet", ["raylet"], None, None)
         assert bool(found.programs) is is_counted
 
 
-def test_an_engine_that_is_not_installed_hides_nothing() -> None:
-    """A fleet without Ray still sees what a script beside it, `./task.py`, connects to."""
-    inside = compile("connect(None, ('203.0.113.9', 9))", "./task.py", "exec")
-    with watched_host(beside="no_such_package") as found:
-        exec(inside, {"connect": partial(sys.audit, "socket.connect")})  # noqa: S102
-    assert found.connections
-
-
 def test_what_stays_on_this_host_is_not() -> None:
     """Loopback, Unix sockets, the kernel's own sockets, and addresses to listen at."""
     with watched_host() as found:
@@ -95,16 +86,6 @@ def test_belljars_own_are_not() -> None:
         assert not found.connections
         library = lambda *words: sys.audit("socket.connect", *words)  # noqa: E731
         exec(call, {"connect": library})  # noqa: S102
-    assert dict(found.connections) == {"203.0.113.9:9": 1}
-
-
-def test_a_real_socket_is_seen(tmp_path: Path) -> None:
-    """Whether it succeeds or not. A datagram socket's `connect` sends nothing."""
-    with watched_host() as found, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sent:
-        with contextlib.suppress(OSError):
-            sent.connect(("203.0.113.9", 9))
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as local:
-            local.connect(str(tmp_path / "none"))
     assert dict(found.connections) == {"203.0.113.9:9": 1}
 
 
@@ -138,7 +119,6 @@ def test_what_is_odd_is_counted_and_all_is_bounded() -> None:
 
 SPAWNING = """
 import multiprocessing
-import sys
 
 from belljar.harness.host_processes import watched_host
 
@@ -146,7 +126,7 @@ if __name__ == "__main__":
     with watched_host() as first:
         pass
     with watched_host() as found:
-        started = multiprocessing.get_context(sys.argv[1]).Process(target=print)
+        started = multiprocessing.get_context("spawn").Process(target=print)
         started.start()
         started.join()
     with watched_host() as again:
@@ -155,12 +135,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["spawn", "forkserver"])
-def test_processes_that_multiprocessing_spawns_are_seen(how: str, tmp_path: Path) -> None:
+def test_processes_that_multiprocessing_spawns_are_seen(tmp_path: Path) -> None:
     """Python has no event for these; a process that could have spawned some before it was watched
     may do so again."""
     (tmp_path / "spawning.py").write_text(SPAWNING)
-    argv = [sys.executable, str(tmp_path / "spawning.py"), how]
+    argv = [sys.executable, str(tmp_path / "spawning.py")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     seen = {"multiprocessing": 1}
     assert done.stdout.splitlines()[-1] == f"{{}} {seen} {seen}"

@@ -26,13 +26,12 @@ TASK = """
 import sys
 from pathlib import Path
 from inspect_ai import Task, task
-from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import (
     ChatMessageAssistant, ChatCompletionChoice, ContentToolUse, ModelOutput, ModelUsage, get_model
 )
-from inspect_ai.solver import basic_agent, chain, generate, solver, use_tools
-from inspect_ai.tool import ToolCall, ToolDef, bash, code_execution, mcp_server_stdio, notify_user, tool, tool_with, web_search
+from inspect_ai.solver import generate, solver, use_tools
+from inspect_ai.tool import ToolCall, ToolDef, bash, mcp_server_stdio, notify_user, tool, tool_with, web_search
 from inspect_ai.util import sandbox
 
 SERVER = [sys.executable, "-c", "from pathlib import Path; Path('server_ran').touch()"]
@@ -64,8 +63,7 @@ def fetch():
 def late(*tools):
     "Makes its tools while it runs: nobody sees them when the task is loaded."
     def renamed(): return ToolDef(tool_with(notify_user(), name="note"), name="web_search").as_tool()
-    makers = {"notify": notify_user, "renamed": renamed}
-    makers |= {"code": code_execution, "mcp": lambda: mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])}
+    makers = {"renamed": renamed, "mcp": lambda: mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])}
     async def solve(state, generate):
         made = [makers[name]() for name in tools]
         state = await use_tools(*made)(state, generate)
@@ -86,17 +84,7 @@ def by_hand():
 @task
 def known_search(): return one([use_tools(bash(), web_search("tavily")), generate()])
 @task
-def known_in_agent(): return one(react(tools=[bash(), code_execution()]))
-@task
-def known_in_basic(): return one(chain(basic_agent(tools=[web_search()])))
-@task
-def known_mcp(): return one([use_tools(mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])), generate()])
-@task
-def late_code(): return one(late("code"))
-@task
 def late_mcp(): return one(late("mcp"))
-@task
-def late_notify(): return one(late("notify"), ("notify_user", {"title": "t", "message": "m"}))
 @task
 def late_renamed(): return one(late("renamed"), ("web_search", {"title": "t", "message": "m"}))
 @task
@@ -139,13 +127,8 @@ needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp
     ("task", "policy", "said"),
     [
         ("known_search", "high", "web_search"),
-        ("known_in_agent", "high", "code_execution"),
-        ("known_in_basic", "high", "web_search"),
-        pytest.param("known_mcp", "high", "notes", marks=needs_mcp),
-        ("late_code", "high", "outside of the cell"),
         ("called_by_hand", "high", "outside of the cell"),
         pytest.param("late_mcp", "high", "outside of the cell", marks=needs_mcp),
-        ("late_notify", "named.yaml", "notify_user"),
         ("late_renamed", "named.yaml", "notify_user"),
     ],
 )
@@ -187,13 +170,6 @@ def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) 
     assert isinstance(session.stopped, ContainmentBreach)
 
 
-@needs_mcp
-def test_a_server_runs_where_the_policy_reports(here: Path) -> None:
-    """The wall is what kept it from running in the test above."""
-    run(here, "late_mcp", "low")
-    assert (here / "server_ran").exists()
-
-
 @pytest.mark.promise("1.9")
 def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Path) -> None:
     """From the transcript, in the findings; a task's own tool is its author's, and voids
@@ -207,7 +183,7 @@ def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Pat
 
 
 @pytest.mark.promise("1.9")
-@pytest.mark.parametrize(("policy", "code"), [("high", 2), ("named.yaml", 0), ("low", 0)])
+@pytest.mark.parametrize(("policy", "code"), [("high", 2), ("low", 0)])
 def test_what_a_provider_did_by_itself_voids_the_sample(here: Path, policy: str, code: int) -> None:
     """No tool was offered, so nothing could be refused before; the policy's word is on record with
     the sample."""

@@ -177,7 +177,6 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "named": None if which == "none" else draw(found),
         "which": which,
         "operator": Operator(
-            override=which == "run_policy" and draw(st.booleans()),
             tier=draw(st.sampled_from(["", "", "", "gvisor", "microvm"])),
             allows_upstreams=draw(st.booleans()),
             settings=Settings(
@@ -201,7 +200,7 @@ def written(policy: dict[str, Any] | None, directory: str, name: str) -> str:
 
 
 @pytest.mark.promise("1.4")
-@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
     """Risk, tier, limits, rights, tools, guard, stops, network and record of what becomes of a
@@ -223,8 +222,6 @@ def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
         if named:
             bound = resolve_policy(named).policy
             assert beyond(made, bound) == []
-            if operator.override and "image" in bound.model_fields_set:
-                assert made.image == bound.image
 
 
 def beyond_settings(made: Policy, operator: Operator, *, is_named: bool) -> list[str]:

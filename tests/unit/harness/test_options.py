@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import click
 import pytest
 from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
-from tests.unit.harness.test_operator import REAL
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness import operator
@@ -98,19 +95,10 @@ def test_what_is_belljars_own_is_refused(here: Path, monkeypatch: pytest.MonkeyP
 
 
 DANGEROUS = """
-BELLJAR_HOME BELLJAR_OCI_RUNTIME BELLJAR_POLICY LD_PRELOAD PATH HOME XDG_DATA_HOME XDG_CONFIG_HOME
-OPENSSL_CONF OPENSSL_MODULES SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
-SSLKEYLOGFILE PYTHONPATH PYTHONSTARTUP PYTHONBREAKPOINT HTTPS_PROXY https_proxy ALL_PROXY TMPDIR
-DOCKER_HOST GCONV_PATH GIT_SSH_COMMAND BASH_ENV HF_HOME HF_ENDPOINT VSCODE_PID TERM_PROGRAM
-VLLM_DEFAULT_SERVER_ARGS INSPECT_EVAL_ENV INSPECT_EVAL_SOLVER INSPECT_EVAL_SCANNER
-INSPECT_EVAL_APPROVAL INSPECT_EVAL_RUN_CONFIG INSPECT_EVAL_MODEL_ARGS INSPECT_EVAL_MODEL_CONFIG
-INSPECT_EVAL_MODEL_ROLE INSPECT_EVAL_NOTIFICATION INSPECT_EVAL_ACP_SERVER INSPECT_EVAL_CTL_SERVER
-INSPECT_EVAL_CHECKPOINT INSPECT_DEBUG INSPECT_DEBUG_PORT INSPECT_CACHE_DIR INSPECT_DEV_MODE
-AWS_CONFIG_FILE AWS_PROFILE GOOGLE_APPLICATION_CREDENTIALS openai_api_key BELLJAR_X_API_KEY
-INSPECT_X_API_KEY ANYTHING INSPECT_EVAL_TASK_ARGS VERTEX_BASE_URL AZUREAI_OPENAI_BASE_URL
-AWS_BEDROCK_BASE_URL GOOGLE_BASE_URL AZUREAI_ENDPOINT_URL INSPECT_EVAL_SANDBOX INSPECT_LOG_DIR
-INSPECT_EVAL_LOG_DIR INSPECT_EVAL_LOG_FILE_PATTERN INSPECT_EVAL_NO_LOG_SAMPLES
-INSPECT_EVAL_NO_SANDBOX_CLEANUP INSPECT_EVAL_DETACH INSPECT_EVAL_JSON INSPECT_EVAL_JSON_OUTPUT
+BELLJAR_HOME BELLJAR_OCI_RUNTIME LD_PRELOAD PATH OPENSSL_CONF SSL_CERT_FILE PYTHONPATH HTTPS_PROXY
+TMPDIR HF_HOME TERM_PROGRAM VLLM_DEFAULT_SERVER_ARGS INSPECT_EVAL_ENV INSPECT_EVAL_SOLVER
+INSPECT_EVAL_MODEL_ARGS INSPECT_DEBUG_PORT INSPECT_CACHE_DIR AWS_CONFIG_FILE openai_api_key
+BELLJAR_X_API_KEY INSPECT_X_API_KEY ANYTHING VERTEX_BASE_URL INSPECT_EVAL_SANDBOX INSPECT_LOG_DIR
 """
 
 
@@ -129,27 +117,6 @@ def test_a_file_beside_a_task_sets_only_what_is_allowed(
         with pytest.raises(PolicyError, match=rf"{name}\b"):
             read_options(["no-such-file.py"])
     assert dict(os.environ) == before
-
-
-def test_what_inspect_and_its_providers_read_may_come_from_a_file(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is set, and named."""
-    ours = {
-        "OPENAI_API_KEY": "a",
-        "SOME_SERVICE_API_KEY": "b",
-        "SOME_SERVICE_BASE_URL": "http://localhost/v1",
-        "INSPECT_EVAL_MODEL": "mockllm/model",
-        "INSPECT_LOG_LEVEL": "warning",
-    }
-    for name in ours:  # so that what the file sets is undone
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    (here / ".env").write_text("".join(f"{name}={value}\n" for name, value in ours.items()))
-    context = read_options(["task.py"]).context
-    assert {name: os.environ[name] for name in ours} == ours
-    assert context.params["model"] == "mockllm/model"
-    assert all(name in capsys.readouterr().err for name in ["OPENAI_API_KEY"])
 
 
 def test_an_address_from_a_file_gets_no_key_of_the_environment(
@@ -180,35 +147,6 @@ def test_a_file_that_is_none_is_refused(here: Path) -> None:
     for content in (large, b"OPENAI_API_KEY=\xe9\n", b"\xef\xbb\xbfLD_PRELOAD=x\n"):
         file.write_bytes(content)
         refused(here, naming=r"\.env")
-
-
-def test_the_inspect_command_s_file_says_nothing_of_ours(here: Path) -> None:
-    """A real process, as in a terminal of an editor, where Inspect lets its file override the
-    environment: the store is where the operator said, and a policy beside the task that the file
-    would allow reaches nothing."""
-    ours = "BELLJAR_ALLOW_UPSTREAMS=1\nBELLJAR_POLICY=belljar.yaml\n"
-    (here / ".env").write_text(f"BELLJAR_HOME={here}/moved\n{ours}")
-    (here / "belljar.yaml").write_text(REAL)
-    (here / "task.py").write_text(
-        TASK.replace("solver=work())", 'solver=work(), sandbox="belljar")')
-    )
-    keep = ("PATH", "HOME", "LANG", "VIRTUAL_ENV")
-    environ = {name: os.environ[name] for name in keep if name in os.environ}
-    environ |= {"BELLJAR_HOME": str(here / "home"), "XDG_CONFIG_HOME": str(here / "config")}
-    words = ["eval", "task.py", "--model", "mockllm/model", "--display", "plain"]
-    done = subprocess.run(
-        [sys.executable, "-m", "inspect_ai", *words],
-        env={**environ, "TERM_PROGRAM": "vscode"},
-        cwd=here,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert (here / "loaded").exists(), done.stderr
-    assert (here / "home").exists()
-    assert not (here / "moved").exists()
-    assert "--allow-upstreams" in done.stdout + done.stderr
 
 
 @pytest.mark.promise("1.9")

@@ -21,7 +21,6 @@ from belljar.harness.preview import (
     check_policy,
     exit_code,
     grouped,
-    kind_of,
     outlooks,
     preview,
 )
@@ -97,7 +96,6 @@ def test_what_becomes_of_set_user_id_programs(
 
 OPTIONS: OperatorOptions = {
     "run_policy": "",
-    "override": False,
     "tier": "",
     "allow_upstreams": False,
 }
@@ -161,37 +159,6 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     assert found.lacking is not None
     assert [each.image for each in found.missing] == ["gone"]
     assert found.exit_code == 3
-
-
-def test_a_compose_file_that_asks_for_metadata_is_judged_without_a_sample(tmp_path: Path) -> None:
-    """By its defaults, or a value in the place of what is not known; that image is not missed."""
-    text = "services: {a: {image: 'i-${SAMPLE_METADATA_KIND}', tty: true}}"
-    found = check(tmp_path, text, home=tmp_path / "home")
-    assert (found.outcome, found.missing) == ("differs", ())
-    text = "services: {a: {image: 'i', mem_limit: '${SAMPLE_METADATA_MEMORY:-64m}', gpus: all}}"
-    assert check(tmp_path, text, home=tmp_path / "home").exit_code == 4
-
-
-def test_what_a_target_is() -> None:
-    """By its name; a preset is a policy, and anything else a task."""
-    for kind, targets in {
-        "compose": ("compose.yaml", "lab-compose.yml", "Dockerfile", "api.Dockerfile"),
-        "policy": ("other.yaml", "high"),
-        "task": ("Dockerfile.py", "inspect_evals/x", "task.py@ctf"),
-    }.items():
-        assert {target: kind_of(target) for target in targets} == dict.fromkeys(targets, kind)
-
-
-def test_a_dockerfile_is_checked_as_a_build(tmp_path: Path) -> None:
-    """As Inspect takes one for a sandbox; one that is not there is refused."""
-    path = tmp_path / "Dockerfile"
-    (gone,) = check_compose(str(path), OPTIONS)
-    assert gone.error is not None
-    assert "no such file" in gone.error.what
-    path.write_text("FROM default\n")
-    (found,) = check_compose(str(path), OPTIONS)
-    assert found.error is None
-    assert ("service default", "build") in {(each.where, each.key) for each in found.differences}
 
 
 @pytest.mark.promise("1.5")

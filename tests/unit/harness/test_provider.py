@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,43 +13,13 @@ from inspect_ai.util._sandbox.limits import override_max_exec_output_size
 from tests.fakes.cell import FakeCells, FakeRun
 from tests.unit.harness.runs import active_sample, close, opened
 
-from belljar.compose.data import ServiceBuild
-from belljar.errors import ContainmentBreach, HostError, PolicyError
+from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
-from belljar.harness.source import build_missing
-from belljar.image.config import ImageConfig
-from belljar.image.store import Store
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.mark.promise("1.8")
-async def test_a_build_of_a_name_that_another_has_is_refused(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when the first was prepared before the second was known, as under `inspect eval`."""
-    for task in ("one", "two"):
-        (tmp_path / task).mkdir()
-        (tmp_path / task / "Dockerfile").write_text(f"FROM {task}\n")
-        (tmp_path / task / "compose.yaml").write_text("services: {a: {build: ., image: same}}")
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home/rootfs").write_bytes(b"x")
-    store = Store(tmp_path / "home")
-    store.add(tmp_path / "home/rootfs", ImageConfig(), name="same", source="test", created="")
-    session.home = tmp_path / "home"
-
-    def build(builds: Iterable[ServiceBuild], *, images: set[str], home: Path) -> None:
-        build_missing(builds, images, home)  # one that was imported is used as it is
-
-    monkeypatch.setattr(session.source, "build_images", build)
-    monkeypatch.chdir(tmp_path / "one")
-    await BelljarSandboxEnvironment.task_init("one", "compose.yaml")
-    monkeypatch.chdir(tmp_path / "two")
-    with pytest.raises(PrerequisiteError, match="are called same"):
-        await BelljarSandboxEnvironment.task_init("two", "compose.yaml")
 
 
 async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Session) -> None:
@@ -172,27 +139,6 @@ async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells:
         await BelljarSandboxEnvironment.task_init("startup", None)
     assert session.refusal is cells.prepare_error
     assert cells.runs[0].closed
-
-
-async def test_a_store_that_can_not_be_written_is_told_as_set_up(
-    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not by a traceback: `inspect eval` shows one of any other error. The next task tries again."""
-    start_run = cells.start_run
-    monkeypatch.setattr(cells, "start_run", lambda *_, **__: _refused())
-    for _ in range(2):
-        with pytest.raises(PrerequisiteError, match="can't be written"):
-            await BelljarSandboxEnvironment.task_init("startup", None)
-    monkeypatch.setattr(cells, "start_run", start_run)
-    await BelljarSandboxEnvironment.task_init("startup", None)
-    await BelljarSandboxEnvironment.task_cleanup("shutdown", None, cleanup=True)
-    assert cells.runs[0].closed
-
-
-@contextmanager
-def _refused() -> Iterator[None]:
-    raise HostError("the store can't be written")
-    yield
 
 
 @pytest.mark.promise("7.2")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 
-import anyio
 import pytest
 from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
@@ -18,7 +14,6 @@ from tests.unit.report.stories import CONTACT, line
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Kind
 from belljar.harness import score
-from belljar.harness import session as session_module
 from belljar.harness.session import Session
 from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
@@ -50,20 +45,6 @@ WHOLE = [
     (Kind.PROBE_COMPLETED, "start"),
     (Kind.PROBE_COMPLETED, "end"),
 ]
-
-
-async def test_reverts_at_the_same_time(session: Session, cells: FakeCells) -> None:
-    """One after the other: the sample stays one running sample, and all its machines are proven."""
-    environment = await opened()
-    async with anyio.create_task_group() as tasks:
-        for _ in range(3):
-            tasks.start_soon(environment.revert)
-    assert session.live == [environment]
-    assert (await environment.exec(["true"])).success
-    await environment.close(outcome="completed")
-    assert session.live == []
-    assert seen_of(cells) == [WHOLE] * 4
-    assert environment.containment.cell_verdict is Verdict.CONTAINED
 
 
 @pytest.mark.promise("3.5")
@@ -108,22 +89,6 @@ async def test_a_breach_of_a_new_machine_is_the_samples(session: Session, cells:
     assert environment.containment.cell_verdict is Verdict.BREACHED
 
 
-@pytest.mark.parametrize("is_revertible", [True, False])
-async def test_a_score_waits_for_what_is_being_scanned(
-    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch, *, is_revertible: bool
-) -> None:
-    """What a cell sent just before counts, though the guard has not looked at it yet."""
-    cells.are_revertible = is_revertible
-    environment = await opened()
-    (cell,) = cells.opened
-    cell.guard = SimpleNamespace(flush=lambda: cell.note(Kind.DECOY_USED, CONTACT))
-    monkeypatch.setattr(score, "sample_environment", lambda: environment)
-    monkeypatch.setattr(score, "read_events", lambda _: _lines(cells))
-    assert (await score.signals_so_far()).has(SignalCode.DECOY_USED)
-    cell.guard = None
-    await environment.close(outcome="completed")
-
-
 def _lines(cells: FakeCells) -> Iterator[Line]:
     for event in cells.runs[0].recorder.events:
         yield line(event.kind, event.cell_id, **event.data)
@@ -157,28 +122,3 @@ async def test_the_score_counts_the_signals_of_all_machines(
     }
     for each in (environment, other):
         await each.close(outcome="completed")
-
-
-async def test_the_samples_files_are_not_kept_in_memory(
-    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And all of them, large and small, are in each new machine."""
-    environment = await opened()
-    small, large = b"small", secrets.token_bytes(24 << 20)
-    monkeypatch.setattr(session_module, "is_preparing", lambda: True)
-    tracemalloc.start()
-    try:
-        await environment.write_file("small", small)
-        for name in ("one", "two"):
-            await environment.write_file(name, bytes(bytearray(large)))
-        kept_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept_bytes < len(large) // 2
-    monkeypatch.undo()
-    for _ in range(2):
-        await environment.revert()
-        for name in ("one", "two"):
-            assert await environment.read_file(name, text=False) == large
-        assert await environment.read_file("small") == "small"
-    await environment.close(outcome="completed")

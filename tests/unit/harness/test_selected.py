@@ -77,16 +77,3 @@ def test_what_units_can_not_share_is_refused(words: list[str]) -> None:
     model in a cell, several models or tasks, a file of this machine."""
     with pytest.raises(PolicyError):
         select(*words)
-
-
-def test_a_policy_beyond_the_task_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the task's directory is sent: however the policy was named."""
-    policy = tmp_path_factory.mktemp("elsewhere") / "low.yaml"
-    policy.write_text("belljar: 1\nrisk: low\n")
-    with pytest.raises(PolicyError):
-        select(policy=str(policy))
-    monkeypatch.setenv("BELLJAR_POLICY", str(policy))
-    with pytest.raises(PolicyError):
-        select()

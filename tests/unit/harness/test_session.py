@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
 
-from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
-from belljar.harness import models
+from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.harness.models import ModelCells
 from belljar.harness.options import check_models
 from belljar.harness.session import Session
@@ -23,8 +20,7 @@ from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
 from belljar.ledger.rundir import create_run
 from belljar.policy.limits import Tier
-from belljar.policy.load import load_policy, policy_of
-from belljar.policy.loaded import LoadedPolicy
+from belljar.policy.load import load_policy
 
 
 def add(home: Path, name: str, content: bytes) -> None:
@@ -133,25 +129,3 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
     file.write_text(f"belljar: 1\nrisk: low\nmodel: {{weights: {{sha256: {digest}}}}}\n")
     with pytest.raises(HostError, match="not in the store"):
         check_models([f"belljar/{file}"], tmp_path)
-
-
-@pytest.mark.anyio
-async def test_each_error_of_an_end_is_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two model cells that leave something, both are named, and both were ended."""
-    ended = []
-
-    @asynccontextmanager
-    async def opened(policy: LoadedPolicy, **_: object) -> AsyncIterator[Any]:
-        yield running_in(Tier.CONTAINER)
-        ended.append(policy.source)
-        raise CellError(f"{policy.source} left something")
-
-    monkeypatch.setattr(models, "open_model", opened)
-    cells = ModelCells()
-    for name in ("one", "two"):
-        policy = replace(policy_of({"belljar": 1, "risk": "low"}), source=name)
-        await cells.get(policy, cast("Any", None), None)
-    errors = [error.what for error in await cells.close()]
-    assert errors == ["two left something", "one left something"]
-    assert ended == ["two", "one"]
-    assert await cells.close() == []

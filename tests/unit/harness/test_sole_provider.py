@@ -33,7 +33,7 @@ from pathlib import Path
 from inspect_ai import Task, eval, task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import solver
-from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from inspect_ai.util import sandbox
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
 @solver
@@ -70,18 +70,6 @@ def plain():
 def makes_a_local_one():
     return Task(dataset=[Sample(id="s", input="x")], solver=own_local())
 
-class Reverting(Task):
-    "Its sandbox is `local` whatever it is set to."
-    @property
-    def sandbox(self):
-        return SandboxEnvironmentSpec("local")
-    @sandbox.setter
-    def sandbox(self, value):
-        pass
-
-@task
-def reverts():
-    return Reverting(dataset=[Sample(id="s", input="x", sandbox="local")], solver=work())
 """
 AT_LOAD = (
     "\neval(Task(dataset=[Sample(input='x')], solver={solver}(), sandbox={sandbox!r}),"
@@ -168,7 +156,7 @@ def test_a_provider_that_makes_its_objects_in_its_own_way_is_held_too() -> None:
 
 
 @pytest.mark.promise("1.9")
-@pytest.mark.parametrize("error", [PolicyError("no"), HostError("no"), RuntimeError("no")])
+@pytest.mark.parametrize("error", [PolicyError("no"), RuntimeError("no")])
 def test_a_sample_that_can_not_be_looked_at_does_not_begin(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,17 +182,8 @@ def test_a_solver_that_makes_a_sandbox_of_its_own(here: Path) -> None:
     assert not (here / "on_the_host").exists()
 
 
-def test_a_task_that_can_not_be_given_a_cell(here: Path) -> None:
-    """Whatever a task says its sandbox is when Inspect asks, its samples get cells."""
-    cells = RecordedCells()
-    outcome = run(here, "reverts", cells=cells)
-    assert (outcome.exit_code, len(cells.opened)) == (0, 1)
-
-
 @pytest.mark.promise("1.9")
-@pytest.mark.parametrize(
-    ("solver", "sandbox"), [("work", "local"), ("work", "docker"), ("without", None)]
-)
+@pytest.mark.parametrize(("solver", "sandbox"), [("work", "local"), ("without", None)])
 def test_an_evaluation_inside_the_loading_of_a_task(
     here: Path, solver: str, sandbox: str | None
 ) -> None:
