@@ -238,17 +238,6 @@ def test_a_known_preset_says_what_its_text_says(name: str) -> None:
         policy_of(read.policy.model_copy(update={"user": "no user\n"}))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    ["network: {record: {bodies: 4KiB}}", f"model: {{weights: {{sha256: {'a' * 64}, file: x}}}}"],
-)
-def test_a_field_that_is_no_more_is_refused_by_name(fields: str) -> None:
-    """Not as a misspelt one."""
-    (problem,) = examine(f"belljar: 1\nrisk: low\n{fields}".encode(), base=None).problems
-    assert problem.field in ("network.record.bodies", "model.weights.file")
-    assert problem.message == "is no longer a field: leave it out"
-
-
 def test_what_is_no_preset_or_is_raised_here_is_read() -> None:
     """A file, an unknown name, and one below this host's least risk; None is the default."""
     assert known_preset("policy.yaml") is known_preset("./low") is None
