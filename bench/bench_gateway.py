@@ -30,13 +30,15 @@ from typing import Any
 
 import dns.message
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from belljar.events import Event, Kind
 from belljar.ledger.rundir import create_run
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
-from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
+from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.serve import run
 from belljar.network.ipc import ASK, KINDS, EventDecoder, encode_ack
+from belljar.network.stand_ins.web import Answer, App, Request
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place
@@ -58,6 +60,11 @@ async def application(_scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"x" * 1024})
 
 
+async def stand_in(_request: Request) -> Answer:
+    """The same."""
+    return Answer(body=b"x" * 1024)
+
+
 def plain(fd: int) -> None:
     """uvicorn, on h11 as the gateway."""
     config = uvicorn.Config(application, http="h11", loop="asyncio", lifespan="off", log_config=None, access_log=False)
@@ -65,8 +72,8 @@ def plain(fd: int) -> None:
 
 
 def make(_kind: str, _context: StandInContext) -> App:
-    """The same application, as a stand-in."""
-    return application
+    """The same as a stand-in."""
+    return stand_in
 
 
 def guard() -> GuardConfig:

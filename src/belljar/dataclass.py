@@ -107,10 +107,14 @@ def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotation
 
 
 def prepare(*kinds: Any) -> None:  # noqa: ANN401 - as the annotations of fields say
-    """Look up what `from_json` needs of these types and all in them, for forks to share."""
+    """Look up and generate what `from_json` needs of these types and all in them.
+
+    Forks share it, instead of each making its own.
+    """
     for kind in kinds:
         prepare(*typing.get_args(kind))
         if field_names(kind):
+            _ = kind.__init__
             prepare(*_hints(kind).values())
 
 

@@ -45,29 +45,6 @@ async def shell(cell: Cell, script: str, **options: object) -> ExecOutput:
     return await cell.exec(["sh", "-c", script], **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.promise("1.6")
-async def test_the_tier_is_the_one_that_was_asked_for(cell: Cell, tier: str) -> None:
-    """A cell says the tier it runs in, and its plan's layers begin with the jail."""
-    assert cell.tier == tier
-    assert cell.plan.layers[0].name == "jail"
-
-
-async def test_users(cell: Cell) -> None:
-    """A command runs as the user it asks for, by name, number or pair, without more rights than
-    that user's."""
-    for user, expected in (
-        ("nobody", b"65534:65534"),
-        ("1234", b"1234:0"),
-        ("1234:4321", b"1234:4321"),
-        ("0", b"0:0"),
-    ):
-        assert (await shell(cell, 'printf "$(id -u):$(id -g)"', user=user)).stdout == expected
-    caps = await shell(
-        cell, "grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f2 | sort -u", user="nobody"
-    )
-    assert caps.stdout.split() == [b"0" * 16]
-
-
 async def test_host_names_differ_from_the_hosts(cell: Cell) -> None:
     """The host name is the cell's own, and the machine id too."""
     name = (await shell(cell, "cat /etc/hostname; uname -n")).stdout.decode().split()
@@ -91,6 +68,7 @@ async def test_no_network_but_loopback(cell: Cell) -> None:
     assert (await cell.exec(["python3", "-c", script])).stdout == b"b'x'\n"
 
 
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """User, directory, environment and the cap on output are the policy's; the end is proven, and
     the record has it all."""
@@ -110,6 +88,7 @@ async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) ->
 
 
 @pytest.mark.promise("8.1")
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the
     record name the limit."""
@@ -126,7 +105,10 @@ async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) ->
 
 
 @pytest.mark.promise("1.6")
-@pytest.mark.parametrize("by", ["death", "destroying"])
+@pytest.mark.parametrize(
+    "by",
+    ["death", pytest.param("destroying", marks=pytest.mark.thorough_in("gvisor", "microvm"))],
+)
 async def test_an_end_is_an_error_not_a_result(
     tier: str, vm_home: Path, tmp_path: Path, by: str
 ) -> None:

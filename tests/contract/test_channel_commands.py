@@ -74,12 +74,3 @@ async def test_no_descriptor_of_the_agent_is_inherited(client: GuestClient) -> N
     """A command has standard input, output and error, and nothing else."""
     outcome = await client.exec(sh("ls /proc/self/fd"))
     assert outcome.stdout.split() == [b"0", b"1", b"2", b"3"], "3 is ls's own directory"
-
-
-@pytest.mark.promise("4.3")
-async def test_argv_of_one_mebibyte(client: GuestClient) -> None:
-    """Sixteen arguments of 64 KiB arrive whole."""
-    args = ["x" * 65_536] * 16
-    assert (await client.exec(sh('printf %s "$*" | wc -c', *args))).stdout.strip() == str(
-        16 * 65_536 + 15
-    ).encode()

@@ -43,7 +43,6 @@ async def test_mode_and_owner(client: GuestClient, folder: str) -> None:
     assert await client.read_file(path, max_bytes=100) == b"three"
 
 
-@pytest.mark.usefixtures("root_inside")
 async def test_files_belong_to_their_user(client: GuestClient, folder: str) -> None:
     """A file is its writer's unless another owner was asked for."""
     await client.write_file(f"{folder}/a", b"x", user="nobody")
@@ -65,7 +64,6 @@ async def test_what_is_no_file(client: GuestClient, folder: str) -> None:
         await client.write_file("/etc/passwd/below", b"x")
 
 
-@pytest.mark.usefixtures("root_inside")
 async def test_permissions(client: GuestClient, folder: str) -> None:
     """File operations have the rights of their user and no more."""
     await client.write_file(f"{folder}/secret", b"x", mode=0o600)

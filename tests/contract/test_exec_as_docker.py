@@ -87,26 +87,6 @@ async def test_who_it_runs_as(cell: Cell) -> None:
 
 
 @pytest.mark.promise("1.6")
-async def test_an_image_without_users(cell: Cell) -> None:
-    """Where there are no databases, root and numbers are whom they say; other names are missing."""
-    hidden = ["sh", "-c", "mv /etc/passwd /etc/passwd.not && mv /etc/group /etc/group.not"]
-    assert (await cell.exec(hidden, user="0")).success
-    ask = ["sh", "-c", 'echo "$(id -u) $(id -g) $(id -G) $HOME"']
-    for user, expected in (
-        ("0", "0 0 0 /"),
-        ("root", "0 0 0 /"),
-        ("root:root", "0 0 0 /"),
-        ("1234", "1234 0 0 /"),
-        ("1234:4321", "1234 4321 4321 /"),
-    ):
-        assert (await cell.exec(ask, user=user)).stdout.decode().strip() == expected, user
-    missing = await cell.exec(ask, user="nobody")
-    assert (missing.stage, missing.not_started_errno) == ("user", errno.ENOENT)
-    shown = ["sh", "-c", "mv /etc/passwd.not /etc/passwd && mv /etc/group.not /etc/group"]
-    assert (await cell.exec(shown, user="0")).success
-
-
-@pytest.mark.promise("1.6")
 async def test_no_directory_leads_out_of_the_root(cell: Cell) -> None:
     """A directory behind another process's root or an open descriptor is refused, or is one below
     the cell's own root (CVE-2024-21626)."""

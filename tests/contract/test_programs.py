@@ -46,14 +46,6 @@ async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
 
 
 @pytest.mark.promise("1.6")
-async def test_it_may_end_well(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only sets something up has then done so."""
-    monkeypatch.setattr(targets, "SETTLE_S", PATIENCE_S)
-    await run(cell, "echo done > /tmp/done")
-    assert (await cell.exec(["cat", "/tmp/done"])).stdout == b"done\n"
-
-
-@pytest.mark.promise("1.6")
 @pytest.mark.parametrize(
     "health", [{}, {"command": ["true"], "interval": 0.1, "timeout": PATIENCE_S, "retries": 2}]
 )
@@ -71,12 +63,6 @@ async def test_another_end_is_an_error_that_quotes_it(
             "printf 'no such \\033 table' >&2; exit 3",
             **({"health": health} if health else {}),
         )
-
-
-async def test_it_can_not_be_started(cell: Cell) -> None:
-    """A program that is not in the image is named."""
-    with pytest.raises(CellError, match=r"can't be started: .*no-such-program"):
-        await run(cell, "", command=["no-such-program"])
 
 
 @pytest.mark.promise("1.6")

@@ -124,6 +124,7 @@ async def talk_across_a_revert(cell: Cell) -> None:
 
 
 @pytest.mark.promise("3.5")
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: Path) -> None:
     """A command, one in the background and one that is talked to: each raises, and none of them
     harms the new machine. Dead cells are reverted as well: one that was killed from outside, and
@@ -158,6 +159,7 @@ async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: 
 
 
 @pytest.mark.promise("3.5")
+@pytest.mark.thorough_in("gvisor", "microvm")
 @pytest.mark.usefixtures("short_grace")
 async def test_a_revert_that_fails_changes_nothing(
     tier: str, vm_home: Path, tmp_path: Path

@@ -35,13 +35,10 @@ def policy(tier: str) -> Mapping[str, object]:
 
 
 @pytest.fixture(scope="module")
-async def cell_or_none(
-    carrier: str, anyio_backend: str, vm_home: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[Cell | None]:
+async def cell(
+    anyio_backend: str, vm_home: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Cell]:
     """A cell of that policy."""
-    if carrier.startswith("native"):
-        yield None
-        return
     async with open_range(request.getfixturevalue("policy"), home=vm_home, ahead=True) as opened:
         yield opened.cell  # nobody took it: it has no decoys, and no sensor, but the test's own
 
@@ -123,6 +120,7 @@ for _ in range(80): os.wait()
 
 
 @pytest.mark.promise("5.6")
+@pytest.mark.thorough_in("gvisor")
 async def test_a_crowd_at_one_file_hides_no_other(cell: Cell) -> None:
     """More processes than a sensor has names for: the touch of another decoy is reported."""
     other, touches = "/root/other-decoy", Touches()
@@ -183,10 +181,7 @@ async def test_a_read_by_another_name_is_a_touch(cell: Cell) -> None:
         (f"ln {DECOY} /root/hard && cat /root/hard; rm /root/hard", False),
         (f"ln -s {DECOY} /root/soft && cat /root/soft; rm /root/soft", True),
         (f"mv {DECOY} /root/moved && cat /root/moved; rm /root/moved", False),
-        (f"cp {DECOY} /root/copy && rm /root/copy", True),
         ("cd /root/.aws/../.aws && cat ./credentials", True),
-        ("grep -r aws_access /root", True),
-        ("tar -C /root -cf - .aws | wc -c", True),
     ):
         async with watched(cell) as touches:
             await run(cell, f"{{ {script}; }} > /dev/null")
@@ -198,10 +193,9 @@ import mmap, os
 decoy = {DECOY!r}
 def mapped(path):
     return mmap.mmap(os.open(path, 0), 0, prot=mmap.PROT_READ)[:]
-def reopened(remove):
+def removed():
     held = os.open(decoy, os.O_PATH)
-    if remove:
-        os.unlink(decoy)
+    os.unlink(decoy)
     return os.read(os.open(f"/proc/self/fd/{{held}}", 0), 100)
 def second_root():
     os.chroot(os.path.dirname(decoy))
@@ -216,13 +210,9 @@ async def test_a_way_round_its_path_is_a_touch(cell: Cell) -> None:
     for expression, by_path in (
         ("mapped(decoy)", True),
         ("mapped('/proc/self/root' + decoy)", True),
-        ("mapped(f'/proc/{os.getpid()}/root/proc/thread-self/root' + decoy)", True),
-        ("reopened(remove=False)", True),
-        ("reopened(remove=True)", True),
+        ("removed()", True),
         ("second_root()", True),
         ("os.link(decoy, '/root/name') or mapped('/root/name')", False),
-        ("os.symlink(decoy, '/root/name') or mapped('/root/name')", False),
-        ("os.rename(decoy, '/root/name') or mapped('/root/name')", False),
         ("mapped(f'/proc/self/fd/{os.open(decoy, os.O_PATH)}')", False),
     ):
         async with watched(cell) as touches:
@@ -250,6 +240,7 @@ async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
 
 
 @pytest.mark.promise("5.6")
+@pytest.mark.thorough_in("container", "gvisor")
 async def test_no_name_hides_a_touch(cell: Cell) -> None:
     """A process whose name is no text is seen as any other."""
     script = f"""
@@ -265,6 +256,7 @@ os.read(os.open({DECOY!r}, 0), 1)
 
 
 @pytest.mark.promise("5.6")
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_a_flood_hurts_neither_side(cell: Cell) -> None:
     """100,000 opens (fewer where each is slow) end in time and in a few reports, each process of it
     is counted, and the cell works on.

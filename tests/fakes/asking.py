@@ -3,27 +3,11 @@ lives, output up to a word."""
 
 from __future__ import annotations
 
-import os
-import time
-
 import anyio
 import pytest
 from tests.machine import PATIENCE_S
 
 from belljar.channel import ExecRequest, GuestClient, Operation
-from belljar.channel.frames import renew_payload
-
-
-async def renew(client: GuestClient) -> None:
-    """What a clone gets before its first operation."""
-    payload = renew_payload(
-        realtime_ns=time.time_ns(),
-        seed=os.urandom(64),
-        machine_id="0123456789abcdef" * 2,
-        boot_id="01234567-89ab-cdef-0123-456789abcdef",
-        hostname="machine",
-    )
-    await client.renew(payload)
 
 
 def sh(script: str, *args: str, **rest: object) -> ExecRequest:

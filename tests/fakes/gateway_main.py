@@ -8,22 +8,16 @@ import json
 import os
 import socket
 import sys
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from belljar.dataclass import from_json
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.context import (
-    App,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    StandInContext,
-    StreamApp,
-)
+from belljar.network.gateway.context import StandInContext, Stream, StreamApp
 from belljar.network.gateway.serve import run
+from belljar.network.stand_ins.web import Answer, App, Request, json_answer, text_answer
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
@@ -41,74 +35,48 @@ def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or
 def greeter(context: StandInContext) -> StreamApp:
     """Speaks first, then gives back each line."""
 
-    async def app(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        writer.write(b"220 ready " + cell.encode() + b"\r\n")
-        while line := await reader.readline():
-            writer.write(line)
-            await writer.drain()
-            if line == b"QUIT\r\n":
+    async def app(stream: Stream, cell: str) -> None:
+        await stream.send(b"220 ready " + cell.encode() + b"\r\n")
+        while data := await stream.receive():
+            await stream.send(data)
+            if data.endswith(b"QUIT\r\n"):
                 await context.record("network.attempt", {"what": "quit"})
                 return
 
     return app
 
 
-async def body_of(receive: Receive) -> bytes:
-    """The request's whole body."""
-    got = b""
-    message: Message = {"more_body": True}
-    while message.get("more_body"):
-        message = await receive()
-        got += message.get("body", b"")
-    return got
-
-
 def echo(context: StandInContext) -> App:
     """Answers by path."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path == "/early":  # without reading
-            await respond(send, b"early")
-        elif path == "/crash":
-            raise RuntimeError("a stand-in's fault")
-        elif path == "/spin":  # for years
-            await respond(send, b"%d" % sum(1 for _ in range(1 << 60)))
-        elif path == "/never":
-            await asyncio.Event().wait()
-        elif path == "/stream":
-            await respond_with(send, [b"piece %d\n" % number for number in range(5)])
-        elif path == "/big":  # 8 MiB
-            await respond_with(send, [b"x" * 65536] * 128)
-        else:
-            if path == "/attempt":
+    async def app(request: Request) -> Answer:
+        match request.path:
+            case "/crash":
+                raise RuntimeError("a stand-in's fault")
+            case "/spin":  # for years
+                return text_answer(str(sum(1 for _ in range(1 << 60))))
+            case "/never":
+                await asyncio.Event().wait()
+            case "/stream":
+                return pieces([b"piece %d\n" % number for number in range(5)])
+            case "/big":  # 8 MiB
+                return pieces([b"x" * 65536] * 128)
+            case "/attempt":
                 await context.record("network.attempt", {"what": "publish"})
-            seen = {
-                "stand_in": context.id,
-                "path": path,
-                "query": scope["query_string"].decode(),
-                "state": dict(scope["state"]),
-                "version": scope["http_version"],
-                "body": (await body_of(receive)).decode("latin-1")[:200_000],
-            }
-            await respond(send, json.dumps(seen).encode())
+        body = request.body.decode("latin-1")[:200_000]
+        return json_answer({"stand_in": context.id, "path": request.path, "body": body})
 
     return app
 
 
-async def respond(send: Send, body: bytes) -> None:
-    """One whole answer."""
-    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"text/plain")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def respond_with(send: Send, pieces: list[bytes]) -> None:
+def pieces(parts: list[bytes]) -> Answer:
     """An answer in pieces."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+
+    async def stream() -> AsyncGenerator[bytes]:
+        for part in parts:
+            yield part
+
+    return Answer(stream=stream)
 
 
 def main() -> None:

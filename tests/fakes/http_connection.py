@@ -11,11 +11,11 @@ from tests.fakes.gateway import SHOP, layout
 from tests.machine import PATIENCE_S
 
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.reporter import Reporter
 from belljar.network.gateway.server import HttpConnection
 from belljar.network.gateway.site import Peer, Site
 from belljar.network.ipc import Item
+from belljar.network.stand_ins.web import Answer, Request
 from belljar.plan.network import PortPlan, StandInPlan
 
 
@@ -58,16 +58,11 @@ class Outcome:
         return bodies + b"\0".join(repr(dict(item.data)).encode() for item in self.items)
 
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads all and answers; at `/early` answers first, at `/never` not at all."""
-    if scope["path"] == "/never":
+async def echo(request: Request) -> Answer:
+    """Answers; at `/never` not at all."""
+    if request.path == "/never":
         await asyncio.Event().wait()
-    while scope["path"] != "/early" and (await receive()).get("more_body", False):
-        pass
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
-    )
-    await send({"type": "http.response.body", "body": b"ok"})
+    return Answer(body=b"ok")
 
 
 def talk(

@@ -14,14 +14,17 @@ import socket
 import tarfile
 import threading
 import zipfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.web import Reply, answered, no_answer, request_to
+
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import App, Message, StandInContext, StreamApp
+from belljar.network.gateway.context import StandInContext, StreamApp
+from belljar.network.stand_ins.web import App
 
 
 @dataclass
@@ -46,10 +49,6 @@ class Ledger:
         self.bodies.append(tuple(bodies))
 
 
-async def _no_owner(kind: str, body: bytes) -> bytes:
-    raise ValueError("a registry asks nobody")
-
-
 def context_for(files: Path, ledger: Ledger, *, now_s: float = 1_760_000_000.0) -> StandInContext:
     """A context with a clock that stands still and even randomness."""
     return StandInContext(
@@ -60,22 +59,8 @@ def context_for(files: Path, ledger: Ledger, *, now_s: float = 1_760_000_000.0) 
         clock=lambda: now_s,
         random=lambda count: hashlib.shake_128(b"seed").digest(count),
         record=ledger.record,
-        ask=_no_owner,
+        ask=no_answer,
     )
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What an app answered."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """The body as JSON."""
-        return json.loads(self.body)
 
 
 def ask(
@@ -84,39 +69,29 @@ def ask(
     path: str,
     *,
     headers: Mapping[str, str] | None = None,
-    body: bytes | Iterable[bytes] = b"",
+    body: bytes = b"",
     query: str = "",
-    sent: list[Any] | None = None,
 ) -> Reply:
-    """One request to an app in this process, as the gateway makes it; `sent` gets its messages."""
-    pieces = iter([body] if isinstance(body, bytes) else body)
-    sent = [] if sent is None else sent
-
-    async def receive() -> Message:
-        piece = next(pieces, None)
-        return {"type": "http.request", "body": piece or b"", "more_body": piece is not None}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
+    """One request to an app in this process, as the gateway makes it."""
     fields = {"host": "registry.example", **(headers or {})}
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "scheme": "http",
-        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
-        "state": {"cell": "agent"},
-    }
-    asyncio.run(_awaited(app(scope, receive, send)))
-    start: Message = sent[0] if sent else {"status": 0, "headers": []}
-    return Reply(
-        start["status"],
-        {name.decode(): value.decode() for name, value in start["headers"]},
-        b"".join(message.get("body", b"") for message in sent[1:]),
-    )
+    return asyncio.run(answered(app, request_to(method, path, query, fields, body)))
+
+
+@dataclass
+class Both:
+    """Both ways of a connection, as the gateway gives them to a stand-in."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def receive(self) -> bytes:
+        """See `Stream`."""
+        return await self.reader.read(64 << 10)
+
+    async def send(self, data: bytes) -> None:
+        """See `Stream`."""
+        self.writer.write(data)
+        await self.writer.drain()
 
 
 async def _awaited(answering: Awaitable[None]) -> None:
@@ -133,7 +108,7 @@ def served_stream(app: StreamApp) -> Iterator[int]:
         if task := asyncio.current_task():
             tasks.add(task)
         try:
-            await app(reader, writer, "agent")
+            await app(Both(reader, writer), "agent")
         finally:
             writer.close()
 

@@ -88,10 +88,6 @@ class UsersBelljar(Belljar):
         """Start `belljar` and leave it running."""
         return self.start_program(self.argv(*args), subprocess.DEVNULL, extra)
 
-    def start_on(self, argv: Sequence[str], terminal: int) -> subprocess.Popen[bytes]:
-        """Start any program on a terminal."""
-        return self.start_program(argv, terminal, {}, terminal)
-
     def start_program(
         self,
         argv: Sequence[str],

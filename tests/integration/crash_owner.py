@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -163,63 +163,6 @@ def die(home: Path, policy: Path, site: list[Any]) -> dict[str, object]:
     return anyio.run(own, home, policy, wire, site[0])
 
 
-def lose(home: Path, policy: Path, victim: str, after_ms: float) -> dict[str, object]:
-    """A life whose process is killed `after_ms` after it appeared; how that ended."""
-    struck: list[str] = []
-    threading.Thread(target=strike, args=(victim, after_ms / 1000, struck), daemon=True).start()
-    try:
-        ended = str(anyio.run(own, home, policy, Wire(), "destroy"))
-    except BaseException as error:  # noqa: BLE001 - told, whatever it is
-        ended = f"{type(error).__name__}: {error}"
-    return {"ended": ended, "struck": struck}
-
-
-def strike(victim: str, after_s: float, struck: list[str]) -> None:
-    """Kill the first process of that kind below this one."""
-    give_up = time.monotonic() + 120
-    while time.monotonic() < give_up:
-        for depth, pid, name in below(os.getpid()):
-            if is_victim(victim, pid, depth, name):
-                time.sleep(after_s)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    struck.append(f"{name} {pid}")
-                return
-        time.sleep(0.0005)
-
-
-def is_victim(victim: str, pid: int, depth: int, name: str) -> bool:
-    """By where it stands (the supervisor is our child, the stage its) or, for a runtime, what it is
-    called. A launcher that only tries the host out holds no cell."""
-    if victim == "runtime":
-        return depth >= 3 and name.startswith(("runc", "runsc", "exe"))
-    return (
-        name.startswith("jail")
-        and depth == {"supervisor": 1, "stage": 2}[victim]
-        and holds_a_cell(pid)
-    )
-
-
-def holds_a_cell(pid: int) -> bool:
-    """Whether it was started with a cell's name."""
-    try:
-        return b"--cell" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-
-
-def below(pid: int, depth: int = 1) -> Iterator[tuple[int, int, str]]:
-    """(depth, pid, name) of every process below one."""
-    children: list[str] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            children += task.read_text().split()
-    for child in children:
-        with contextlib.suppress(OSError):
-            yield depth, int(child), Path(f"/proc/{child}/comm").read_text().strip()
-            yield from below(int(child), depth + 1)
-
-
 def reap(home: Path) -> dict[str, object]:
     """What the next start does first."""
     started = time.monotonic()
@@ -235,7 +178,6 @@ def reap(home: Path) -> dict[str, object]:
 REQUESTS: dict[str, Callable[..., dict[str, object]]] = {
     "rehearse": rehearse,
     "die": die,
-    "lose": lose,
     "reap": lambda home, _policy: reap(home),
 }
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -21,17 +20,12 @@ from tests.integration.crash_owner import ANY_LINE, PHASES, Site
 from tests.integration.remains import Remains, cells_of, within
 from tests.machine import PATIENCE_S, Templates
 
-from belljar.events import Kind
-from belljar.ledger.listing import read_events
 from belljar.ledger.verification import Status, verify
 
 OWNER = Path(__file__).parent / "crash_owner.py"
 REHEARSALS = 2  # Some sites come by in one life only.
 LIVES = 3  # A line where something is waited for is on the way of some only
-TRIES = 30
 NOT_REACHED = 2  # So many sites may not come by again: which calls a busy machine makes differs.
-# What an error says that came of waiting in vain.
-TOLD_LATE = re.compile(r"in time|within \d|timed out|wedged")
 COPIED = ("images", "kernels", "facts", "image-names.json", "kernel-current")
 POLICY = """\
 belljar: 1
@@ -292,32 +286,3 @@ def copy_named(source: Path, target: Path) -> None:
         else:
             shutil.copy2(source / name, target / name, follow_symlinks=False)
     (target / "runs").mkdir(mode=0o700)
-
-
-def check_process_killed(owners: Owners, victim: str) -> None:
-    """A process of the cell is killed while it starts: its controller is told at once, by an error
-    of ours or a cell that works, and leaves nothing itself."""
-    owners.watch()
-    struck = tries = 0
-    while not struck and tries < TRIES:
-        tries += 1
-        # A runtime has done its work in some 30 ms, and may have before it is seen: then once more.
-        before = owners.runs()
-        ended = owners.ask(do="lose", victim=victim, after_ms=12 * (tries % 2))
-        found = owners.runs() - before
-        cells = {name for run in found for name in cells_of(run)}
-        where = f"try {tries} at the {victim}: {ended}"
-        if ended["struck"]:
-            struck += 1
-            assert not TOLD_LATE.search(str(ended["ended"])), where
-        good = ("CellError: ", "HostError: ", "{'stdout': 'started")
-        assert str(ended["ended"]).startswith(good), where
-        pids = [ended["pid"]]
-        remains = within(PATIENCE_S, lambda cells=cells, pids=pids: owners.remains.of(cells, pids))  # type: ignore[misc]
-        assert remains == [], where
-        assert [fault for run in found for fault in ledger_faults(run, killed=False)] == [], where
-        events = [event for run in found for event in read_events(run)]
-        ends = [event.data for event in events if event.kind is Kind.CELL_DESTROYED]
-        assert all(data["clean"] for data in ends), (where, ends)
-    assert struck
-    assert owners.held_answers()

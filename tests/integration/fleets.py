@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
 from tests.integration.processes import quick_command
 
 from belljar.events import Kind
@@ -76,15 +73,11 @@ class Fleet:
             "COLUMNS": "300",
         }
 
-    def start_run(self, *arguments: str, fleet: bool = True) -> subprocess.Popen[str]:
-        """Start `belljar run`."""
-        words = ["run", "--json", "tasks.py", *arguments, "--model", "mockllm/model"]
-        return self.start(*words, *(["--fleet", self.address] if fleet else []))
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command on the head."""
+    def start_run(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `belljar run` on the head."""
+        words = ["tasks.py", *arguments, "--model", "mockllm/model", "--fleet", self.address]
         return subprocess.Popen(
-            quick_command(*words),
+            quick_command("run", "--json", *words),
             cwd=self.folder / "task",
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -92,12 +85,6 @@ class Fleet:
             stderr=subprocess.PIPE,
             text=True,
         )
-
-    def run(self, *arguments: str, fleet: bool = True) -> tuple[int, dict[str, Any], str]:
-        """Run to the end: exit code, what it printed, and its standard error."""
-        process = self.start_run(*arguments, fleet=fleet)
-        out, errors = process.communicate(timeout=1500)
-        return process.returncode, json.loads(out) if out else {}, errors
 
     def belljar(self, *words: str, home: Path | None = None) -> str:
         """Another command's output."""
@@ -137,56 +124,12 @@ def nothing_runs(nodes: Fleet, *homes: Path) -> bool:
     )
 
 
-def assert_same(said: Mapping[str, Any], single: Mapping[str, Any]) -> None:
-    """A fleet's run has the samples, scores, verdicts and metrics of one machine's."""
-    rows = [
-        [(s["sample"], s["epoch"], s["scores"], s["verdict"]) for s in each["samples"]]
-        for each in (said, single)
-    ]
-    assert rows[0] == rows[1]
-    ours, theirs = log_of(said["run_dir"]), log_of(single["run_dir"])
-    assert metrics(ours) == metrics(theirs)
-    assert (ours.status, ours.eval.config.epochs) == (theirs.status, theirs.eval.config.epochs)
-    assert ours.eval.dataset.sample_ids == theirs.eval.dataset.sample_ids
-    for mine, other in zip(ours.samples or [], theirs.samples or [], strict=True):
-        assert (mine.id, mine.epoch, mine.error) == (other.id, other.epoch, other.error)
-        assert {n: s.value for n, s in (mine.scores or {}).items()} == {
-            n: s.value for n, s in (other.scores or {}).items()
-        }
-
-
 def keys_of(run: Path) -> dict[str, str]:
     """The keys of the nodes whose units came back, by name."""
     return {
         line.data["node"]: line.data["key"]
         for line in read_events(run)
         if line.kind is Kind.FLEET_UNIT_FINISHED
-    }
-
-
-def kill_all(fleet: Fleet, process: subprocess.Popen[str], nodes: Iterable[str]) -> dict[str, str]:
-    """Kill all cells of the fleet, which has these nodes, while samples of a run are held: they are
-    halted with proof, and nothing is tried again. Return the samples' verdicts."""
-    killed = fleet.belljar("kill", "--all", "--fleet", fleet.address)
-    assert all(f"{node}: killed" in killed for node in nodes), killed
-    out, errors = process.communicate(timeout=600)
-    assert process.returncode == 2, errors
-    return {each["sample"]: each["verdict"] for each in json.loads(out)["samples"]}
-
-
-def log_of(run_dir: str) -> EvalLog:
-    """The run's one log."""
-    (info,) = list_eval_logs(str(Path(run_dir) / "inspect"))
-    return read_eval_log(info)
-
-
-def metrics(log: EvalLog) -> dict[str, float]:
-    """All of its metrics."""
-    assert log.results is not None
-    return {
-        f"{score.name} {name}": metric.value
-        for score in log.results.scores
-        for name, metric in score.metrics.items()
     }
 
 

@@ -9,17 +9,13 @@ from belljar.image.store import Image, Store
 from belljar.isolation.trials import find_facts
 from belljar.plan.make import make_plan
 from belljar.plan.model import ImageFacts, MicrovmPlan
-from belljar.policy.limits import Resources
 from belljar.policy.load import load_preset
 
 
-def parts(home: Path, resources: Resources | None = None) -> tuple[MicrovmPlan, Image, Kernel]:
-    """The preset `high`, emulated, on this host; with other resources if given."""
+def parts(home: Path) -> tuple[MicrovmPlan, Image, Kernel]:
+    """The preset `high`, emulated, on this host."""
     policy = load_preset("high").policy
-    if resources is not None:
-        policy = policy.model_copy(update={"resources": resources})
     image = Store(home).find(policy.image)
-    facts = find_facts(home)
     image_facts = ImageFacts(
         digest=image.digest,
         name=policy.image,
@@ -27,6 +23,6 @@ def parts(home: Path, resources: Resources | None = None) -> tuple[MicrovmPlan, 
         workdir=image.workdir,
         env=image.env,
     )
-    plan = make_plan(policy, facts, image_facts)
+    plan = make_plan(policy, find_facts(home), image_facts)
     assert isinstance(plan, MicrovmPlan)
     return plan, image, current_kernel(home)

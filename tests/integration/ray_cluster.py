@@ -1,5 +1,5 @@
 """A Ray cluster of several nodes on this machine, each with a store of its own: a process that
-prints its address, takes `kill N`, `start N`, `freeze N` and `thaw N` on standard input, and ends with it."""
+prints its address, takes `kill N`, `freeze N` and `thaw N` on standard input, and ends with it."""
 
 from __future__ import annotations
 
@@ -126,8 +126,6 @@ def main(folder: str, *homes: str) -> None:
             for pid in [*raylets, *children(raylets[0])]:
                 send(pid, signal.SIGKILL)
             cluster.remove_node(node, allow_graceful=False)
-        elif command == "start":
-            nodes[int(chosen)] = add(int(chosen))
         elif command == "freeze":
             frozen = descendants(raylets)
             for pid in frozen:

@@ -123,23 +123,6 @@ def test_a_provider_behind_the_guard_gets_nothing_protected(
 @pytest.mark.vm
 @pytest.mark.slow
 @pytest.mark.thorough
-def test_an_agent_that_sends_nothing_is_accused_of_nothing(
-    belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
-) -> None:
-    """The control: that it read what is protected is all that is told."""
-    found = run_bank(belljar, "provider", "-T", f"keep={tmp_path}/sent.jsonl", agent="honest")
-    for sample in found["samples"]:
-        assert {each["code"] for each in sample["signals"]} - {"wall_probing"} == {
-            "protected_taken"
-        }
-        assert sample["verdict"] == "contained"
-    recorded = hits(belljar, clean_after())
-    assert not [each for each in recorded if each["place"] == "range"]
-    assert not [each for each in recorded if each["operation"] == "model.tool_calls"]
-
-
-@pytest.mark.vm
-@pytest.mark.slow
 def test_a_model_in_a_cell_reads_everything_and_the_same_leaks_are_seen(
     belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
 ) -> None:

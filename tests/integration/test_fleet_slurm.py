@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.conftest import copy_store
-from tests.integration.fleets import Fleet, keys_of, kill_all, lines_until, nothing_runs
+from tests.integration.fleets import Fleet, keys_of, lines_until, nothing_runs
 from tests.integration.processes import wait_for
 from tests.integration.slurm_cluster import missing, slurm
 from tests.machine import PATIENCE_S
@@ -41,8 +42,12 @@ def test_kill_reaches_a_busy_node(fleet: Fleet, tmp_path: Path) -> None:
     words = ("seconds=600", f"hold={hold.with_suffix('')}", "count=2")
     with fleet.start_run(*(part for word in words for part in ("-T", word))) as process:
         wait_for(lambda: not hold.exists(), "the held sample", within_s=PATIENCE_S)
-        rows = kill_all(fleet, process, [home.name for home in fleet.homes])
-    assert rows.get("s1") != "contained"
+        killed = fleet.belljar("kill", "--all", "--fleet", fleet.address)
+        assert all(f"{home.name}: killed" in killed for home in fleet.homes), killed
+        out, errors = process.communicate(timeout=600)
+    assert process.returncode == 2, errors  # nothing is tried again
+    verdicts = {each["sample"]: each["verdict"] for each in json.loads(out)["samples"]}
+    assert verdicts.get("s1") != "contained"
     assert nothing_runs(fleet)
     (run,) = (fleet.head / "runs").iterdir()
     named = {home.name: local_fingerprint(home) for home in fleet.homes}

@@ -59,26 +59,6 @@ def test_what_the_client_hello_hides(gateway: Gateway) -> None:
     assert SECRET in hello.content
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> None:
-    """Early data that was not agreed to, a handshake that is not gone on with: in any piece."""
-    out = ssl.MemoryBIO()
-    context = ssl.create_default_context(cafile=str(gateway.authority))
-    engine = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="shop.example")
-    with pytest.raises(ssl.SSLWantReadError):
-        engine.do_handshake()
-    early = b"\x17\x03\x03" + len(SECRET).to_bytes(2, "big") + SECRET
-    with gateway.connect("tls") as sock:
-        sock.sendall(out.read() + (early if pieces == 1 else b""))
-        if pieces == 2:
-            sock.recv(65536)
-            sock.sendall(early)
-        sock.shutdown(socket.SHUT_WR)
-        read_all(sock)
-    gateway.owner.first(Kind.NETWORK_TLS, verdict="refused")
-    assert SECRET in kept(gateway)
-
-
 @pytest.mark.promise("5.4")
 def test_a_handshake_that_is_none(gateway: Gateway) -> None:
     """Plain HTTP on a TLS port: refused, and all of it on record."""
@@ -96,18 +76,6 @@ def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
         sock.sendall(b"\r\n\r\n")
         read_all(sock)
     assert SECRET in kept(gateway)
-
-
-def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
-    """A client that sends on until it hears of the 413 is not refused twice; its bytes are kept."""
-    head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999\r\n\r\n"
-    with secure(gateway) as sock, contextlib.suppress(OSError):
-        sock.sendall(head)
-        for _ in range(64):
-            sock.sendall(bytes(1 << 16))
-        read_all(sock)
-    gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED, status=413)
-    assert [item["reason"] for item in gateway.owner.of(Kind.NETWORK_HTTP)] == [""]
 
 
 @pytest.mark.promise("5.4")

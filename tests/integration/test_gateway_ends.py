@@ -24,19 +24,6 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
         yield found
 
 
-def test_a_gateway_in_the_midst_of_nothing_has_nothing_to_tell(gateway: Gateway) -> None:
-    """Connections that are open, and one that waits for its next request, are no news."""
-    with contextlib.ExitStack() as stack:
-        *_, sock = (stack.enter_context(gateway.connect("http")) for _ in range(4))
-        sock.sendall(GET)
-        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        assert gateway.owner.end().data["unreported"] == 0
-        assert gateway.process.wait(20) == 0
-        kinds = [event.kind for event in gateway.owner.events]
-        assert kinds.count(Kind.NETWORK_CONNECTION) == 4  # their begin
-        assert len(kinds) == 6
-
-
 def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
     """An owner who acknowledges nothing more holds the end up for no longer than he allows."""
     gateway.owner.hold()

@@ -102,16 +102,6 @@ def test_a_stream_is_bounded(gateway: Gateway) -> None:
     assert opened(gateway) == 2
 
 
-def test_an_address_without_a_stand_in_is_reset(gateway: Gateway) -> None:
-    """The rules refuse it before; here it is refused again, on record."""
-    for protocol, address in (("http", "127.0.77.50"), ("smtp", SHOP), ("http", MAIL)):
-        with pytest.raises(ConnectionResetError):
-            _talk(gateway, protocol, address)
-    for reason in ("no name has this address", "the stand-in does not have this port"):
-        gateway.owner.first(Kind.NETWORK_STREAM, reason=reason)
-    assert all(item["reason"] for item in gateway.owner.of(Kind.NETWORK_STREAM))
-
-
 @pytest.mark.promise("4.5")
 def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
     """One more than the bound is reset at once, counted, and changes nothing for those open."""

@@ -15,26 +15,21 @@ from belljar.ledger.verification import verify
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
 
-FORGERIES = {
-    "a frame longer than allowed": b"\xff\xff\xff\xff\x12\0\0\0\x01\0\0\0",
-    "a type that is none": b"\0\0\0\0\x7f\0\0\0\x01\0\0\0",
-    "a reserved field in use": b"\0\0\0\0\x12\0\x01\0\x01\0\0\0",
-    "output of a command that is not there": b"\x02\0\0\0\x12\0\0\0\xff\xff\0\0\x01x",
-}
+# Output of a command that is not there.
+FORGERY = b"\x02\0\0\0\x12\0\0\0\xff\xff\0\0\x01x"
 
 
 @pytest.mark.promise("7.2")
 @pytest.mark.thorough_in("trio")
-@pytest.mark.parametrize("forgery", FORGERIES)
-async def test_malformed_frames_end_the_cell(
-    forgery: str, vm_home: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_malformed_frame_ends_the_cell(
+    vm_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every call ends with the cell's error; it is destroyed, and the record verifies."""
     received = SocketPipe.receive
     hostile = False
 
     async def receive(self: SocketPipe, max_bytes: int = 65536) -> bytes:
-        return FORGERIES[forgery] if hostile else await received(self, max_bytes)
+        return FORGERY if hostile else await received(self, max_bytes)
 
     monkeypatch.setattr(SocketPipe, "receive", receive)
     with start_run("exec", None, ["hostile"], home=vm_home) as run:

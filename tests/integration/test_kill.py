@@ -34,7 +34,6 @@ OWNERS = [
     *(("container", owner_is) for owner_is in ("well", "dead", "stopped")),
     ("gvisor", "well"),
     ("microvm", "dead"),
-    *(pytest.param(tier, "stopped", marks=pytest.mark.thorough) for tier in ("gvisor", "microvm")),
 ]
 
 
@@ -120,37 +119,18 @@ def test_a_cell_is_killed_whatever_its_owner_does(
 
 
 @pytest.mark.promise("6.3")
-@pytest.mark.parametrize("tier", ["container", "microvm"])
-@pytest.mark.thorough_in("container")
-def test_a_range_ends_whole(belljar: Belljar, tmp_path: Path, tier: str) -> None:
-    """Named by its cell, with an owner that hangs: gateway, supervisor, wire and cell are gone."""
-    with an_owner(belljar, policy_of(tmp_path, tier, NETWORK)) as (process, entries):
+def test_a_range_ends_whole(belljar: Belljar, tmp_path: Path) -> None:
+    """Named by its cell, with an owner that hangs: gateway, supervisor and cell are gone."""
+    with an_owner(belljar, policy_of(tmp_path, "container", NETWORK)) as (process, entries):
         process.send_signal(signal.SIGSTOP)
         (cell,) = (entry for entry in entries if entry.kind == "cell")
         said = killed(belljar, cell.cell_id)
-        assert {one["kind"] for one in said["cells"]} == {"range", "cell"} | (
-            {"wire"} if tier == "microvm" else set()
-        )
+        assert {one["kind"] for one in said["cells"]} == {"range", "cell"}
         assert belljar.leftovers() == []
         wait_for(lambda: processes_of(entries) == [], "the end of its processes")
         process.send_signal(signal.SIGCONT)
         _, err = process.communicate(timeout=PATIENCE_S)
         assert b"killed by the operator" in err
-
-
-@pytest.mark.promise("6.3")
-def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
-    """Both prove the same end, and whoever waits is told one of both reasons."""
-    with an_owner(belljar, policy_of(tmp_path, "container")) as (process, entries):
-        process.send_signal(signal.SIGSTOP)
-        killers = [
-            belljar.start("kill", "--all", "--json", "--reason", name) for name in ("one", "two")
-        ]
-        for killer in killers:
-            out, err = killer.communicate(timeout=PATIENCE_S)
-            assert killer.returncode == 0, out + err
-        assert belljar.leftovers() == []
-        wait_for(lambda: processes_of(entries) == [], "the end of its processes")
 
 
 @pytest.mark.promise("6.4")
@@ -173,32 +153,24 @@ async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
 @pytest.mark.promise("6.4")
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
-@pytest.mark.parametrize(
-    ("tier", "phase"),
-    [
-        *(("container", phase) for phase in ("journalled", "running")),
-        pytest.param("microvm", "running", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize("step", ["write", "update"])
 async def test_a_cell_that_is_made_meanwhile_is_refused(
-    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, phase: str
+    vm_home: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The hold comes when it is in the journal, or runs: no command is ever started."""
-    policy = policy_of(tmp_path, tier)
-    async with open_cell(policy, home=vm_home):
+    async with open_cell("low", home=vm_home):
         pass  # what cells share is made
-    name = {"journalled": "write", "running": "update"}[phase]
-    real = getattr(Journal, name)
+    real = getattr(Journal, step)
 
     def then_hold(journal: Journal, *args: object, **fields: object) -> object:
         result = real(journal, *args, **fields)
         hold(vm_home, "now")
         return result
 
-    monkeypatch.setattr(Journal, name, then_hold)
+    monkeypatch.setattr(Journal, step, then_hold)
     try:
         with pytest.raises(HostError, match="now"):
-            async with open_cell(policy, home=vm_home):
+            async with open_cell("low", home=vm_home):
                 raise AssertionError("it was opened")
     finally:
         release(vm_home)

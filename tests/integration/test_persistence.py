@@ -1,4 +1,4 @@
-"""Two dozen samples (in slow tiers fewer, fifty when thorough) that each try to leave something for the next, one after
+"""A dozen samples (in slow tiers fewer, fifty when thorough) that each try to leave something for the next, one after
 the other and side by side: nothing carries over."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ tier: {tier}
 user: root
 resources: {{memory: 256MiB, disk: 64MiB, processes: 64, exec_timeout: 300s, lifetime: 30m}}
 """
-SAMPLES = {"container": 24, "gvisor": 9, "microvm": 6}
+SAMPLES = {"container": 12, "gvisor": 4, "microvm": 3}
 SAMPLES_WHEN_THOROUGH = 50
 SIDE_BY_SIDE = 3
 # What every tier lets its workload leave. The rest (keys, host name, kernel's values, …) a tier may

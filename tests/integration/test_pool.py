@@ -1,4 +1,4 @@
-"""Cells made ahead, in every tier: each is a whole cell in record and proof, is had by one taker,
+"""Cells made ahead: each is a whole cell in record and proof, is had by one taker,
 and dies with its owner."""
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from belljar.process import identify
 from belljar.store.journal import Journal, JournalEntry
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
-TIERS = ("container", "gvisor", "microvm")
 POLICY = (
-    "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 64MiB, processes: 64,"
-    " lifetime: 10m}}\n"
+    "belljar: 1\nrisk: low\ntier: container\nresources: {memory: 256MiB, disk: 64MiB, processes: 64,"
+    " lifetime: 10m}\n"
 )
 OWNER = """
 import sys, anyio
@@ -53,10 +52,10 @@ anyio.run(own)
 """
 
 
-def policy_of(tier: str, folder: Path) -> LoadedPolicy:
+def policy_of(folder: Path) -> LoadedPolicy:
     """A small one."""
     path = folder / "policy.yaml"
-    path.write_text(POLICY.format(tier=tier))
+    path.write_text(POLICY)
     return load_policy(path)
 
 
@@ -81,12 +80,11 @@ async def standing(pool: Pool, home: Path, *taken: Cell) -> JournalEntry:
 @pytest.mark.promise("3.4")
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
-@pytest.mark.parametrize("tier", TIERS)
-async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path: Path) -> None:
+async def test_a_cell_made_ahead_is_a_whole_cell(home: Path, tmp_path: Path) -> None:
     """Taken by one, with the right time in it; a dead one is given to nobody; what nobody took is
     destroyed; all of it on record, with proof."""
-    with start_run("test", tier, []) as run:
-        async with open_pool(policy_of(tier, tmp_path), run=run) as pool:
+    with start_run("test", "low", []) as run:
+        async with open_pool(policy_of(tmp_path), run=run) as pool:
             assert await pool.filled() == 1
             async with pool.cell() as first:
                 before_s = time.time()
@@ -132,7 +130,7 @@ async def test_a_cell_in_the_making_that_is_killed(home: Path, tmp_path: Path) -
     """By its id: it ends with proof and is given to nobody, the record says why, and the pool makes
     another for the next."""
     with start_run("test", "low", []) as run:
-        async with open_pool(policy_of("container", tmp_path), run=run) as pool:
+        async with open_pool(policy_of(tmp_path), run=run) as pool:
             while not (ids := [e.cell_id for e in Journal(home).entries() if e.kind == "cell"]):
                 await anyio.lowlevel.checkpoint()
             (named,) = ids
@@ -152,7 +150,7 @@ async def test_a_cell_in_the_making_that_is_killed(home: Path, tmp_path: Path) -
 def test_cells_made_ahead_die_with_their_owner(home: Path, tmp_path: Path) -> None:
     """Its SIGKILL ends the cell that was taken and the one that stands; reaping removes what is
     left, and the ledger verifies up to there."""
-    policy_of("container", tmp_path)
+    policy_of(tmp_path)
     before = set((home / "journal").glob("*")) if (home / "journal").is_dir() else set()
     argv = [sys.executable, "-c", OWNER, str(tmp_path / "policy.yaml")]
     with subprocess.Popen(

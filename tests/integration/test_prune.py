@@ -30,8 +30,7 @@ def uses(home: Path, kind: str) -> list[str]:
 
 @pytest.mark.promise("6.5")
 @pytest.mark.parametrize(
-    ("tier", "kinds"),
-    [("container", ("tree", "root")), ("gvisor", ("root",)), ("microvm", ("template", "root"))],
+    ("tier", "kinds"), [("container", ("tree", "root")), ("microvm", ("template", "root"))]
 )
 async def test_a_living_cell_holds_what_it_was_made_from(
     tier: str, kinds: Sequence[str], vm_home: Path

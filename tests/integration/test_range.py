@@ -30,7 +30,6 @@ from tests.integration.as_user import (
 from tests.integration.handed_groups import handed_groups
 from tests.integration.processes import wait_for
 from tests.integration.range_programs.groups import controllers
-from tests.integration.range_programs.ordinary import SCANNED
 from tests.machine import PATIENCE_S, public_folder
 
 from belljar.host.tools import MAPPERS
@@ -47,9 +46,9 @@ CUT_OFF = ("OSError 101", "ConnectionRefusedError 111", "TimeoutError None")
 
 
 # One process of each plays all of a batch, one after the other; any other scenario has its own.
-_ROOTS = "talk rates shut_in changed rules killed hang deaf many broken flood scan"
+_ROOTS = "talk shut_in changed rules killed hang deaf many broken flood"
 _ENDS = "silent in_progress end_full_record heavy last_words late downloads uploads between"
-_USERS = "talk rates shut_in changed killed"
+_USERS = "talk shut_in killed"
 BATCHES = {True: (_ROOTS.split(), _ENDS.split()), False: (_USERS.split(),)}
 
 
@@ -288,6 +287,7 @@ def test_changed_rules_end_the_range(who: Who) -> None:
 
 
 @pytest.mark.promise("2.5")
+@pytest.mark.thorough_in("user")
 def test_what_else_stands_in_its_namespace_is_looked_at_too(who: Who) -> None:
     """A route, a rule of routing, a setting, or the other end of a port that is changed by hand:
     the next look says which, and it is a breach.
@@ -335,7 +335,7 @@ def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
     ((error, what),) = shouted["deaths"]
     assert (shouted["told"], error, len(what) < 10_000) == (True, "CellError", True)
     for victim, of_victim in seen.items():
-        hangs = f"the range's {victim} hangs: it has sent nothing for 5 s$"
+        hangs = f"the range's {victim} hangs: it has sent nothing for 3 s$"
         assert_dead(of_victim, "CellError", hangs)
     assert list((who.home / "journal").glob("r-*")) == []
 
@@ -360,8 +360,9 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
 
 
 @pytest.mark.promise("2.6")
+@pytest.mark.parametrize("who", ["user"], indirect=True)
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
-    """SIGKILL to the owner: fork server, supervisors and gateways die by themselves, and the next
+    """SIGKILL to the owner (root's: `test_range_crash_points`): fork server, supervisors and gateways die by themselves, and the next
     start finds two entries and nothing else.
     """
     who = fresh(who)
@@ -398,12 +399,12 @@ def _none_of(processes: list[ProcessId]) -> Callable[[], bool]:
 
 @pytest.mark.promise("3.3")
 @pytest.mark.thorough_in("user")
-def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
-    """Twenty ranges share one fork server alone: each cell gets its own gateway, no neighbour's."""
+def test_many_at_once_and_none_reaches_another(who: Who) -> None:
+    """Ranges share one fork server alone: each cell gets its own gateway, no neighbour's."""
     seen = who.run("many")
     assert [
         (re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]
-    ] == [(True, "ConnectionRefusedError 111")] * 20
+    ] == [(True, "ConnectionRefusedError 111")] * 8
     assert seen["unproven"] == []
     assert (
         seen["fork_servers"],
@@ -445,30 +446,6 @@ def test_a_guest_that_floods_the_record_ends_its_range(who: Who) -> None:
     assert (limit["limit"], limit["value"]) == ("range_record", 1 << 20)
 
 
-@pytest.mark.thorough_in("user")
-def test_a_scan_of_many_ports_is_counted_whole_and_told_in_few_words(who: Who) -> None:
-    """16,383 knocks: every one that its own port's queue had room for is in the counters, and the
-    record has the first hundred of each reason and sums.
-    """
-    seen = who.run("scan")
-    assert_gone(seen)
-    counters = seen["counters"]
-    answered = 2  # at most: the last of them may have been over the rate
-    knocks = SCANNED - 1
-    assert knocks - answered <= counters["port"] + counters["rate"] + seen["unsent"] <= knocks
-    assert seen["unsent"] < knocks * 3 // 4
-    assert counters["logs_lost"] == 0
-    assert seen["events"] < 250
-    assert 200 < seen["packets"] <= knocks
-
-
-def test_a_flood_is_refused_by_its_rate(who: Who) -> None:
-    """Of 40 connections and 40 queries at once, no more than the burst and a moment's get by."""
-    seen = who.run("rates")
-    assert_gone(seen)
-    assert all(30 <= over <= 35 for over in seen["over"]), seen["over"]
-
-
 # ---- control groups: root's as this host has them, a user's those that root hands out
 
 
@@ -503,19 +480,3 @@ def test_a_range_s_processes_are_in_groups_of_its_own(grouped: Who) -> None:
     assert seen["counters"]["oom_kills"] >= 1
     assert seen["counters"]["memory_peak_bytes"] <= 97 << 20
     assert both["no_groups"] == {"error": "HostError", "journal": []}
-
-
-@pytest.mark.promise("2.6")
-def test_groups_of_a_range_whose_owner_was_killed_are_reaped(tmp_path: Path) -> None:
-    """As a cell's: the journal names them before they are made."""
-    if "memory" not in controllers():
-        pytest.skip("root can make no control groups here")
-    with Who(None, tmp_path).start("held_groups") as process:
-        assert process.stdout is not None
-        groups = [Path(line) for line in process.stdout.readline().decode().split()]
-        assert groups
-        assert all(group.is_dir() for group in groups)
-        process.kill()
-    (reaped,) = reap_now(tmp_path)
-    assert not reaped.remaining
-    assert not any(group.exists() for group in groups)

@@ -20,7 +20,7 @@ from tests.integration.range_programs.between import (
     RESET,
     UNNAMED,
 )
-from tests.integration.range_programs.record import RECORD_BYTES, SECRETS
+from tests.integration.range_programs.record import SECRETS
 from tests.integration.test_range import Who, assert_gone, installed, who
 
 from belljar.network.gateway.config import Bounds
@@ -36,18 +36,15 @@ as_root = pytest.mark.parametrize("who", ["root"], indirect=True)
 @as_root
 def test_who_says_no_last_word_ends_its_range_no_later(who: Who) -> None:
     """The supervisor has the last packets, logs and counts: without them the range has failed,
-    whatever was seen before. A gateway that is stopped, and one that ends without a last word, is
-    waited for no longer than the bound, and counted as evidence that is missing. One that says it
-    unasked is not ours any more."""
+    whatever was seen before. A gateway that is stopped is waited for no longer than the bound, and
+    counted as evidence that is missing."""
     seen = who.run("silent")
-    for part in (seen["supervisor"], *seen["gateways"]):
+    for part in seen.values():
         assert_gone(part)
     assert seen["supervisor"]["deaths"] == [["CellError", "the range's supervisor does not answer"]]
     ended = ["range.destroying", "range.failed", "range.destroyed"]
     assert seen["supervisor"]["kinds"][-3:] == ended
-    assert [(each["unreported"], each["deaths"]) for each in seen["gateways"]] == [(1, [])] * 2
-    unasked = "the gateway broke its protocol: it has ended without a request"
-    assert seen["unasked"]["deaths"] == [["ProtocolViolation", unasked]]
+    assert (seen["gateway"]["unreported"], seen["gateway"]["deaths"]) == (1, [])
 
 
 @pytest.mark.promise("5.4")
@@ -120,7 +117,7 @@ def test_no_cell_sends_faster_than_it_is_recorded(who: Who) -> None:
     seen = who.run("heavy")
     assert_gone(seen)
     counters = seen["counters"]
-    assert seen["taken"] == 32 << 20
+    assert seen["taken"] == 8 << 20
     assert (seen["taken"] - (1 << 20)) / seen["sent_s"] <= seen["line_bytes_per_s"] <= 32 << 20
     assert counters["udp"] + counters["rate"] == seen["burst"]
     assert counters["packets_recorded"] > seen["burst"]
@@ -135,8 +132,7 @@ def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> 
     beyond the rate of logging make up what the rules counted, which is what the host's own tool
     says and what was sent.
     """
-    rounds = who.run("last_words")["rounds"]
-    *_, few, few_half_way, stopped, stopped_half_way = rounds
+    few, stopped = rounds = who.run("last_words")["rounds"]
     for seen in rounds:
         assert seen["deaths"] == []
         assert seen["told"] + seen["logs_lost"] + seen["only_counted"] == seen["counted"], seen
@@ -145,8 +141,7 @@ def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> 
             seen["counted"] > seen["sent"] if seen["goes_on"] else seen["counted"] == seen["sent"]
         ), seen
         assert seen["events"] < 250, seen
-    assert min(few["only_counted"], few_half_way["only_counted"]) > 100
-    assert min(stopped["logs_lost"], stopped_half_way["logs_lost"]) > 100
+    assert min(few["only_counted"], stopped["logs_lost"]) > 100
 
 
 @pytest.mark.promise("5.4")
@@ -165,12 +160,11 @@ def test_frames_are_recorded_while_the_owner_is_late(who: Who) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_downloads_of_many_times_its_size_fit(who: Who) -> None:
-    """Forty times the bound by HTTP, as package managers do: all that the cell sent is kept."""
+    """Ten times the bound by HTTP, as package managers do: all that the cell sent is kept."""
     seen = who.run("downloads")
     assert_gone(seen)
     assert seen["said"] == ""
     assert seen["counters"]["packets_not_recorded"] == 0
-    assert RECORD_BYTES * 40 <= 10 * 20 * 200_000 + RECORD_BYTES * 2
 
 
 @pytest.mark.promise("5.4")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,10 +14,8 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import certifi
 import pytest
 from tests.integration.processes import wait_for
-from tests.integration.test_oci import busy_sealing
 from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
@@ -26,7 +23,6 @@ from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
 from belljar.cell.ranges import RANGES
-from belljar.cell.task_data import BUNDLE
 from belljar.channel import ExecOutput
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Kind
@@ -40,7 +36,6 @@ from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport, Verdict, Witness
 from belljar.probe.run import probe_cell
-from belljar.process import ProcessId, is_alive
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 TIERS = ("container", "gvisor", "microvm")
@@ -78,7 +73,7 @@ OWN = "  own_cell: {names: [me.example], ports: [7000]}\n"
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One loop, unless a test asks for both: these are dear."""
+    """One loop: these are dear."""
     return "asyncio"
 
 
@@ -161,8 +156,6 @@ QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
 
 
 @pytest.mark.promise("5.4")
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-@pytest.mark.thorough_in("trio")
 async def test_no_question_to_the_model_outlives_its_range(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +216,7 @@ async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path) -
 
 @pytest.mark.promise("2.5", "5.4")
 @pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.thorough_in("microvm")
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
     """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port
     alone; no other name, address or port. All on record, and the cell is contained all the
@@ -290,11 +284,9 @@ async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:
 
 
 @pytest.mark.promise("2.5")
-@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-@pytest.mark.thorough_in("trio")
 async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
     """A stand-in of kind `python`: the app runs in a target cell, by a server that is packed here,
-    with the author's files beside it; in either event loop."""
+    with the author's files beside it."""
     (tmp_path / "app" / "inner").mkdir(parents=True)
     (tmp_path / "app" / "inner" / "words.txt").write_text("from a file")
     (tmp_path / "app" / "main.py").write_text(
@@ -332,122 +324,6 @@ async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
         with pytest.raises(CellError, match=r"(?s)odd.*no-such-program.*No such file"):
             async with open_cell(policy_of(tmp_path, target), run=run):
                 pytest.fail("it was opened")
-
-
-@pytest.mark.promise("2.5", "3.3")
-async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
-    """Neither by name nor by address: what listens in one is refused to the other, though both
-    serve the same names, each its own. Who trusts a range's authority: its own cells, and neither a
-    cell of the other range, this one also when it is over, nor any file in which this host looks
-    for authorities, nor the image's unpacked tree."""
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    one = policy_of(tmp_path / "one", SHOP, DEPOT)
-    two = policy_of(tmp_path / "two", SHOP.replace("hello from the shop", "hello from the other"))
-    async with recorded("two") as run, open_range(two, run=run) as second:
-        async with open_range(one, run=run) as first:
-            await answers_itself_alone(first.cell, second.cell)
-            ours, theirs = (certificate_of(opened) for opened in (first, second))
-            for opened, held, foreign in ((first, ours, theirs), (second, theirs, ours)):
-                assert BUNDLE in await files_with(opened.cell, held)
-                assert await files_with(opened.cell, foreign) == []
-            assert await anyio.to_thread.run_sync(trusting, home, ours, theirs) == []
-        assert await files_with(second.cell, ours) == []
-
-
-async def answers_itself_alone(first: Cell, second: Cell) -> None:
-    """Each gets its own, and nothing of the other's."""
-    resolved = await first.exec(["getent", "ahostsv4", "depot.example"])
-    address = resolved.stdout.split()[0].decode()
-    assert await text(first, f"http://{address}:8080/greeting.txt") == "good morning"
-    assert (await curl(second, f"http://{address}:8080/greeting.txt")).returncode == REFUSED
-    assert (await curl(second, "http://depot.example:8080/")).returncode == NO_SUCH_NAME
-    assert await text(first, "https://shop.example/") == "hello from the shop"
-    assert await text(second, "https://shop.example/") == "hello from the other"
-
-
-def certificate_of(opened: Range) -> bytes:
-    """The range's, DER."""
-    assert opened.network is not None
-    return ssl.PEM_cert_to_DER_cert(opened.network.certificate.decode())
-
-
-async def files_with(cell: Cell, certificate: bytes) -> list[str]:
-    """Those in a cell that hold a certificate as PEM."""
-    argv = ["grep", "-rlsF", "--", mark_of(certificate).decode()]
-    folders = ["/etc", "/usr", "/root", "/home", "/tmp"]
-    found = await cell.exec([*argv, *folders], timeout_s=PATIENCE_S)
-    return found.stdout.decode().split()
-
-
-HOST_STORES = (
-    *("/etc/ssl", "/etc/pki", "/etc/ca-certificates"),
-    *("/usr/share/ca-certificates", "/usr/local/share/ca-certificates"),
-)
-
-
-def trusting(home: Path, *certificates: bytes) -> list[Path]:
-    """Files of this host's trust stores and unpacked images that hold one, as PEM or DER."""
-    stores = [ssl.get_default_verify_paths().openssl_capath, *HOST_STORES]
-    roots = [*map(Path, stores), Path(certifi.where()).parent, home / "trees"]
-    found = (file for root in roots for file in root.rglob("*") if not file.is_symlink())
-    small = (file for file in found if file.is_file() and file.stat().st_size < 1 << 20)
-    files = {file: file.read_bytes() for file in small}
-    known = re.findall(
-        r"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----", certifi.contents()
-    )
-    # What is there is found, here and in the image.
-    places = (place for pem in known for place in holding(files, ssl.PEM_cert_to_DER_cert(pem)))
-    assert next(places).is_file()
-    assert any(place.is_relative_to(home) for place in places)
-    return [file for certificate in certificates for file in holding(files, certificate)]
-
-
-def holding(files: Mapping[Path, bytes], certificate: bytes) -> list[Path]:
-    """Those that hold it, as PEM or DER."""
-    marks = (certificate, mark_of(certificate))
-    return [file for file, content in files.items() if any(mark in content for mark in marks)]
-
-
-def mark_of(certificate: bytes) -> bytes:
-    """A line of its PEM that no other's has: of its signature."""
-    return ssl.DER_cert_to_PEM_cert(certificate).splitlines()[-3].encode()
-
-
-async def test_a_start_that_is_tried_again_has_its_port(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The port that the first attempt took with it is made anew: the cell reaches the stand-in, and
-    the range stays sound."""
-    policy = policy_of(tmp_path, SHOP)
-    async with recorded("again") as run:
-        async with open_cell(policy, run=run):
-            pass  # the runtimes have been proven now
-        attempts = busy_sealing(monkeypatch, 2)
-        async with open_range(policy, run=run) as opened:
-            assert await text(opened.cell, "https://shop.example/") == "hello from the shop"
-            assert attempts == [1, 2, 3]
-            report = await probed(opened, recorder=run.recorder)
-    assert report.verdict is Verdict.CONTAINED
-
-
-async def test_one_parent_for_all_ranges_of_a_run(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also for those that come when no other lives: nothing is imported twice. It ends with it."""
-    # Another name of the store: its own has a parent for all tests
-    (tmp_path / "store").symlink_to(home)
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    async with recorded("parent") as run:
-        parents = []
-        for _ in range(2):
-            async with open_range(policy_of(tmp_path, SHOP), run=run) as opened:
-                assert opened.network is not None
-                entry = json.loads((home / "journal" / f"{opened.network.id}.json").read_text())
-                parents.append(ProcessId(**entry["supervisor"]))
-        assert parents[0] == parents[1]
-        assert is_alive(parents[0])
-    assert not is_alive(parents[0])
 
 
 @pytest.mark.promise("2.5")

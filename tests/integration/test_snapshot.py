@@ -189,7 +189,7 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("tier", ["container", "gvisor"])
+@pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_files_of_a_container(vm_home: Path, tier: str) -> None:
     """All that was made, changed and removed, with owners, modes, times and links, and no more than
     that; the fork has names and random numbers of its own. One whose disk is too small, and files that were changed on

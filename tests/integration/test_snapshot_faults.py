@@ -26,6 +26,7 @@ from belljar.ledger.rundir import RunDirectory
 from belljar.store.journal import Journal
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
+FILES = {**POLICY, "tier": "container"}
 
 
 def flip(path: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_kill_during_a_fork_ends_it(vm_home: Path) -> None:
     async def look() -> Path:
         with start_run("test", None, [], home=vm_home) as run:
             try:
-                async with open_cell(POLICY, run=run, home=vm_home) as cell:
+                async with open_cell(FILES, run=run, home=vm_home) as cell:
                     await fork_and_kill(cell, run)
             except BelljarError:
                 pass  # the end of the killed cell says so, too
@@ -96,12 +97,11 @@ def test_a_kill_during_a_fork_ends_it(vm_home: Path) -> None:
     assert not [line for line in lines if line.kind is Kind.CELL_FORKED]
 
 
-@pytest.mark.parametrize("tier", ["container", "microvm"])
-def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path, tier: str) -> None:
+def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
     """Nothing of the snapshot is left, and the next one, with room, is whole."""
 
     async def look() -> None:
-        async with open_cell({**POLICY, "tier": tier}, home=vm_home) as cell:
+        async with open_cell(FILES, home=vm_home) as cell:
             await said(cell, "head -c 24M /dev/urandom > /tmp/much")
             with mounted(vm_home / "tmp", "size=16m,mode=0711"):
                 with pytest.raises(HostError):
@@ -118,10 +118,10 @@ OWNER = """
 import os, signal, sys, threading, time, anyio
 from pathlib import Path
 from belljar.cell.open import open_cell
-home, stage, policy = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
+home, policy = Path(sys.argv[1]), eval(sys.argv[2])
 
 def strike():
-    while not list((home / "tmp").glob(f"*/{stage}")):
+    while not list((home / "tmp").glob("*/state")):
         time.sleep(0.002)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -135,11 +135,10 @@ anyio.run(main)
 """
 
 
-@pytest.mark.parametrize("stage", ["state", pytest.param("memory", marks=pytest.mark.thorough)])
-def test_an_owner_killed_while_it_is_written_leaves_nothing(vm_home: Path, stage: str) -> None:
-    """While the memory is written, or once all is: the next reaping removes cell and files."""
+def test_an_owner_killed_while_it_is_written_leaves_nothing(vm_home: Path) -> None:
+    """The next reaping removes cell and files."""
     before = scratch_of(vm_home)
-    words = [sys.executable, "-c", OWNER, str(vm_home), stage, repr(POLICY)]
+    words = [sys.executable, "-c", OWNER, str(vm_home), repr(POLICY)]
     died = subprocess.run(words, check=False, timeout=300)
     assert died.returncode == -signal.SIGKILL
     assert [*scratch_of(vm_home)] != before

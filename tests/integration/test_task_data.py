@@ -1,4 +1,4 @@
-"""What a compose file gives its cells besides their images, in real cells of two tiers."""
+"""What a compose file gives its cells besides their images, in real cells."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 POLICY = """\
 belljar: 1
 risk: low
-tier: {tier}
-resources: {{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}
+tier: container
+resources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}
 """
 COMPOSE = """
 include: [../shared/web.yaml]
@@ -76,18 +76,16 @@ async def said(cell: Cell, command: str) -> str:
 
 @pytest.mark.promise("1.5", "1.7")
 @pytest.mark.anyio
-@pytest.mark.parametrize("tier", ["container", "gvisor"])
-@pytest.mark.thorough_in("trio", "gvisor")
+@pytest.mark.thorough_in("trio")
 async def test_a_tasks_files_and_names_are_in_its_cells(
-    home: Path, task: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+    home: Path, task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they would be in containers; nothing that a cell writes comes back."""
-    (task / "low.yaml").write_text(POLICY.format(tier=tier))
+    (task / "low.yaml").write_text(POLICY)
     monkeypatch.setenv("BELLJAR_POLICY", str(task / "low.yaml"))
     loaded = load(as_config(str(task / "compose.yaml")))
     with start_run("test", "data", [], home=home) as run:
         async with open_cell(loaded, run=run, home=home) as cell:
-            assert cell.tier == tier
             assert (
                 await said(cell, "cat /etc/profile.d/link; ls -A /etc/profile.d")
                 == "of the applink\nsub"
@@ -148,7 +146,7 @@ def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
     before any begins. The work directory is made, and a command in words is split as Compose does."""
     (tmp_path / "compose.yaml").write_text(OF_SAMPLE)
     (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "low.yaml").write_text(POLICY.format(tier="container"))
+    (tmp_path / "low.yaml").write_text(POLICY)
     for name in ("first", "second"):
         (tmp_path / "challenges" / name).mkdir(parents=True)
         (tmp_path / "challenges" / name / "flag").write_text(f"flag of {name}")

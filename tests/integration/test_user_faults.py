@@ -6,20 +6,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, kinds
+from tests.integration.as_user import UsersBelljar, kinds
 from tests.machine import PATIENCE_S
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 EXEC = ("exec", "low", "--tier", "container", "--", "true")
-RANGE = (
-    "belljar: 1\nrisk: low\nnetwork:\n  stand_ins:\n    a: {kind: http, names: [a.example], routes:"
-    " [{path: /}]}\n"
-)
 # As a user's own program does it: in a user namespace in which nobody may make another.
 NO_NAMESPACES = (
     *("unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c"),
@@ -29,18 +24,6 @@ NO_NAMESPACES = (
     ),
     "sh",
 )
-
-
-@pytest.fixture
-def with_a_range(user: UsersBelljar) -> Sequence[str]:
-    """`belljar exec` of a policy with a network, whose libraries are installed for the user."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    copy_distributions([*extras["network"], *extras["stand-ins"]], user.libraries)
-    policy = user.home.parent / "range.yaml"
-    policy.write_text(RANGE)
-    policy.chmod(0o644)
-    return ("exec", str(policy), "--", "true")
 
 
 def on_a_host(
@@ -71,30 +54,18 @@ def refused(
     return said
 
 
-@pytest.fixture
-def without_ids(tmp_path: Path) -> Sequence[str]:
-    """Neither in /etc/subuid nor in /etc/subgid."""
+@pytest.mark.promise("1.3")
+def test_without_subordinate_ids(grouped: UsersBelljar, tmp_path: Path) -> None:
+    """A container by name: the command that gives them. A low risk is planned for a virtual
+    machine, and the plan says why."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
-    return [f"mount --bind {empty} {path}" for path in ("/etc/subuid", "/etc/subgid")]
-
-
-@pytest.mark.promise("1.3")
-def test_without_subordinate_ids(
-    grouped: UsersBelljar, with_a_range: Sequence[str], without_ids: Sequence[str]
-) -> None:
-    """A container by name, and a range in whatever tier: the command that gives them. A low risk
-    runs in a virtual machine, and the plan says why."""
+    without_ids = [f"mount --bind {empty} {path}" for path in ("/etc/subuid", "/etc/subgid")]
     assert "usermod --add-subuids" in refused(grouped, *without_ids)
-    said = refused(grouped, *without_ids, command=with_a_range)
-    assert "a range's network needs ids of its own: " in said
-    assert "usermod --add-subuids" in said
     shown = on_a_host(grouped, grouped.argv("plan", "low", "--json"), *without_ids)
     plan = json.loads(shown.stdout)
     assert plan["tier"] == "microvm"
     assert any("subordinate ids" in warning for warning in plan["warnings"])
-    ran = on_a_host(grouped, grouped.argv("exec", "low", "--", "true"), *without_ids)
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_mappers_that_are_missing_or_may_do_nothing(
@@ -119,7 +90,6 @@ def test_without_control_groups(user: UsersBelljar) -> None:
     plan = json.loads(user("plan", "low", "--json").stdout)
     assert plan["tier"] == "microvm"
     assert "not handed to this user" in " ".join(plan["warnings"])
-    assert user("exec", "low", "--", "true").returncode == 0
     said = refused(user)
     if facts["cgroup"]["version"] == "v2":
         assert "systemd-run --user --scope -p Delegate=yes" in said
@@ -142,13 +112,13 @@ def as_told(user: UsersBelljar, said: str) -> None:
 
 
 @pytest.mark.promise("1.3")
-def test_without_user_namespaces(user: UsersBelljar, with_a_range: Sequence[str]) -> None:
-    """Doctor, each tier and a range name the switch; nothing weaker is used instead."""
+def test_without_user_namespaces(user: UsersBelljar) -> None:
+    """Doctor and each tier name the switch; nothing weaker is used instead."""
     shown = user.run([*NO_NAMESPACES, *user.argv("doctor", "--json")])
     found = json.loads(shown.stdout)
     assert (shown.returncode, found["ready"], found["facts"]["is_root"]) == (3, False, False)
     assert "user.max_user_namespaces" in found["facts"]["userns"]["reason"]
-    for command in (("exec", "low", "--", "true"), EXEC, with_a_range):
+    for command in (("exec", "low", "--", "true"), EXEC):
         said = refused(user, command=command, prefix=NO_NAMESPACES)
         assert "as root: sysctl -w user.max_user_namespaces=" in said
         assert "cell.planned" not in kinds(user)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,7 @@ import anyio
 import pytest
 from tests.fakes.pcapng import IN, packets
 from tests.fakes.recorder import MemoryRecorder
-from tests.integration.as_user import REPOSITORY, copy_distributions
-from tests.integration.conftest import Belljar
+from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions
 from tests.integration.microvm_owner import parts
 from tests.integration.processes import wait_for
 from tests.integration.range_programs.blows import flush
@@ -48,10 +47,9 @@ from belljar.network.owner.processes import started_fork_server
 from belljar.network.owner.range import NetworkRange
 from belljar.plan.model import MicrovmPlan
 from belljar.policy.load import load_policy
-from belljar.process import ProcessId, identify, is_alive, namespaces_of
+from belljar.process import ProcessId, identify, is_alive
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
-one_loop = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 EPERM, EACCES, EROFS, EADDRNOTAVAIL = 1, 13, 30, 99
 CELL = (
     "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{cpus: 1, memory: 256MiB,"
@@ -130,19 +128,16 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(params=["root", "user"])
-def who(request: pytest.FixtureRequest) -> Belljar:
-    """Root's command line, and that of an ordinary user with subordinate ids."""
-    if request.param == "root":
-        return request.getfixturevalue("belljar")  # type: ignore[no-any-return]
-    user = request.getfixturevalue("user")
+@pytest.fixture
+def who(user: UsersBelljar) -> UsersBelljar:
+    """An ordinary user with subordinate ids, and what stand-ins need."""
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     for name in ("network", "stand-ins"):
         copy_distributions(extras["optional-dependencies"][name], user.libraries)
-    return user  # type: ignore[no-any-return]
+    return user
 
 
-def policy_of(who: Belljar) -> tuple[str, bytes]:
+def policy_of(who: UsersBelljar) -> tuple[str, bytes]:
     """A microVM with a shop, where its user can read it, and a file of the shop's."""
     folder = who.home.parent / "policy"
     (folder / "site").mkdir(parents=True, exist_ok=True)
@@ -151,8 +146,7 @@ def policy_of(who: Belljar) -> tuple[str, bytes]:
     return str(folder / "policy.yaml"), large
 
 
-@pytest.mark.parametrize("who", ["user"], indirect=True)
-def test_what_a_guest_can_do_with_its_port(who: Belljar) -> None:
+def test_what_a_guest_can_do_with_its_port(who: UsersBelljar) -> None:
     """Transfers of 3 MiB both ways arrive whole, so do datagrams up to the MTU; the workload's root
     changes no link, forges no packet, has no IPv6. On the link are IPv4 packets from the renewed
     MAC alone."""
@@ -204,7 +198,7 @@ def known(pid: int) -> ProcessId:
     return found
 
 
-def test_an_owner_that_is_killed(who: Belljar) -> None:
+def test_an_owner_that_is_killed(who: UsersBelljar) -> None:
     """VMM, wire and all else below it end by themselves; what is in the journal is reaped."""
     policy, _ = policy_of(who)
     with who.start("exec", policy, "--", "sh", "-c", "echo up; exec sleep 600") as process:
@@ -221,6 +215,12 @@ def test_an_owner_that_is_killed(who: Belljar) -> None:
 
 
 # ---- as root, in this process
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Nothing here depends on the event loop."""
+    return "asyncio"
 
 
 class Port(RangePort):
@@ -316,7 +316,6 @@ ENDS: dict[str, Callable[[Vmm], object]] = {
 
 
 @pytest.mark.anyio
-@one_loop
 @pytest.mark.parametrize("cause", ENDS)
 async def test_the_wires_end_is_the_cells(
     vm_home: Path, made_of: Parts, port: Port, cause: str
@@ -356,7 +355,6 @@ TALK = (
 
 
 @pytest.mark.anyio
-@one_loop
 async def test_hostile_frames_from_the_link(
     vm_home: Path, made_of: Parts, port: Port, network: tuple[Scene, NetworkRange]
 ) -> None:
@@ -399,8 +397,7 @@ class NoPort(Port):
 
 
 @pytest.mark.anyio
-@one_loop
-@pytest.mark.parametrize("tier", ["microvm", "container", "gvisor"])
+@pytest.mark.parametrize("tier", ["microvm", "container"])
 async def test_a_port_that_can_not_be_attached(
     vm_home: Path,
     made_of: Parts,
@@ -449,7 +446,6 @@ class DyingPort(Port):
 
 
 @pytest.mark.anyio
-@one_loop
 async def test_a_stage_that_dies_while_it_waits(
     vm_home: Path, network: tuple[Scene, NetworkRange], tmp_path: Path
 ) -> None:
@@ -464,78 +460,3 @@ async def test_a_stage_that_dies_while_it_waits(
     links = json.loads(await anyio.to_thread.run_sync(flush, made, ["ip", "-j", "link"]))
     assert [link["ifname"] for link in links] == ["lo"], scene.layout.cell("agent")
     assert left_of(vm_home) == []
-
-
-@pytest.mark.anyio
-@one_loop
-async def test_a_guest_that_can_not_be_renewed_is_not_tried_twice(
-    vm_home: Path, made_of: Parts, port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A port is attached once: what fails after that is the cell's, not the template's."""
-
-    async def refuse(*_: object, **__: object) -> None:
-        raise CellError("no answer")
-
-    monkeypatch.setattr("belljar.channel.GuestClient.renew", refuse)
-    with pytest.raises(CellError, match="could not be renewed"):
-        async with machine(made_of, vm_home, port):
-            pytest.fail("it opened")
-    assert len(port.attached_pids) == 1
-
-
-@pytest.mark.anyio
-@one_loop
-async def test_port_and_plan_must_fit(vm_home: Path, made_of: Parts, port: Port) -> None:
-    """A machine with a device has a port, and one without has none."""
-    plan, image, kernel = made_of
-    without = replace(plan, vm=replace(plan.vm, nic=False)), image, kernel
-    for mismatched, given in ((without, port), (made_of, None)):
-        with pytest.raises(ValueError, match="a port goes with"):
-            async with machine(mismatched, vm_home, given):
-                pytest.fail("it opened")
-
-
-WAIT = """
-import sys, tempfile
-from pathlib import Path
-import anyio
-from tests.integration import test_vm_port as ports
-class Waiting(ports.Port):
-    async def attach(self, pid):
-        print(pid, flush=True)
-        await anyio.sleep_forever()
-async def main(home):
-    async with ports.Scene(home).open() as made:
-        port, recorder = Waiting(made, is_machine=False), ports.MemoryRecorder()
-        async with ports.opened("container", home, Path(tempfile.mkdtemp()), port, recorder):
-            pass
-anyio.run(main, Path(sys.argv[1]))
-"""
-
-
-def test_an_owner_that_is_killed_while_a_containers_stage_waits(belljar: Belljar) -> None:
-    """Stage, supervisor and network namespace end by themselves; the rest is reaped."""
-    argv = [sys.executable, "-c", WAIT, str(belljar.home)]
-    path = os.pathsep.join(sys.path)
-    env = belljar.environment(PYTHONPATH=path)
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=env) as process:
-        assert process.stdout is not None
-        stage = known(int(process.stdout.readline()))
-        stat = Path(f"/proc/{stage.pid}/stat").read_text().rpartition(")")[2]
-        watched = [stage, known(int(stat.split()[1]))]
-        namespace = namespaces_of(stage.pid)["net"]
-        process.kill()
-        wait_for(lambda: not any(map(is_alive, watched)), "the end of the jail")
-    wait_for(lambda: not is_in_use(namespace), "the end of the namespace")
-    reaped = belljar("reap")
-    assert reaped.returncode == 0, reaped.stderr
-    assert belljar.leftovers() == []
-
-
-def is_in_use(namespace: int) -> bool:
-    """Whether any process is in this network namespace."""
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
-        with suppress(OSError):
-            if str(link.readlink()) == f"net:[{namespace}]":
-                return True
-    return False

@@ -23,15 +23,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
-def play(name: str, folder: Path, risk: str = "low") -> tuple[Path, dict[str, Any]]:
-    """The record of a sample, which is contained, and what is said of it.
-
-    `risk`: in place of the policy's own, which asks for microVMs.
-    """
+def play(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The record of the break-in, which is contained, and what is said of it; in containers, where
+    the policy asks for microVMs."""
     example = shutil.copytree(EXAMPLE, folder / "web_range")
     policy = example / "policy.yaml"
-    policy.write_text(policy.read_text().replace("risk: high", f"risk: {risk}"))
-    argv = quick_command("run", "--json", str(example / "web_range.py"), "--sample-id", name)
+    policy.write_text(policy.read_text().replace("risk: high", "risk: low"))
+    argv = quick_command("run", "--json", str(example / "web_range.py"), "--sample-id", "break-in")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=550, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     said: dict[str, Any] = json.loads(done.stdout)
@@ -44,13 +42,10 @@ def play(name: str, folder: Path, risk: str = "low") -> tuple[Path, dict[str, An
 
 
 @pytest.mark.promise("5.4")
-@pytest.mark.parametrize("risk", ["low", pytest.param("high", marks=pytest.mark.thorough)])
-def test_the_shop_is_broken_into_and_the_record_shows_how(
-    home: Path, tmp_path: Path, risk: str
-) -> None:
+def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path, tmp_path: Path) -> None:
     """The one who breaks in has the flag. Injection, traversal and the keeper's page are in the
     ledger, with who asked, and in the report of the sample."""
-    run, sample = play("break-in", tmp_path, risk)
+    run, sample = play(tmp_path)
     assert sample["scores"]["has_the_flag"] == "C"
     asked = list(requests(run))
     assert any(path.startswith("/search?") and "UNION SELECT" in path for path, _ in asked)
@@ -61,15 +56,6 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(
     assert shown["requests_between_cells"] == shown["requests_in_all"] > 0
     assert (run / shown["packets"]).stat().st_size > 0
     assert not shown["reasons"]
-
-
-@pytest.mark.thorough
-def test_who_shops_has_no_flag(home: Path, tmp_path: Path) -> None:
-    """The control: nothing of the break-in is in its record."""
-    run, sample = play("shopping", tmp_path)
-    assert sample["scores"]["has_the_flag"] == "I"
-    assert [status for path, status in requests(run) if path == "/keeper"] == [403]
-    assert not any("UNION" in path for path, _ in requests(run))
 
 
 def streams(run: Path) -> Iterator[tuple[bytes, bytes]]:

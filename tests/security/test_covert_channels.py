@@ -85,6 +85,7 @@ async def pair(
         yield Pair(one, other, run)
 
 
+@pytest.mark.promise("3.3")
 async def test_names_that_one_asks_for_change_nothing_for_the_other(pair: Pair) -> None:
     """The same answers, byte for byte, after the other one asked a hundred times."""
     board = "board.example"
@@ -132,6 +133,7 @@ async def test_a_flood_in_one_uses_up_nothing_of_the_other(pair: Pair) -> None:
     assert pair.other.network.counters()["rate"] == 0
 
 
+@pytest.mark.promise("3.3")
 async def test_certificates_of_one_are_worth_nothing_in_the_other(pair: Pair) -> None:
     """Two authorities of two keys; a client that trusts one refuses the other's leaf."""
     certificates = [

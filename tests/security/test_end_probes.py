@@ -97,7 +97,7 @@ async def undisturbed(cell: Cell) -> tuple[ProbeReport, bytes]:
     return await probed(cell)
 
 
-async def leave_running(cell: Cell, program: str, *, user: str | None = None) -> None:
+async def leave_running(cell: Cell, program: str, user: str | None = None) -> None:
     """A daemon of the workload's, running when this returns."""
     await cell.exec(["rm", "-f", "/tmp/ready", "/tmp/seen"], user="root")
     start = (
@@ -132,14 +132,13 @@ def said(report: ProbeReport) -> dict[str, tuple[AttemptOutcome | None, Verdict]
 
 
 @pytest.mark.promise("7.3")
-@pytest.mark.parametrize("user", [pytest.param("user", marks=pytest.mark.thorough), "root"])
 async def test_who_still_runs_has_no_say_in_the_end_probes(
-    cell: Cell, undisturbed: tuple[ProbeReport, bytes], user: str
+    cell: Cell, undisturbed: tuple[ProbeReport, bytes]
 ) -> None:
     """The probes at the end say what they say in a cell in which nothing else runs, though a daemon
     waits to rewrite it; that daemon never sees them. One that is not run alone it does see."""
     before, printed = undisturbed
-    await leave_running(cell, FORGER, user=user)
+    await leave_running(cell, FORGER, "root")
     held = ExecRequest(
         argv=["sh", "quick"], user="1000", probe=True, stdin=True, timeout_s=PATIENCE_S
     )
@@ -155,6 +154,7 @@ async def test_who_still_runs_has_no_say_in_the_end_probes(
 
 
 @pytest.mark.promise("7.3")
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> None:
     """The bomb is ended, the probes run, and none says that it reached something."""
     await cell.exec(["sh", "-c", FILL], user="root", timeout_s=PATIENCE_S)
@@ -171,6 +171,7 @@ async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> 
 
 
 @pytest.mark.promise("7.3")
+@pytest.mark.thorough_in("gvisor", "microvm")
 async def test_files_with_the_names_of_devices_are_no_breach(cell: Cell) -> None:
     """Root of a cell whose `/dev` can be written may log to a console that is not there."""
     script = (

@@ -4,7 +4,6 @@ an ordinary user. After each the cell must still serve."""
 from __future__ import annotations
 
 import errno
-import json
 
 import anyio
 import pytest
@@ -19,7 +18,6 @@ PRELUDE = (
     "import ctypes, errno, os, resource, signal, sys, termios, time\nlibc = ctypes.CDLL(None,"
     " use_errno=True)\n"
 )
-USERS = ("root", "user")
 # Its main process fills what nobody takes; a child of it, left behind, throws that away.
 EMPTIED = """
 BEFORE
@@ -28,13 +26,13 @@ if os.fork() == 0:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     while os.getppid() == me:
         time.sleep(0.01)
-    time.sleep(0.5)
+    time.sleep(0.2)
     EMPTY
     open("/tmp/emptied", "w").close()
     time.sleep(600)
 os.set_blocking(1, False)
 full = 0
-while full < 200:
+while full < 40:
     try:
         os.write(1, b"x" * 1024)
     except BlockingIOError:
@@ -50,11 +48,9 @@ DRAIN = """
 """
 
 
-async def python(cell: Attacker, code: str, *, user: str = "root", timeout_s: float = 90) -> str:
-    """The standard output of a hostile program that ended well."""
-    output = await cell.exec(
-        ["python3", "-u", "-c", PRELUDE + code], user=user, timeout_s=timeout_s
-    )
+async def python(cell: Attacker, code: str) -> str:
+    """The standard output of a hostile program of root's that ended well."""
+    output = await cell.exec(["python3", "-u", "-c", PRELUDE + code], user="root", timeout_s=90)
     assert output.returncode == 0, output.stderr.decode()
     return str(output.stdout.decode())
 
@@ -65,8 +61,7 @@ async def kill_the_rest(cell: Attacker) -> None:
     await cell.exec(["sh", "-c", "kill -9 -1"], user="user")
 
 
-@pytest.mark.parametrize("user", USERS)
-async def test_open_files_of_one_do_not_shut_out_others(cell: Attacker, user: str) -> None:
+async def test_open_files_of_one_do_not_shut_out_others(cell: Attacker) -> None:
     """A hundred thousand open files: the next command starts, a file that is there is found. (The
     machine's count of files was the workload's to exhaust, and then accounts and files "did not
     exist".)"""
@@ -88,7 +83,6 @@ for _ in range(25):
 for _ in range(25):
     os.read(full, 1)
 """,
-        user=user,
     )
     assert (await cell.exec(["id", "-u"], user="user")).stdout == b"1000\n"
     assert (await cell.cell.read_file("/etc/passwd", max_bytes=1 << 20, user="user")).startswith(
@@ -112,7 +106,7 @@ async def test_a_removed_account_is_no_missing_file(cell: Attacker) -> None:
     assert not isinstance(refused.value, FileNotFoundError)
 
 
-@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("user", ["root", "user"])
 async def test_a_link_does_not_lead_to_the_helper_itself(cell: Attacker, user: str) -> None:
     """Through /proc/self lie the helper's program and a copy of the agent's memory."""
     for link in ("exe", "root/etc/hostname", "cwd/etc/hostname"):
@@ -152,12 +146,11 @@ async def test_output_that_is_taken_away_still_gives_a_result(
     await kill_the_rest(cell)
 
 
-@pytest.mark.parametrize("user", USERS)
-async def test_standard_streams_can_be_opened_by_name(cell: Attacker, user: str) -> None:
+async def test_standard_streams_can_be_opened_by_name(cell: Attacker) -> None:
     """/dev/stdout, /dev/stderr and /dev/stdin are the command's own, for whoever runs it."""
     output = await cell.exec(
         ["sh", "-c", "echo out >/dev/stdout; echo err >/dev/stderr; cat /dev/stdin"],
-        user=user,
+        user="user",
         input=b"in",
     )
     assert (output.returncode, output.stdout, output.stderr) == (0, b"out\nin", b"err\n")
@@ -196,7 +189,7 @@ async def test_a_killer_of_helpers_is_told_from_a_missing_file(cell: Attacker) -
 if os.fork() == 0:
     os.setsid(), os.close(1), os.close(2)
     me = os.getpid()
-    end = time.monotonic() + 4
+    end = time.monotonic() + 2
     while time.monotonic() < end:
         for pid in range(me + 1, me + 200):
             try:
@@ -218,14 +211,4 @@ time.sleep(0.2)
     assert seen <= {errno.EIO}
     with anyio.fail_after(PATIENCE_S):
         while (await cell.exec(["sleep", "0.2"], user="root")).returncode != 0:
-            pass  # the guest's own four seconds are not over
-
-
-async def test_a_raised_limit_reaches_the_workload(cell: Attacker) -> None:
-    """A command begins with 1024 files and may raise that as on any machine."""
-    limits = json.loads(
-        await python(
-            cell, "import json\nprint(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))"
-        )
-    )
-    assert limits == [1024, 524288]
+            pass  # the guest's own two seconds are not over

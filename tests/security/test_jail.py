@@ -162,6 +162,7 @@ def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
 
 
 @pytest.mark.promise("3.2")
+@pytest.mark.parametrize("stage", ["user"], indirect=True)
 def test_the_lifetime_ends_it(stage: Stage) -> None:
     """At the deadline the supervisor kills the jail and says why, whatever the owner does."""
-    assert stage.run("stay", lifetime_s=2)["ended"] == "9 None lifetime"
+    assert stage.run("stay", lifetime_s=1)["ended"] == "9 None lifetime"

@@ -221,6 +221,7 @@ _OF_GVISOR: Final = ("another cell's address", "the gateway's address", "GRE", "
 
 
 @pytest.mark.promise("2.4")
+@pytest.mark.thorough_in("gvisor")
 async def test_who_administers_a_cells_network_reaches_nothing_more(
     made: Range, cell: Cell
 ) -> None:

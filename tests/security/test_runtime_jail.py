@@ -300,11 +300,11 @@ def test_runc_runs_a_container_in_it(stage: Stage) -> None:
     assert "ended None 7 itself" in output
 
 
-@pytest.mark.parametrize("target", ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches"])
-def test_a_race_that_an_image_wins_against_runc_gives_it_nothing(stage: Stage, target: str) -> None:
+def test_a_race_that_an_image_wins_against_runc_gives_it_nothing(stage: Stage) -> None:
     """CVE-2025-31133, -52565 and -52881 end in a write to a file of procfs that runc was led to. With
     the race won (what masks is a link to that file), the file is the host's, and can't be written:
     in the jail runc is no root of the host."""
+    target = "/proc/sys/kernel/core_pattern"
     link, config = stage.directory / "tree" / "dev" / "null", stage.directory / "bundle/config.json"
     plain = config.read_text()
     made = bundle(target)
@@ -333,11 +333,6 @@ def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
         with all_end(*watched):
             os.kill({**found, "runner": process.pid}[victim], signal.SIGKILL)
         process.kill()
-
-
-def test_the_lifetime_ends_it(stage: Stage) -> None:
-    """At the deadline all is killed, and the cause is said."""
-    assert stage.run("/probe", "detach", "stay", lifetime_s=2)["ended"] == "9 None lifetime"
 
 
 def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
@@ -374,20 +369,11 @@ MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
         (("--uid-map", "0", "5000", "1"), "an id map without 0"),
         (("--uid-map", "0", "4294967290", "9", "--gid-map", "0", "5", "1"), "an id map's line"),
         ((*MAPS, "--mount-tmpfs", "/c", "0", "10", "493", "exec"), "without limits"),
-        ((*MAPS, "--mount-tmpfs", "/c", "10"), "--mount-tmpfs"),
         ((*MAPS, "--mount-shifted-tree", "/a", "/b", "7", "8", "1"), "only root"),
         ((*MAPS, "--mount-overlay", "/new", "/a,x", "/b", "/c"), "/a,x"),
-        ((*MAPS, *("--mount-proc", "/p") * 49), "too many mounts"),
-        ((*MAPS, "--env", "=x"), "NAME=VALUE"),
         (("--uid", "5", "5", "--gid", "5", "5", "--keep-capabilities"), "need --uid-map"),
-        ((*MAPS, "--newuidmap", "/x"), "belong together"),
         ((*MAPS, "--user-namespace", "3"), "an ordinary user's"),
-        ((*MAPS, "--network", "3", "hidden"), "hidden"),
         ((*MAPS, "--network", "3", "plain", "--init"), "needs --init and --keep-capabilities"),
-        (
-            (*MAPS, "--network", "3", "plain", "--keep-capabilities"),
-            "needs --init and --keep-capabilities",
-        ),
     ],
 )
 def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None:

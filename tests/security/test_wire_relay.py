@@ -268,15 +268,6 @@ def test_datagrams_that_are_no_frames(relay: Relay) -> None:
     assert after.since(before).oversized == 3
 
 
-def test_a_guest_that_is_slow(relay: Relay) -> None:
-    """Of a burst that fits into both queues nothing is lost, and the order stays."""
-    burst = [frame_of(MOST, number) for number in range(400)]
-    for frame in burst:
-        relay.tap.send(frame)
-    assert [relay.guest.recv(1 << 17) for _ in burst] == burst
-    drain(relay.tap)
-
-
 def flood(end: socket.socket, size: int, count: int) -> None:
     """As fast as it goes, whatever becomes of it."""
     frame = frame_of(size, 1)
@@ -352,25 +343,3 @@ def test_it_ends_with_any_of_its_ends(leave: Callable[[Relay], None], status: in
         assert relay.ended() == status
         assert select.select([relay.held], [], [], TIMEOUT_S)[0]
         assert os.read(relay.held, 1) == b""
-
-
-def test_no_link_or_two() -> None:
-    """With anything but one link it does not begin, and says so."""
-    relay = start()
-    assert relay.heard() == b"n"
-    relay.control.sendall(b"g")
-    _, said = relay.process.communicate(timeout=TIMEOUT_S)
-    assert (relay.process.returncode, said) == (3, b"wire: one link was expected: No such device\n")
-    for end in (relay.guest, relay.control):
-        end.close()
-    os.close(relay.held)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [(), ("3",), ("1", "2", "3", "4", "x"), ("-1", "2", "3", "4", "1500"), (*"0000", "99999999")],
-)
-def test_called_wrongly(words: tuple[str, ...]) -> None:
-    """Nothing is begun with arguments that can't be."""
-    argv = [str(program_path("wire")), *words]
-    assert subprocess.run(argv, check=False, capture_output=True).returncode in {2, 3}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.capture import MAX_CAPTURED_BYTES, Capture, Keep, body_of
+from belljar.capture import Capture, Keep, body_of
 
 CHUNKS = st.lists(st.binary(max_size=50), max_size=20)
 
@@ -31,15 +30,3 @@ def test_all_is_counted_and_hashed_and_one_end_is_kept(
     capture.feed(b"more")
     assert (body.content, body.total_bytes) == (expected, len(whole))  # as of then
     assert keep == "tail" or body == body_of("stdout", whole, max_kept_bytes=most)
-
-
-def test_the_bound_holds_by_default() -> None:
-    """A flood keeps 4 MiB and no more."""
-    body = body_of("content", bytes(MAX_CAPTURED_BYTES + 1))
-    assert (len(body.content), body.total_bytes) == (MAX_CAPTURED_BYTES, MAX_CAPTURED_BYTES + 1)
-
-
-def test_without_a_digest_there_is_none() -> None:
-    """A capture that isn't hashed can't be put on record by mistake."""
-    with pytest.raises(ValueError, match="no digest"):
-        Capture(hashed=False).body("stdout")

@@ -101,18 +101,6 @@ def test_the_bill_of_materials_is_valid_and_whole(wheel: Path) -> None:
     assert needed | {"musl", "zig-compiler-rt"} <= set(parts)
 
 
-def test_the_readme_renders_and_links_to_nothing_relative(wheel: Path, hook: ModuleType) -> None:
-    """An index shows it; with an address in `[project.urls]` its links are absolute, without one
-    they are text."""
-    check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
-    subprocess.run(check, check=True, capture_output=True, timeout=120)
-    text = (ROOT / "README.md").read_text()
-    assert hook._LINK.search(text)
-    assert not hook._LINK.search(of_dist_info(wheel, "METADATA").decode())
-    absolute = hook.readme_for_index("[a](docs/a.md) [b](https://b.example)", "https://c.example/")
-    assert absolute == "[a](https://c.example/docs/a.md) [b](https://b.example)"
-
-
 def test_a_build_without_a_source_or_with_another_licence_fails(
     tmp_path: Path, hook: ModuleType
 ) -> None:
@@ -135,14 +123,6 @@ def test_a_build_without_a_source_or_with_another_licence_fails(
     shutil.rmtree(tmp_path / "native/guest")
     with pytest.raises(SystemExit, match="sources of `agent` are missing"):
         list(hook.build_all(tmp_path))
-
-
-def test_libraries_whose_private_parts_are_used_are_bounded(wheel: Path) -> None:
-    """Inspect has an inclusive upper bound that is the installed, tested one."""
-    metadata = email.message_from_bytes(of_dist_info(wheel, "METADATA"))
-    needed = {one.name: one for one in map(Requirement, metadata.get_all("Requires-Dist", []))}
-    installed = importlib.metadata.version("inspect-ai")
-    assert f"<={installed}" in str(needed["inspect-ai"].specifier)
 
 
 def test_the_lock_satisfies_what_is_required() -> None:
@@ -185,27 +165,21 @@ class Hiding(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 """
 _LOW = "belljar: 1\nrisk: low\n"
-_RANGE = (
-    f"{_LOW}network:\n  stand_ins:\n"
-    "    code: {kind: git, names: [code.example], repositories: git}\n"
-)
-_DECOY = (
-    f"{_LOW}network: {{default: deny}}\ndecoys: [{{id: jump, kind: ssh, place: jump.example}}]\n"
-)
+_RANGE = f"""{_LOW}network:
+  stand_ins:
+    code: {{kind: git, names: [code.example], repositories: git}}
+"""
 
 
 @pytest.mark.promise("1.3")
-@pytest.mark.parametrize(("command", "policy"), [("policy check", _RANGE), ("plan", _DECOY)])
-def test_a_range_without_the_extra_names_what_installs_it(
-    tmp_path: Path, command: str, policy: str
-) -> None:
+def test_a_range_without_the_extra_names_what_installs_it(tmp_path: Path) -> None:
     """Also where a stand-in's settings need a library to be read: a message and a hint, no
     traceback."""
     (tmp_path / "sitecustomize.py").write_text(_HIDING)
-    (tmp_path / "policy.yaml").write_text(policy)
+    (tmp_path / "policy.yaml").write_text(_RANGE)
     subprocess.run(["git", "init", "-q", "--bare", tmp_path / "git/a"], check=True)
     ran = subprocess.run(
-        [sys.executable, "-m", "belljar", *command.split(), "policy.yaml"],
+        [sys.executable, "-m", "belljar", "policy", "check", "policy.yaml"],
         cwd=tmp_path,
         env={
             **os.environ,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from belljar import process as process_module
-from belljar.isolation.survivors import Survivor, look, remove_survivors
+from belljar.isolation.survivors import look, remove_survivors
 from belljar.process import (
     descends_from,
     identify,
@@ -110,28 +110,6 @@ def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
         assert process.wait(timeout=60) == -signal.SIGKILL
 
 
-def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
-    """The kernel refuses the number of a thread as that of a process, in more than one way: the
-    others are killed all the same."""
-    pipe = subprocess.PIPE
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", THREADED], stdin=pipe, stdout=pipe, text=True
-        ) as threaded,
-        subprocess.Popen(["sleep", "1000"]) as other,
-    ):
-        assert threaded.stdout is not None
-        thread = identify(int(threaded.stdout.readline().split()[0]))
-        victim = identify(other.pid)
-        assert thread is not None
-        assert victim is not None
-        remove_survivors(
-            (Survivor(what="thread", process=thread), Survivor(what="process", process=victim))
-        )
-        assert other.wait(timeout=60) == -signal.SIGKILL
-        threaded.kill()
-
-
 def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -150,14 +128,6 @@ def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(
 
         monkeypatch.setattr(os, name, gone)
     assert namespaces_of_threads(5, ("net",)) == {}
-
-
-def test_a_corpse_is_dead() -> None:
-    """A process nobody has waited for yet is gone all the same."""
-    with subprocess.Popen(["true"]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert state_of(process.pid) == "Z"
-        assert identify(process.pid) is None
 
 
 def test_a_grandchild_descends_and_a_stranger_does_not() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.units import (
-    format_duration,
     format_size,
     parse_duration,
     parse_size,
@@ -67,12 +66,6 @@ def test_a_shown_size_is_near_what_it_shows(size_bytes: int) -> None:
     )
 
 
-@given(st.integers(min_value=60, max_value=10**7))
-def test_a_shown_duration_reads_back(seconds: int) -> None:
-    """From a minute on, whole seconds are shown exactly."""
-    assert parse_duration(format_duration(seconds)) == seconds
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -102,9 +95,3 @@ def test_nothing_that_is_shown_can_act(text: str | bytes) -> None:
         for char in shown
     )
     shown.encode()
-
-
-def test_long_text_is_cut_and_the_cut_is_said() -> None:
-    """A flood of characters does not flood a terminal."""
-    assert printable("a" * 5000, max_chars=10) == "a" * 10 + "… (+4990 characters)"
-    assert len(printable(b"b" * 100_000, max_chars=10)) < 60

@@ -13,6 +13,7 @@ packet(7) and linux/if_packet.h (a VLAN tag is taken out of the frame, and told 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import socket
 import struct
@@ -80,11 +81,12 @@ class PacketFile:
     def __init__(self, fd: int, max_bytes: int) -> None:
         """Take over the descriptor of an empty file. Raises `OSError`."""
         self.packets = self.dropped_packets = self.cut_packets = 0
-        self.room: Final = memoryview(bytearray(SNAP_BYTES))
+        # Maps, of which the kernel gives only what is written: most ranges have few frames.
+        self.room: Final = memoryview(mmap.mmap(-1, SNAP_BYTES, mmap.MAP_PRIVATE))
         """Where the caller puts a frame before it calls `keep`."""
         self._flights: dict[bytes, int] = {}  # connection → bytes of it that are kept whole
         self._fd, self._max_bytes = fd, max(max_bytes, MIN_BYTES)
-        self._pending = memoryview(bytearray(_PENDING_BYTES))
+        self._pending = memoryview(mmap.mmap(-1, _PENDING_BYTES, mmap.MAP_PRIVATE))
         self._end = 0
         self._written = len(HEADER)
         _write_all(fd, memoryview(HEADER))

@@ -152,7 +152,7 @@ async def hang(home: Path) -> dict[str, Any]:
 
     async def one(which: int, name: str) -> None:
         stop = lambda made: os.kill(processes(made)[which].pid, signal.SIGSTOP)  # noqa: E731
-        seen[name] = await death(home, stop, check_every_s=0.5, timeout_s=4.5)
+        seen[name] = await death(home, stop, check_every_s=0.5, timeout_s=2.5)
 
     async with anyio.create_task_group() as tasks:
         for which, name in enumerate(("supervisor", "gateway")):
@@ -194,7 +194,7 @@ async def deaf(home: Path) -> dict[str, Any]:
     scene = Scene(home)
     scene.recorder = recorder = Stuck()
     with small_pairs():
-        async with scene.open(check_every_s=0.05, timeout_s=3.0) as made:
+        async with scene.open(check_every_s=0.05, timeout_s=1.5) as made:
             supervisor, _ = processes(made)
             with cell(made) as agent, network_of(made) as network:
                 await made.attach("agent", agent.pid)

@@ -3,7 +3,6 @@ report nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -12,18 +11,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import anyio
 from tests.integration.range_programs.blows import ended, stop_and_fill
 from tests.integration.range_programs.ordinary import full_disk
 from tests.integration.range_programs.scene import (
-    GATEWAYS,
-    TIMEOUT_S,
     Scene,
     cell,
     processes,
 )
 
-from belljar.errors import ProtocolViolation
 from belljar.network.owner.making import PACKETS
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
@@ -90,13 +85,12 @@ async def in_progress(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "said": said, "after": after, "unreported": unreported}
 
 
-async def unreported(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any]:
+async def unreported(home: Path) -> dict[str, Any]:
     """A gateway that does not say that it has told everything."""
-    scene = Scene(home, stand_ins=(SITE,))
+    scene = Scene(home)
     with mock.patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
-        async with scene.open(serve=serve) as made:
-            if stop:
-                os.kill(processes(made)[1].pid, signal.SIGSTOP)
+        async with scene.open() as made:
+            os.kill(processes(made)[1].pid, signal.SIGSTOP)
     return {
         **scene.summary(made),
         "unreported": scene.data("range.destroyed")[0]["counters"]["unreported_at_end"],
@@ -131,26 +125,10 @@ async def full_record(home: Path) -> dict[str, Any]:
     }
 
 
-async def unasked(home: Path) -> dict[str, Any]:
-    """A gateway that says its last word before it is asked for."""
-    scene = Scene(home)
-    with contextlib.suppress(ProtocolViolation):  # before the range is up
-        async with scene.open(serve=f"{GATEWAYS}:end_unasked"):
-            await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
-    return {"deaths": [[type(error).__name__, error.what] for error in scene.deaths]}
-
-
 async def silent(home: Path) -> dict[str, Any]:
-    """Parts that don't say what they are to say at a range's end, and one that says it before."""
+    """Parts that don't say what they are to say at a range's end."""
     stop = lambda _, supervisor, __: os.kill(supervisor.pid, signal.SIGSTOP)  # noqa: E731
-    return {
-        "supervisor": await ended(home, stop, 2.0),
-        "gateways": [
-            await unreported(home, SERVE, stop=True),
-            await unreported(home, f"{GATEWAYS}:end_short"),
-        ],
-        "unasked": await unasked(home),
-    }
+    return {"supervisor": await ended(home, stop, 0.5), "gateway": await unreported(home)}
 
 
 async def full(home: Path) -> dict[str, Any]:

@@ -131,20 +131,6 @@ def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
         held.append(b"x" * (1 << 20))
 
 
-def end_short(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Ends when it is told to, without a last word."""
-    ready(events)
-    events.recv(1 << 16)
-    os._exit(0)
-
-
-def end_unasked(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Says its last word at once."""
-    ready(events)
-    say(events, 2, ENDED, {"unreported": 0})
-    wait_for_the_end(events)
-
-
 def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Tries everything that it must not be able to do, when the first connection comes, and puts on
     record how each try ended."""

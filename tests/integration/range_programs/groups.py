@@ -93,7 +93,7 @@ async def hoarded(home: Path) -> dict[str, Any]:
 async def shouted(home: Path) -> dict[str, Any]:
     """Its gateway writes to its standard error without end."""
     scene = Scene(home)
-    async with scene.open(serve=SHOUT, check_every_s=0.5, timeout_s=4.5) as made:
+    async with scene.open(serve=SHOUT, check_every_s=0.5, timeout_s=2.5) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             agent.run(sys.executable, "-I", "-c", ASK, scene.layout.resolver)
@@ -118,15 +118,6 @@ async def all_groups(home: Path) -> dict[str, Any]:
     return {each.__name__: await each(home) for each in (burnt, hoarded, no_groups)}
 
 
-async def held_groups(home: Path) -> dict[str, Any]:
-    """Says which groups there are, and waits to be killed."""
-    scene = Scene(home, controllers=controllers())
-    async with scene.open() as made:
-        print(*groups_of(home, made), flush=True)
-        await anyio.sleep(600)
-    return {}
-
-
 def _stat(group: Path) -> dict[str, int]:
     lines = (line.split() for line in (group / "cpu.stat").read_text().splitlines())
     return {words[0]: int(words[1]) for words in lines}
@@ -134,5 +125,4 @@ def _stat(group: Path) -> dict[str, int]:
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "groups": all_groups,
-    "held_groups": held_groups,
 }

@@ -71,7 +71,7 @@ async def filled(home: Path, program: str, *words: str) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
-    "downloads": lambda home: filled(home, DOWNLOADS, "SHOP", "20"),
+    "downloads": lambda home: filled(home, DOWNLOADS, "SHOP", "5"),
     "uploads": lambda home: filled(
         home, UPLOADS, "SHOP", "RESOLVER", "100000", json.dumps(SECRETS)
     ),

@@ -12,27 +12,11 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
-from belljar.cell.connection import connect_error, parse_target
+from belljar.cell.connection import connect_error
 from belljar.errors import CellError
 from belljar.events import Kind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
-
-
-@pytest.mark.promise("4.3")
-@given(st.integers() | st.text() | st.booleans())
-def test_a_target_is_a_port_or_an_absolute_path(target: int | str) -> None:
-    """Anything else is refused before anything is asked of the cell."""
-    try:
-        kind, name = parse_target(target)
-    except ValueError:
-        return
-    if kind == "tcp":
-        assert 1 <= int(name) <= 65535
-    else:
-        assert name == target
-        assert name.startswith("/")
-        assert "\0" not in name
 
 
 @pytest.mark.promise("4.3")

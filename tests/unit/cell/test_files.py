@@ -58,20 +58,6 @@ async def test_a_download_is_on_record(tmp_path: Path) -> None:
         assert stage.kinds()[-1] is Kind.FILES_FAILED
 
 
-async def test_a_failed_upload_is_cleaned_up_and_on_record(tmp_path: Path) -> None:
-    """What it had made is removed by a name that only the host knows."""
-    (tmp_path / "f").write_text("x")
-    async with staged() as stage:
-        stage.guest.errors[PUT] = errno.ENOSPC
-        with pytest.raises(OSError, match="space"):
-            await stage.cell.upload(tmp_path / "f", "/srv/f")
-        assert stage.last(Kind.FILES_FAILED).data["action"] == "upload"
-        (body,) = stage.last(Kind.FILES_FAILED).bodies  # what had passed may have been read
-        assert [json.loads(line)["path"] for line in body.content.splitlines()] == ["f"]
-        assert stage.last(Kind.LIMIT_HIT).data["limit"] == "disk"
-        assert len(stage.guest.started_order) == 2
-
-
 async def test_a_lie_ends_the_cell(tmp_path: Path) -> None:
     """A name that leads elsewhere is a violation on record; every later call says so."""
     escape = ENTER + FILE.replace(b"f", b"/") + b"abc" + LEAVE

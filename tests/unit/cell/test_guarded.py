@@ -13,7 +13,6 @@ from tests.fakes.recorder import MemoryRecorder
 from belljar.capture import body_of
 from belljar.cell import guarded as guarded_module
 from belljar.cell.guarded import GuardedRecorder
-from belljar.errors import LedgerError, PolicyError
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import output_part
@@ -77,17 +76,6 @@ def test_the_decoys_of_an_ancestor_are_the_cells_own(is_known_first: bool) -> No
     assert taken.data["value"] == "keys/v"
 
 
-def test_the_same_contact_again_and_again_does_not_flood_the_record() -> None:
-    """A thousand times the same value: some thirty events, the last of which has the count."""
-    inner, recorder = guarded()
-    for op in range(1000):
-        recorder.record(output(SECRET.encode() + b"\n", op=op))
-    recorder.close()
-    found = [event for event in inner.events if event.kind is Kind.DECOY_TAKEN]
-    assert 20 <= len(found) < 40
-    assert found[-1].data["count"] == 512
-
-
 @pytest.mark.promise("5.7")
 def test_what_was_not_kept_or_comes_too_late_is_on_record_as_not_scanned() -> None:
     """A body of which more went by than is kept, or nothing is, and an event after the end."""
@@ -98,23 +86,6 @@ def test_what_was_not_kept_or_comes_too_late_is_on_record_as_not_scanned() -> No
     recorder.record(output(b"later than the end"))
     reasons = [event.data for event in inner.events if event.kind is Kind.GUARD_UNSCANNED]
     assert [data["bytes"] for data in reasons] == [(1 << 20) - 17, 5000, 18]
-
-
-def test_a_record_that_fails_raises_to_who_records() -> None:
-    """A ledger that takes no more is the caller's to know, as without a guard; the end still
-    comes."""
-
-    class Full(MemoryRecorder):
-        def record(self, event: Event) -> int:
-            if self.events:
-                raise LedgerError("no space")
-            return super().record(event)
-
-    recorder = GuardedRecorder(Full(), GuardRules(), bytes(32), [DECOY])
-    recorder.record(output(SECRET.encode()))
-    with pytest.raises(LedgerError):
-        recorder.record(output(SECRET.encode()))
-    recorder.close()
 
 
 @pytest.mark.parametrize(
@@ -132,23 +103,6 @@ def test_what_goes_on_is_by_the_places_action(action: Action, expected: bytes) -
     let_out = recorder.let_out(part, cell_id="c-1")
     assert (let_out.data, let_out.stopped) == (expected, action is Action.STOP)
     assert [event.data["action"] for event in inner.events] == [action.value]
-
-
-@pytest.mark.promise("5.7")
-def test_an_automaton_that_does_not_fit_is_the_policys_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Told before anything runs, with what to do; nothing is taken for looked at."""
-
-    def full(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("belljar.signals.scanner.KnownValues", full)
-    recorder = GuardedRecorder(MemoryRecorder(), GuardRules(), bytes(32), [DECOY])
-    with pytest.raises(PolicyError) as caught:
-        recorder.check()
-    assert caught.value.hint
-    recorder.close()
 
 
 @pytest.mark.promise("5.7")

@@ -22,7 +22,7 @@ from belljar.isolation.hold import KilledError, new_order
 from belljar.policy.load import resolve_policy
 from belljar.probe.model import AttemptOutcome
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 class Stand:
@@ -245,18 +245,6 @@ async def test_an_end_that_was_not_clean_is_told() -> None:
     assert str(it.pool.error) == "destruction left: a process"
 
 
-async def test_a_destruction_that_is_interrupted_holds_up_no_end() -> None:
-    """An interrupt that comes while an idle cell is destroyed is raised, and the pool can end."""
-    cells = FakeCells()
-    cells.destroy_error = KeyboardInterrupt()
-    async with stand(cells=cells) as it:
-        await it.filled()
-        with pytest.raises(KeyboardInterrupt):
-            await it.pool.aclose()
-        with anyio.fail_after(30):
-            await it.pool.aclose()
-
-
 async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands is destroyed, and a cell that is still out is recalled: its operations end, then
     it is destroyed too."""
@@ -314,35 +302,3 @@ async def test_a_pool_ends_after_the_last_of_its_cells(
             tasks.start_soon(end)
             await anyio.sleep(0.05)
             go_on.set()
-
-
-async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:
-    """Whether it was cancelled before or after the answer, no cell is lost or shared."""
-    async with stand() as it:
-        for _ in range(5):
-            await it.filled()
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                async with it.cell():
-                    await anyio.lowlevel.checkpoint()
-                    pytest.fail("a cancelled taker went on")
-        await it.filled()
-        async with it.cell() as cell:
-            assert it.is_ahead(cell)
-    assert all_gone(it)
-
-
-async def test_what_is_in_the_making_is_given_up_at_the_end() -> None:
-    """Its cell is destroyed as well."""
-    cells, begun = FakeCells(), anyio.Event()
-
-    async def probe(cell: Any, router: Any = None, *, run: Any, phase: str) -> Any:
-        begun.set()
-        await anyio.sleep_forever()
-
-    cells.probe = probe  # type: ignore[method-assign]
-    async with stand(cells=cells) as it:
-        it.pool.refill()
-        await begun.wait()
-    assert it.ahead[0].destroyed
-    assert it.pool.error is None

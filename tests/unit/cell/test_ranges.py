@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +10,12 @@ from typing import cast
 import pytest
 
 from belljar.cell.range import ModelRequests
-from belljar.cell.ranges import RangeRouter, _after, wait_for
+from belljar.cell.ranges import RangeRouter, _after
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError
 from belljar.isolation.survivors import Destruction
 from belljar.network.owner.range import NetworkRange as Network
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
+from belljar.plan.network import NetworkPlan, plan_network
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import load_policy
 
@@ -107,29 +106,6 @@ async def test_a_breach_of_a_network_is_raised_whatever_else_is(
     network = SimpleNamespace(id="r-1", error=error, destruction=destruction, destroy=destroy)
     with pytest.raises(ContainmentBreach):
         await _after(cast("Network", network), None, raised, None)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("awaits", "healthy"), [(None, ["a", "b"]), ([], []), (["b"], ["b"]), (["b", "gone"], ["b"])]
-)
-async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]) -> None:
-    """All that have started before it, or those it says; each is waited for once, and the range's
-    own cell waits for the rest."""
-    waited: list[str] = []
-
-    def wait(name: str) -> Callable[[], Awaitable[None]]:
-        async def until() -> None:
-            waited.append(name)
-
-        return until
-
-    waits = {name: wait(name) for name in ("a", "b")}
-    settings = {} if awaits is None else {"awaits": awaits}
-    await wait_for(waits, StandInPlan(id="c", kind="cell", names=(), ports=(), settings=settings))
-    assert waited == healthy
-    await wait_for(waits, None)
-    assert sorted(waited) == ["a", "b"]
 
 
 def test_nobody_answers_but_while_there_is_somebody() -> None:

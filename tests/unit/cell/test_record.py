@@ -69,18 +69,6 @@ def test_whatever_is_asked_can_be_recorded(argv: list[str | bytes], name: str, p
     checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError(path)))
 
 
-def test_an_end_is_the_guests_word() -> None:
-    """Status and counts are guest-reported; the bodies are what the host saw."""
-    event = finished(
-        ExecOutput(returncode=143, code=15, signalled=True, stdout_dropped_bytes=3, duration_s=0.25)
-    )
-    data = checked(event)
-    assert (event.kind, event.trust) == (Kind.EXEC_COMPLETED, Trust.GUEST_REPORTED)
-    assert (data["status"], data["code"], data["duration_ms"]) == ("signalled", 15, 250)
-    assert (data["stdout_bytes"], data["stdin_bytes"], data["stdout_dropped_bytes"]) == (6, 5, 3)
-    assert [body.name for body in event.bodies] == ["stdin", "stdout", "stderr"]
-
-
 def test_the_most_that_a_guest_may_say_can_be_recorded() -> None:
     """Both of its largest counts and what the host dropped itself, added in one number."""
     most = (1 << 51) - 1

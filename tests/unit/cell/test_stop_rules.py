@@ -20,7 +20,6 @@ from belljar.ledger.schema import check_data
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.load import resolve_policy
 from belljar.process import identify
-from belljar.signals.observe import StopRequest
 from belljar.store.journal import CellAbout, Journal, own_entry
 
 OWN, BESIDE, OTHER = "c-000000000001", "c-000000000002", "c-000000000003"
@@ -114,13 +113,6 @@ def test_it_acts_where_nothing_can_be_recorded(world: World) -> None:
     assert world.ended(OWN, BESIDE)
 
 
-def test_without_a_rule_nothing_happens(world: World) -> None:
-    """The default measures."""
-    StopRulesRecorder(world.recorder, world.stopper, {}).record(USED)
-    assert world.recorder.kinds() == [Kind.DECOY_USED]
-    assert world.ended()
-
-
 @pytest.mark.promise("6.4")
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_a_breach_that_is_raised_stops_the_run(world: World, is_grouped: bool) -> None:
@@ -136,9 +128,3 @@ def test_a_breach_that_is_raised_stops_the_run(world: World, is_grouped: bool) -
         assert world.ended(OWN)
         with pytest.raises(CellError):
             refuse_if_stopped(world.home, run.run_id)
-
-
-def test_a_trip_about_nothing_halts_nothing(world: World) -> None:
-    """A sample without a cell by name."""
-    world.stopper.stop(StopRequest(stop=Stop.SAMPLE, rule="breach", reason="?"))
-    assert world.ended()

@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
-from belljar.errors import CellError, LedgerError
+from belljar.errors import LedgerError
 from belljar.events import Event, Kind
 
-pytestmark = pytest.mark.anyio
-
-
-async def chatty(guest: FakeGuest, op: GuestOp) -> None:
-    """Say something, and more when told to or killed, then end."""
-    await guest.started(op)
-    await guest.send(g.frame(g.DATA, op.id, b"\x01one "))
-    await guest.stdin(op)
-    await guest.send(g.frame(g.DATA, op.id, b"\x01two"))
-    await guest.finish(op)
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-async def test_what_nobody_iterates_is_on_record(is_killed: bool) -> None:
-    """The wait for the end drops and counts it; the record has it, and input of any buffer."""
-    async with staged({b"chatty": chatty}) as stage:
-        async with stage.cell.open_exec(["chatty"]) as running:
-            if is_killed:
-                await running.kill()
-            else:
-                await running.send_stdin(memoryview(b"go"))
-            output = await running.wait()
-        assert (output.stdout, output.stdout_dropped_bytes) == (b"", 7)
-        bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
-        assert bodies["stdout"] == b"one two"
-        assert is_killed or bodies["stdin"] == b"go"
-
-
-async def test_leaving_early_is_on_record() -> None:
-    """A command that was left before its end failed, with what it had said; its tree is dead."""
-
-    async with staged({b"lasting": lasting}) as stage:
-        async with stage.cell.open_exec(["lasting"]) as running:
-            assert (await anext(running))[1] == b"hello"
-        assert stage.guest.ops == {}
-        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
-        failed = stage.last(Kind.EXEC_FAILED)
-        assert "left before" in str(failed.data["reason"])
-        assert failed.bodies[0].content == b"hello"
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 # ---- in the background
@@ -87,17 +48,3 @@ async def test_a_cell_is_destroyed_though_its_commands_can_not_be_recorded(
         with pytest.raises(LedgerError):
             await stage.cell.destroy()
         assert stage.cell.destruction is not None
-
-
-@pytest.mark.promise("4.2")
-async def test_a_cell_that_dies_is_told_to_who_waits() -> None:
-    """As for any other operation; what came before is still there."""
-    async with staged({b"lasting": lasting}) as stage:
-        stage.vm.cause = "the host killed it"
-        command = await stage.cell.start(["lasting"])
-        stage.guest.close()
-        with pytest.raises(CellError, match="the host killed it"):
-            await command.wait(timeout_s=60)
-        await command.signal(15)
-        with pytest.raises(CellError, match="the host killed it"):
-            await stage.cell.start(["lasting"])

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import AsyncMock
 
-import anyio
 import pytest
 
-from belljar.cell import targets
-from belljar.cell.cell import Cell
-from belljar.cell.targets import LOGS, serve, target_policy
-from belljar.channel import ExecOutput
-from belljar.errors import CellError, PolicyError
+from belljar.cell.targets import target_policy
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy.limits import Tier
 from belljar.policy.load import load_policy
@@ -77,115 +68,3 @@ def test_the_tier_is_at_least_the_ranges(tmp_path: Path) -> None:
     assert {target_policy(raised, plans[name]).policy.tier for name in ("shop", "app")} == {
         Tier.MICROVM
     }
-
-
-@pytest.fixture(autouse=True)
-def _short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "SETTLE_S", 0.05)
-
-
-class Running:
-    """A program that runs until it is let go, or has ended with a status."""
-
-    def __init__(self, status: int | None) -> None:
-        self.status, self.left = status, anyio.Event()
-
-    @property
-    def running(self) -> bool:
-        """While it has no status and was not let go."""
-        return self.status is None and not self.left.is_set()
-
-    async def leave(self) -> None:
-        """It runs on."""
-        self.left.set()
-
-    async def wait(self) -> ExecOutput:
-        """Its end, or that it was let go."""
-        if self.status is None:
-            await self.left.wait()
-        code = self.status or 0
-        return ExecOutput(returncode=code, code=code, runs_on=self.status is None)
-
-
-class Machine:
-    """A cell whose program ends with each of `ends`, then runs."""
-
-    def __init__(self, ends: Sequence[int] = ()) -> None:
-        self.id, self.ends = "x", list(ends)
-        self.image_entrypoint, self.image_command = ("/enter",), ("/enter", "serve")
-        self.image_health: dict[str, Any] = {}
-        self.ran: list[list[str]] = []
-
-    async def start(self, argv: Sequence[str], **_: object) -> Running:
-        """Its program."""
-        self.ran.append(list(argv))
-        return Running(self.ends.pop(0) if self.ends else None)
-
-    async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """Its log."""
-        if path != LOGS[1]:
-            raise FileNotFoundError(path)
-        return b"the log\n"[:max_bytes]
-
-
-async def served(settings: Mapping[str, Any], machine: Machine) -> list[list[str]]:
-    """What ran in a target cell of these settings."""
-    await serve(machine, StandInPlan(id="shop", kind="cell", names=(), ports=(), settings=settings))  # type: ignore[arg-type]
-    return machine.ran
-
-
-@pytest.mark.anyio
-async def test_what_a_target_runs() -> None:
-    """Its command; the image's entrypoint and its arguments; the image's command."""
-    for settings, words in (
-        ({"command": ["mine"]}, ["mine"]),
-        ({"arguments": ["a", "b"]}, ["/enter", "a", "b"]),
-        ({"arguments": []}, ["/enter"]),
-        ({}, ["/enter", "serve"]),
-    ):
-        assert await served(settings, Machine()) == [words]
-
-
-@pytest.mark.anyio
-async def test_a_program_that_is_started_again() -> None:
-    """As Docker has it, until it has run for a moment; its checks go on meanwhile."""
-    for restart, ends, starts in (
-        ("on-failure", [1, 3], 3),
-        ("always", [0], 2),
-        ("unless-stopped", [1], 2),
-        ("on-failure", [0], 1),
-        ("on-failure:1", [1], 2),
-    ):
-        ran = await served({"command": ["mine"], "restart": restart}, Machine(ends))
-        assert len(ran) == starts, (restart, ends)
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("restart", "starts"), [("no", 1), ("on-failure:1", 2)])
-async def test_a_program_that_is_not_started_again(restart: str, starts: int) -> None:
-    """By default never, else as often as is said; the last status and output are named."""
-    machine = Machine([7] * 9)
-    with pytest.raises(CellError, match=r"ended with status 7.*; its output ends with: the log"):
-        await served({"command": ["mine"], "restart": restart}, machine)
-    assert len(machine.ran) == starts
-
-
-@pytest.mark.anyio
-async def test_a_directory_that_can_not_be_copied_is_the_authors(tmp_path: Path) -> None:
-    """None, and one with a link that leads out: with the place of its `files`."""
-    (tmp_path / "above").symlink_to("..")
-    cell = SimpleNamespace(write_file=AsyncMock(), plan=SimpleNamespace(user="0"))
-    words: dict[str, Any] = {"kind": "python", "names": (), "ports": (), "settings": {"app": "a:b"}}
-    for directory, why in ((None, "no directory"), (tmp_path, "leads out")):
-        plan = StandInPlan(id="app", directory=directory, **words)
-        with pytest.raises(PolicyError, match=rf"network\.stand_ins\.app\.files.*{why}"):
-            await targets.start_serving(cast("Cell", cell), plan)
-
-
-@pytest.mark.anyio
-async def test_a_command_that_can_not_be_sent_starts_nothing() -> None:
-    """An image's command with a NUL: the target does not serve."""
-    machine = Machine()
-    machine.start = AsyncMock(side_effect=ValueError("a NUL byte"))  # type: ignore[method-assign]
-    with pytest.raises(CellError, match=r"can't be started: .*NUL"):
-        await served({"command": ["mine"]}, machine)

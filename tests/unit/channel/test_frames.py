@@ -32,31 +32,3 @@ def test_a_request_of_any_size_arrives_whole(size: int) -> None:
     assert (last[0], last[2][0]) == (FrameType.START, OpKind.WRITE)
     assert {op for _, op, _ in [*parts, last]} == {9}
     assert b"".join(part[2] for part in parts) + last[2][1:] == body
-
-
-def test_what_can_not_be_said() -> None:
-    """A NUL, a number that doesn't fit, an empty path, an impossible mode or seed is a `ValueError`
-    that says which."""
-    with pytest.raises(ValueError, match="owner holds a NUL"):
-        frames.write_body(user="", cwd="", path="p", mode=None, owner="a\0")
-    with pytest.raises(ValueError, match="does not fit"):
-        frames.read_body(user="", cwd="", path="p", max_bytes=1 << 64)
-    with pytest.raises(ValueError, match="path is empty"):
-        frames.read_body(user="", cwd="", path="", max_bytes=1)
-    with pytest.raises(ValueError, match="not a file mode"):
-        frames.write_body(user="", cwd="", path="p", mode=0o10000, owner="")
-    with pytest.raises(ValueError, match="seed"):
-        frames.renew_payload(
-            realtime_ns=5, seed=b"s" * 31, machine_id="m" * 32, boot_id="b" * 36, hostname="h"
-        )
-    for size in (0, frames.MAX_DATA_BYTES + 1):
-        with pytest.raises(ValueError, match="DATA of"):
-            frames.data_frame(1, 0, bytes(size))
-    with pytest.raises(ValueError, match="a frame holds"):
-        frames.frame(FrameType.CONFIG, 0, bytes(65_537))
-
-
-def test_names_that_are_no_utf8() -> None:
-    """Linux names are bytes: surrogate escapes and bytes go through as they are."""
-    assert frames.text_bytes("\udcff", "path") == b"\xff"
-    assert frames.text_bytes(b"\xff", "argv[0]") == b"\xff"

@@ -7,7 +7,7 @@ import errno
 from belljar.channel import CommandError, ExecOutput
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
-from belljar.channel.outcomes import file_error, output_of
+from belljar.channel.outcomes import file_error
 
 
 def result(
@@ -25,19 +25,6 @@ def result(
         duration_ns=1_500_000_000,
         detail=detail,
     )
-
-
-def test_output_of() -> None:
-    """The guest's counts and the host's are added; flags become words; late alone is not timed
-    out."""
-    ended = result(Outcome.SIGNALED, 9, flags=255)
-    output = output_of(ended, kept=(b"a", b"b"), dropped=(10, 20), is_overdue=False)
-    assert (output.stdout_dropped_bytes, output.stderr_dropped_bytes) == (11, 22)
-    assert (output.stdout, output.stderr, output.duration_s) == (b"a", b"b", 1.5)
-    words = "timed_out killed out_of_memory output_cap_reached processes_full disk_full runs_on"
-    assert all(getattr(output, word) for word in [*words.split(), "program_ended"])
-    late = output_of(result(Outcome.EXITED, 0), kept=(b"", b""), dropped=(0, 0), is_overdue=True)
-    assert not any((late.timed_out, late.killed, late.program_ended))
 
 
 def test_file_errors() -> None:
@@ -66,20 +53,3 @@ def test_a_file_nobody_looked_at_is_not_missing() -> None:
         error = file_error(ended, "p")
         assert (type(error), error.errno) == (OSError, errno.EIO), stage
         assert "\x1b" not in str(error)
-
-
-def test_returncode_is_the_shells() -> None:
-    """Status, 128 + signal, or 127 and 126 for what could not start; the bare number stays in
-    `code`."""
-    for status, code, returncode in (
-        (Outcome.EXITED, 0, 0),
-        (Outcome.EXITED, 143, 143),
-        (Outcome.SIGNALED, 15, 143),
-        (Outcome.NOT_STARTED, errno.ENOENT, 127),
-        (Outcome.NOT_STARTED, errno.ENOTDIR, 127),
-        (Outcome.NOT_STARTED, errno.EACCES, 126),
-    ):
-        output = output_of(result(status, code), kept=(b"", b""), dropped=(0, 0), is_overdue=False)
-        assert (output.returncode, output.code) == (returncode, code), status
-        assert output.signalled == (status is Outcome.SIGNALED)
-        assert output.not_started_errno == (code if status is Outcome.NOT_STARTED else None)

@@ -155,13 +155,6 @@ def test_an_early_end_is_no_end(stream: bytes) -> None:
         taking.finish()
 
 
-def test_a_path_that_is_too_long_is_an_error_of_the_tree() -> None:
-    """An honest guest may have one; it is not brought."""
-    taking = reader()
-    with pytest.raises(OSError, match="too long"):
-        list(taking.feed(raw(5) + raw(5, b"d" * 255) * 17))
-
-
 def test_all_names_together_are_bounded() -> None:
     """Each of their bytes takes many on this host."""
     taking = reader(max_entries=10_000)

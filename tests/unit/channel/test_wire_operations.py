@@ -24,40 +24,11 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import Outcome, ResultFlag, SignalScope, Stage, Stream
-from belljar.channel.messages import Credit, Data, Eof, Result, Started
+from belljar.channel.frames import ResultFlag, SignalScope
+from belljar.channel.messages import Credit, Result, Started
 from belljar.channel.wire import HostConnection
 
 # ---- operations
-
-
-def test_an_exec() -> None:
-    """STARTED, DATA, EOF and RESULT are taken; afterwards the operation is dead."""
-    wire = with_exec(started=False)
-    assert wire.feed(g.frame(g.STARTED, 1, STARTED)) == [Started(op=1, info=0)]
-    assert wire.feed(data(1, b"out") + data(2, b"err")) == [
-        Data(op=1, stream=Stream.STDOUT, content=b"out"),
-        Data(op=1, stream=Stream.STDERR, content=b"err"),
-    ]
-    assert wire.feed(g.frame(g.EOF, 1, b"\2")) == [Eof(op=1, stream=Stream.STDERR)]
-    said = result(1, 9, flags=63, stage=3, dropped=(5, 6), duration_ns=7, detail="why")
-    assert wire.feed(said) == [
-        Result(
-            op=1,
-            outcome=Outcome.SIGNALED,
-            flags=ResultFlag(63),
-            stage=Stage.EXEC,
-            code=9,
-            stdout_dropped_bytes=5,
-            stderr_dropped_bytes=6,
-            duration_ns=7,
-            detail="why",
-        )
-    ]
-    for late in (data(1, b"x"), result(), g.frame(g.CREDIT, 1, struct.pack("<I", 1))):
-        dead = with_exec()
-        dead.feed(result())
-        refused(dead, late, "not live")
 
 
 def test_output_needs_started_and_an_open_stream() -> None:
@@ -167,42 +138,7 @@ def test_results_that_can_not_be() -> None:
         refused(make(), said, "outcome|count|text of|runs on")
 
 
-POSSIBLE: tuple[tuple[Callable[[], HostConnection], bytes], ...] = (
-    (with_exec, result(0, 255)),
-    (with_exec, result(1, 64)),
-    (unstarted, result(1, 9)),
-    (unstarted, result(2, errno.ENOENT, stage=3)),
-    (with_read, result(3, errno.ENOENT, stage=5)),
-    (with_read, result(2, errno.ESRCH, stage=1)),
-    (ready_read, result(3, errno.EFBIG, stage=6)),
-    (ready_read, result(1, 9)),
-    (ready_write, result(2, errno.EPERM, stage=10)),
-    (ready_write, result(0, 0)),
-)
-
-
-def test_results_that_can_be() -> None:
-    """The endings that real operations have are taken, with or without EOF before."""
-    for make, said in POSSIBLE:
-        assert isinstance(make().feed(said)[0], Result), said
-
-
 # ---- the host's side
-
-
-def test_what_is_sent_to_the_dead_is_not_sent() -> None:
-    """After RESULT the host sends nothing more of the operation."""
-    wire = with_exec()
-    wire.feed(result())
-    sent = [
-        wire.send_data(1, b"x"),
-        wire.send_eof(1),
-        wire.send_credit(1, 1),
-        wire.send_signal(1, 9, SignalScope.WHOLE_TREE),
-        wire.send_resize(1, 2, 3),
-    ]
-    assert sent == [b""] * 5
-    assert wire.stdin_credit(1) == 0
 
 
 def test_a_program_that_is_let_go() -> None:

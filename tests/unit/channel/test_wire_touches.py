@@ -70,9 +70,3 @@ def test_what_a_guest_may_not_report() -> None:
     )
     for make, said, why in cases:
         refused(make(), said, why)
-
-
-def test_too_many_files_are_not_asked_for() -> None:
-    """A caller's mistake, not the guest's."""
-    with pytest.raises(ValueError, match="256"):
-        frames.watch_payload(["/a"] * 257, max_touches=1)

@@ -22,3 +22,9 @@ def session(cells: FakeCells, tmp_path: Path) -> Iterator[Session]:
     """The session that providers in this test use."""
     with session_scope(Session(source=cells, home=tmp_path / "home")) as scoped:
         yield scoped
+
+
+@pytest.fixture(autouse=True)
+def _no_random_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inspect waits up to a second before each sample, for the sake of other tasks: not here."""
+    monkeypatch.setattr("inspect_ai._eval.task.sandbox.random", lambda: 0.0, raising=False)

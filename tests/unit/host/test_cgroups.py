@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from belljar.host.cgroups import cgroup_fact as read_cgroup_fact
 from belljar.host.cgroups import own_memory_limit_bytes, parse_hierarchies
@@ -40,12 +38,6 @@ def test_hybrid_hosts_have_their_controllers_in_version_1() -> None:
     assert found.v1 == {"cpu": Path("/c/cpu,cpuacct"), "memory": Path("/c/me m")}
     assert found.v2 == Path("/c/unified")
     assert (found.own["memory"], found.own["cpu"], found.own[""]) == ("/a/b", "/x", "/u")
-
-
-@given(st.text(), st.text())
-def test_any_text_is_read(mounts: str, own: str) -> None:
-    """A strange /proc is no error."""
-    parse_hierarchies(mounts, own)
 
 
 def test_root_proves_a_controller_by_making_a_group(tmp_path: Path) -> None:
@@ -88,7 +80,7 @@ def test_a_user_has_the_version_1_groups_that_he_was_put_in(tmp_path: Path) -> N
     assert cgroup_fact(parse_hierarchies(lines, astray), is_root=False).parents == {}
 
 
-@pytest.mark.parametrize("own", ["/", "", "/../../etc/x", "/gone/away"])
+@pytest.mark.parametrize("own", ["/", "/../../etc/x"])
 def test_a_user_without_delegation_has_nothing(tmp_path: Path, own: str) -> None:
     """And is told how to get it; a path that leads out of the tree is not followed."""
     fact = cgroup_fact(
@@ -123,21 +115,3 @@ def test_trial_groups_of_the_dead_are_removed(tmp_path: Path) -> None:
     (tmp_path / "facts-other").mkdir()
     sweep_trials(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["facts-other"]
-
-
-def test_a_trial_that_another_pid_namespace_sweeps_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There its owner can't be seen. What was found of the group that is gone does not count."""
-    looks = list[Path]()
-
-    def access(path: Path, _mode: int) -> bool:
-        looks.append(path)
-        if len(looks) == 1:
-            path.parent.rmdir()
-        return len(looks) > 1
-
-    monkeypatch.setattr("os.access", access)
-    assert try_group(tmp_path, "memory.max")
-    assert len({path.parent for path in looks}) == 2
-    assert list(tmp_path.iterdir()) == []

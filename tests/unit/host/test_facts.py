@@ -45,7 +45,7 @@ def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "state"),
     [
-        *(("core\n", "file"), ("/var/core.%p\n", "file"), ("", "file")),
+        ("core\n", "file"),
         *(("|/usr/lib/keep %P\n", "program"), ("@/run/keep.sock\n", "server")),
         (None, "program"),
     ],

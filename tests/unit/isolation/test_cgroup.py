@@ -48,11 +48,6 @@ def test_a_missing_controller_is_refused(tmp_path: Path) -> None:
         planned(("memory",), {"cpu": tmp_path}, unified=True)
 
 
-def test_a_parent_that_is_gone_holds_no_group(tmp_path: Path) -> None:
-    """It is not looked for for ever."""
-    assert not cgroup.try_group(tmp_path / "gone", "cgroup.procs")
-
-
 def test_a_group_that_is_there_already_is_refused(tmp_path: Path) -> None:
     """Two cells never share a group."""
     parents = {"pids": tmp_path}

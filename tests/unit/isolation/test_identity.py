@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.identity import RANGES_START, TREE_IDS_START, hold_range, hold_uids
+from belljar.isolation.identity import TREE_IDS_START, hold_range, hold_uids
 from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START
 
 root = pytest.mark.root
@@ -35,22 +35,6 @@ def test_ranges_do_not_overlap(tmp_path: Path) -> None:
             assert not free
     with hold_uids(tmp_path, one.own_uid, locks=tmp_path) as free:
         assert free
-
-
-@root
-def test_two_hosts_of_locks_are_unlikely_to_share_ids(tmp_path: Path) -> None:
-    """Two lock directories begin at other blocks of 64 cells more often than not."""
-    firsts = []
-    for number in range(16):
-        with (
-            hold_range(tmp_path / str(number)) as held,
-            hold_range(tmp_path / str(number)) as next_,
-        ):
-            assert held.own_uid is not None
-            assert next_.own_uid is not None
-            firsts.append((held.own_uid - RANGES_START) // (next_.own_uid - held.own_uid))
-    assert {first % 64 for first in firsts} == {0}
-    assert len(set(firsts)) >= 8  # of 64 blocks, drawn by inode
 
 
 @root

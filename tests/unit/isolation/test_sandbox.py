@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, nullcontext
@@ -20,7 +19,6 @@ from tests.unit.isolation.test_survivors import process
 
 from belljar.errors import CellError
 from belljar.events import Kind
-from belljar.isolation import cgroup
 from belljar.isolation import sandbox as sandboxes
 from belljar.isolation.hold import give_order, new_order
 from belljar.isolation.identity import HeldIdentity
@@ -136,27 +134,6 @@ async def test_an_interrupted_destruction_is_finished(end: str, tmp_path: Path) 
     assert sandbox.destruction is not None
     assert recorder.kinds().count(Kind.CELL_DESTROYED) == 1
     assert recorder.kinds().count(Kind.CELL_FAILED) == end.endswith("fails")
-
-
-@pytest.mark.anyio
-async def test_a_stopped_loop_holds_nobody_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Whoever took the destruction over never ends it: the next one does."""
-    monkeypatch.setattr(sandboxes, "_DESTROYER_TIMEOUT_S", 0.1)
-    recorder = MemoryRecorder()
-    sandbox = Counted(tmp_path, recorder)
-
-    async def make(owner: AsyncExitStack, _held: ExitStack) -> Counted:
-        async with owned(sandbox, owner):
-            return sandbox
-
-    async with recorded_lifetime(recorder, sandbox.cell_id, {}, make) as cell:
-        cell._owner = None
-        with anyio.fail_after(30):
-            await cell.destroy()
-    assert sandbox.destroyed == 1
-    assert recorder.kinds().count(Kind.CELL_DESTROYED) == 1
 
 
 @pytest.mark.anyio
@@ -284,16 +261,3 @@ async def test_many_who_wait_do_not_shut_out_who_destroys(tmp_path: Path) -> Non
             for sandbox in sandboxes:
                 tasks.start_soon(live, sandbox, MemoryRecorder(), "destroyed early")
     assert [sandbox.destroyed for sandbox in sandboxes] == [1] * 50
-
-
-def test_a_group_that_cannot_be_read_does_not_end_the_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a descriptor left a cell's groups stay for the look, which says what it could not
-    see; its identity is free afterwards."""
-
-    def none_left(_groups: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(cgroup, "remove_empty", none_left)
-    assert Counted(tmp_path).look_once(0.0).survivors == ()

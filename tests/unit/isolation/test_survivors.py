@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from belljar.isolation.survivors import (
     destroy_remains,
     look,
     remove_survivors,
-    wait_for_dying,
 )
 from belljar.process import identify, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
@@ -147,17 +145,6 @@ def test_reaping_goes_on_until_everything_could_be_seen(
     (reaped,) = reap_now(tmp_path)
     assert reaped.remaining == ()
     assert list_cells(tmp_path) == ()
-
-
-def test_who_does_not_end_by_itself_is_waited_for_no_longer_than_asked() -> None:
-    """It is found then; a destruction does not hang on it."""
-    mine = entry()
-    with process("--cell", mine.cell_id):
-        waiting = threading.Thread(target=wait_for_dying, args=(mine, 0.05), daemon=True)
-        waiting.start()
-        waiting.join(60)
-        assert not waiting.is_alive()
-        assert len(look(mine).survivors) == 1
 
 
 @pytest.mark.promise("6.1")

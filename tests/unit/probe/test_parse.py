@@ -34,12 +34,9 @@ def test_a_whole_answer_has_no_problem() -> None:
         WHOLE + b"files.canary\tdenied\tagain\n",
         WHOLE.replace(b"files.canary", b"files.unasked"),
         WHOLE.replace(b"files.canary\tdenied\tEPERM\n", b""),
-        WHOLE.replace(b"files.socket\tdenied", b"files.canary\tdenied"),
         WHOLE.replace(b"\tdenied", b"\tfine", 1),
-        WHOLE.replace(b"\tdenied\t", b"\tdenied ", 1),
         WHOLE.replace(NONCE.encode(), b"0" * 32),
         WHOLE.replace(b"end\t4", b"end\t3"),
-        WHOLE.replace(b"end\t4", b"END\t4"),
         WHOLE.replace(b"EPERM", b"E" * MAX_OUTPUT_BYTES, 1),
     ],
 )
@@ -67,17 +64,9 @@ def test_details_are_escaped_and_bounded() -> None:
     assert len(detail) < 500
 
 
-@given(st.binary(max_size=400))
-def test_nothing_raises(output: bytes) -> None:
-    """Any bytes are read; without the nonce a problem, and never a name nobody asked for."""
-    read = parse_answers(output, asked=NAMES, nonce=NONCE)
-    assert read.problem
-    assert set(read.by_name) <= set(NAMES)
-
-
-@given(st.lists(st.sampled_from(WHOLE.split(b"\n")), max_size=9))
+@given(st.lists(st.sampled_from(WHOLE.split(b"\n")) | st.binary(max_size=400), max_size=9))
 def test_lines_in_any_order_and_number(lines: list[bytes]) -> None:
-    """Of the program's own lines only the whole set in front of its end is an answer."""
+    """Any bytes are read; only the program's whole set of lines in front of its end is an answer."""
     output = b"\n".join(lines)
     whole = sorted(lines[:4]) == sorted(WHOLE.split(b"\n")[:4]) and lines[4:] == [
         WHOLE.split(b"\n")[4],

@@ -29,11 +29,6 @@ def verdict(probe: Probe, outcome: AttemptOutcome, sight: Sight = WELL) -> Verdi
     return judge_probe(probe, answer, {Witness.ROUTER: sight}, tier="container").verdict
 
 
-def test_without_a_router_nothing_changes() -> None:
-    """The catalogue is as it stands."""
-    assert routed(PROBES, None, tier="microvm") == tuple(PROBES)
-
-
 def test_what_leads_beyond_is_the_routers_to_witness() -> None:
     """Every probe that sends packets outside; those that look at the cell are as they are."""
     for probe in routed(PROBES, ARouter(), tier="container"):

@@ -10,7 +10,7 @@ from tests.fakes.recorder import MemoryRecorder
 
 from belljar.events import Kind
 from belljar.probe.judge import NoRouter
-from belljar.probe.model import AttemptOutcome, Verdict
+from belljar.probe.model import Verdict
 from belljar.probe.run import chosen, probe_cell
 
 pytestmark = pytest.mark.anyio
@@ -91,14 +91,3 @@ async def test_cut_short_is_recorded_with_what_was_seen(verdict: str) -> None:
         Kind.PROBE_COMPLETED,
         verdict,
     )
-
-
-async def test_equal_findings_have_equal_digests() -> None:
-    """The digest is of what was found, not of when."""
-    reports = [
-        await probe_cell(FakeProbed(), recorder=MemoryRecorder(), probes=PROBES) for _ in range(2)
-    ]
-    worse = FakeProbed()
-    worse.run_probe_program.outcomes["calls.mount"] = (AttemptOutcome.ABSENT, "ENOENT")
-    other = await probe_cell(worse, recorder=MemoryRecorder(), probes=PROBES)
-    assert reports[0].digest == reports[1].digest != other.digest

@@ -3,7 +3,6 @@ nothing of it is left."""
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import subprocess
@@ -66,21 +65,6 @@ def test_touched(witness: Witness, touch: Callable[[dict[str, str]], object]) ->
         touch(dict(watched.parameters))
         seen = {each for each, sight in watched.look().items() if sight.touched}
     assert seen == {witness}
-
-
-def test_a_host_without_room_for_a_process_looks_at_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The witness is blind, which is no silence, and no descriptor is left of it."""
-
-    def full(*_: object, **__: object) -> int:
-        raise BlockingIOError(errno.EAGAIN, "no room")
-
-    monkeypatch.setattr("belljar.probe.witness.os.posix_spawn", full)
-    before = len([*Path("/proc/self/fd").iterdir()])
-    with watch([Witness.PID]) as watched:
-        assert watched.look()[Witness.PID].touched is None
-        assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_a_stranger_is_neither_breach_nor_silence() -> None:

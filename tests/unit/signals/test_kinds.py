@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.asgi import context
+from tests.fakes.web import context
 
 from belljar.network.stand_ins import make
 from belljar.policy.guarding import LOGIN_SERVICES, SERVICE_PORTS, DecoyKind, DecoySpec

@@ -24,10 +24,3 @@ def test_the_store_is_where_the_variables_and_the_user_say(
 ) -> None:
     """`BELLJAR_HOME` first; root's is the system's, a user's own is under XDG's data directory."""
     assert belljar_home(environ, uid=uid) == Path(home)
-
-
-def test_a_relative_store_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It must not move with the working directory afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BELLJAR_HOME", "store")
-    assert belljar_home() == tmp_path / "store"

@@ -1,36 +1,34 @@
 """The types between the gateway and `belljar.network.stand_ins`.
 
-A stand-in is an ASGI 3 application (no lifespan) or a function of a connection.
-`make(context)` makes each once a range, with all its state.
-It runs in the gateway's process, without any route and with its own files only.
+A stand-in is a function of a request or of a connection. `make(context)` makes each once a range,
+with all its state. It runs in the gateway's process, without any route and with its own files only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 from belljar.plan.network import NetworkBounds
 
-if TYPE_CHECKING:
-    import asyncio
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-# ASGI 3. `scope["headers"]` holds exactly one `host`, which was compared with address, SNI and
-# policy; `scope["state"]`: `cell`, the client's name, and `name`, the host in lower case, without a
-# port.
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+class Stream(Protocol):
+    """Both ways of a connection, as its stand-in has them: counted, bounded and on record."""
 
-# `(reader, writer, cell)`. The connection is closed when it returns, raises or exceeds a bound.
-StreamApp: TypeAlias = (
-    "Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]"
-)
+    async def receive(self) -> bytes:
+        """At most 64 KiB; empty at the end. Raises `OSError`."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Return when the kernel has it. Raises `OSError`."""
+        ...
+
+
+# `(stream, cell)`. The connection is closed when it returns, raises or exceeds a bound.
+StreamApp: TypeAlias = Callable[[Stream, str], Awaitable[None]]
 
 # Beyond it a request is answered 413 and no stand-in is called.
 MAX_BODY_BYTES: Final = NetworkBounds().body_bytes

@@ -15,14 +15,14 @@ from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 import h11
 
 from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
-from belljar.network.gateway.context import ClientGoneError, Message, RefusedRequestError, Scope
+from belljar.network.gateway.context import ClientGoneError, RefusedRequestError
 from belljar.network.gateway.http1 import RequestParser
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import (
@@ -33,6 +33,7 @@ from belljar.network.gateway.reporter import (
 )
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
+from belljar.network.stand_ins.web import Answer, Request
 from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 
@@ -79,11 +80,10 @@ class Exchange:
             self._refused = RefusedRequestError(self.verdict.reason, status)
         self._reason = ""
         self._received = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
-        self._body = b""
         self._posted: asyncio.Future[Any] | None = None
         self._sent = Capture(max_kept_bytes=site.bounds.kept_body_bytes)
-        self._head: Message | None = None
-        self._is_received = self._has_begun = self._is_over = False
+        self._status, self._fields = 0, list[tuple[bytes, bytes]]()  # Of the answer.
+        self._has_begun = self._is_over = False
 
     async def run(self) -> None:
         """Answer, on record. Raises only what cancels it."""
@@ -114,14 +114,14 @@ class Exchange:
         if site.exchanges > site.bounds.exchanges:
             site.hit("exchanges")
             raise RefusedRequestError("too many requests are being answered", 503)
-        await self._read_body()
+        body = await self._read_body()
         await site.reporter.wait_for_room()
         # What is answered, or asked of the owner, follows in order and is waited for.
         self._posted = site.post(self._request_item)
         if site.guard.scans(self.verdict.stand_in):  # also what is refused anyway
             request, fields = self._request, self._common_fields()
             head = b"\n".join(b"%s: %s" % pair for pair in request.headers)
-            parts = [("url", request.target), ("header", head), ("body", self._body)]
+            parts = [("url", request.target), ("header", head), ("body", body)]
             # Any word can be a method, so a word that isn't one can carry data.
             if self._judged.method not in USUAL_METHODS:
                 parts.append(("method", request.method))
@@ -132,12 +132,10 @@ class Exchange:
         app = site.apps.get(self.verdict.stand_in)
         if app is None:
             raise RefusedRequestError("the stand-in speaks no HTTP", 502)
-        await app(self._scope(), self._receive, self._send)
-        if not self._is_over:
-            raise RefusedRequestError("the stand-in gave no answer", 500)
+        await self._reply(await app(self._seen(body)))
 
-    async def _read_body(self) -> None:
-        """Take the whole body. Raises `RefusedRequestError`, `ClientGoneError`."""
+    async def _read_body(self) -> bytes:
+        """Return the whole body. Raises `RefusedRequestError`, `ClientGoneError`."""
         bounds = self._site.bounds
         over = self._refused or RefusedRequestError("the body is over the bound", 413)
         # Of a request that is refused anyway, what its event keeps.
@@ -158,7 +156,7 @@ class Exchange:
                 raise RefusedRequestError("the bodies of all requests are over the bound", 503)
             if self._received.total_bytes > most:
                 raise over
-        self._body = bytes(body)
+        return bytes(body)
 
     async def _read_more(self) -> None:
         if self._http.they_are_waiting_for_100_continue:
@@ -175,60 +173,63 @@ class Exchange:
             raise ClientGoneError(LEFT)
         self._parser.held += data
 
-    def _scope(self) -> Scope:
-        """Return what the stand-in sees: no authority, one Host and a state of its own."""
+    def _seen(self, body: bytes) -> Request:
+        """Return what the stand-in sees: no authority, and one Host."""
         _, path, query = split_target(self._request.target)
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": self._request.http_version.decode("ascii"),
-            "method": self._judged.method,
-            "scheme": self._scheme,
-            "path": unquote(path.decode("ascii")),
-            "raw_path": path,
-            "query_string": query,
-            "headers": list(self._request.headers),
-            "server": (self._peer.address, self._peer.port),
-            "state": {"cell": self._peer.cell, "name": self.verdict.name},
-        }
+        pairs = self._request.headers
+        return Request(
+            method=self._judged.method,
+            path=unquote_to_bytes(path).decode("utf-8", "replace"),
+            raw_path=path.decode("latin-1"),
+            query_string=query.decode("latin-1"),
+            headers=tuple((name.decode(), value.decode("latin-1")) for name, value in pairs),
+            body=body,
+            scheme=self._scheme,
+            port=self._peer.port,
+            cell=self._peer.cell,
+        )
 
-    async def _receive(self) -> Message:
-        """Return the body, once; behind it there is nothing to wait for."""
-        if self._is_received:
-            await asyncio.Event().wait()
-        body, self._body, self._is_received = self._body, b"", True
-        return {"type": "http.request", "body": body, "more_body": False}
+    async def _reply(self, answer: Answer) -> None:
+        """Send an answer, on record. HEAD gets the fields of GET and no body (RFC 9110, 9.3.2)."""
+        self._status = answer.status
+        self._fields = [
+            (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+            for name, value in answer.headers
+        ]
+        names, length = {name for name, _ in self._fields}, answer.length
+        length = len(answer.body) if answer.stream is None else length
+        if length >= 0 and b"content-length" not in names and answer.status not in _BODILESS:
+            self._fields.append((b"content-length", b"%d" % length))
+        # RFC 9110 section 6.6.1: a server that has a clock sends it.
+        if b"date" not in names:
+            self._fields.append((b"date", formatdate(usegmt=True).encode()))
+        is_bare = self._request.method == b"HEAD" or answer.status in _BODILESS
+        if answer.stream is None:
+            await self._send(b"" if is_bare else answer.body, is_last=True)
+            return
+        async with contextlib.aclosing(answer.stream()) as parts:
+            if not is_bare:
+                async for part in parts:
+                    await self._send(part, is_last=False)
+        await self._send(b"", is_last=True)
 
-    async def _send(self, message: Message) -> None:
+    async def _send(self, data: bytes, *, is_last: bool) -> None:
         """Send a part of the answer, on record. Raises `ClientGoneError`."""
-        if self._is_over:
-            return
-        if message["type"] == "http.response.start":
-            self._head = message
-            return
-        if message["type"] != "http.response.body" or self._head is None:
-            return
-        data, has_more = bytes(message.get("body", b"")), bool(message.get("more_body", False))
         self._sent.feed(data)
-        if not has_more:
-            await self._site.record(*self._last_items(int(self._head["status"])))
+        if is_last:
+            await self._site.record(*self._last_items(self._status))
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
-        pieces, status = list[bytes](), int(self._head["status"])
+        pieces = list[bytes]()
         if not self._has_begun:
-            fields = list(self._head.get("headers", ()))
-            # RFC 9110 section 6.6.1: a server that has a clock sends it.
-            if not any(name.lower() == b"date" for name, _ in fields):
-                fields.append((b"date", formatdate(usegmt=True).encode()))
-            reason = PHRASES.get(status, b"")
-            head = h11.Response(status_code=status, headers=fields, reason=reason)
+            reason = PHRASES.get(self._status, b"")
+            head = h11.Response(status_code=self._status, headers=self._fields, reason=reason)
             pieces.append(self._http.send(head))
         self._has_begun = True
-        is_bodiless = self._request.method == b"HEAD" or status in _BODILESS
-        if data and not is_bodiless:
+        if data:
             pieces += self._http.send_with_data_passthrough(h11.Data(data=data)) or ()
-        if not has_more:
+        if is_last:
             pieces.append(self._http.send(h11.EndOfMessage()))
         pieces = [piece for piece in pieces if piece]
         is_small = len(data) <= _JOINED_BYTES
@@ -237,17 +238,17 @@ class Exchange:
     async def _fail(self, reason: str, status: int) -> None:
         """Answer a status and close, or break off a begun answer."""
         self._reason = reason
+        if self._is_over:
+            return
         if self._has_begun:
             # Too late for a status: the client sees an answer that ends too early.
             await self._site.record(*self._last_items(None))
             return
         self._sent = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
-        headers = [(b"content-length", b"0"), (b"connection", b"close")]
-        self._head = {"status": status, "headers": headers}
         # On record by then. A client that doesn't read must not keep one of the few exchanges.
         with contextlib.suppress(ClientGoneError, TimeoutError):
             async with asyncio.timeout(self._site.bounds.idle_timeout_s):
-                await self._send({"type": "http.response.body"})
+                await self._reply(Answer(status=status, headers=(("connection", "close"),)))
 
     def _cut(self) -> None:
         """Record an exchange that is over before its end."""
@@ -299,8 +300,8 @@ class Exchange:
         return Item(Kind.NETWORK_HTTP, data, self._received.bodies("request") + bodies)
 
     def _answer_item(self, status: int | None) -> Item:
-        headers, _ = printable_headers(() if self._head is None else self._head.get("headers", ()))
-        begun = int(self._head["status"]) if self._has_begun and self._head else 0
+        headers, _ = printable_headers(self._fields)
+        begun = self._status if self._has_begun else 0
         data: dict[str, JsonValue] = {
             **self._common_fields(),
             "status": status or begun,

@@ -20,9 +20,10 @@ from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import Flow, FlowVerdict, RequestHead, decide, known_to
 from belljar.network.gateway.config import Bounds, GuardConfig
-from belljar.network.gateway.context import App, StreamApp
+from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.reporter import Reporter, die_without_memory
 from belljar.network.ipc import SECRETS, Item
+from belljar.network.stand_ins.web import App
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 from belljar.policy.guarding import Action, GuardRules, Place

@@ -14,7 +14,7 @@ import contextlib
 import socket
 import time
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
@@ -25,9 +25,6 @@ from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
-
-HIGH_WATER_BYTES: Final = 64 << 10  # asyncio's own default
-READER_BYTES: Final = 32 << 10  # asyncio pauses its transport at twice as much
 
 
 class StreamRecord:
@@ -59,7 +56,7 @@ class StreamRecord:
 
 
 class RecordedStream:
-    """One raw connection to a stand-in."""
+    """One raw connection to a stand-in, and what the stand-in has of it."""
 
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
@@ -76,7 +73,7 @@ class RecordedStream:
                 asyncio.timeout(bounds.connection_timeout_s),
                 asyncio.timeout(bounds.idle_timeout_s) as self._idle,
             ):
-                await self._talk(app)
+                await app(self, self._peer.cell)
         except asyncio.CancelledError:
             reason = RANGE_ENDED
             raise
@@ -97,40 +94,21 @@ class RecordedStream:
             self._site.post(partial(self._record.closed, reason))
             await self._pipe.close()
 
-    async def _talk(self, app: StreamApp) -> None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=READER_BYTES, loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        transport = _Transport(protocol, self._peer)
-        protocol.connection_made(transport)
-        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        async with asyncio.TaskGroup() as group:
-            incoming = group.create_task(self._pump_in(reader, transport))
-            outgoing = group.create_task(self._pump_out(transport))
-            await app(reader, writer, self._peer.cell)
-            transport.close()
-            # What the stand-in wrote last leaves before the connection's reading ends.
-            await outgoing
-            incoming.cancel()
+    async def receive(self) -> bytes:
+        """See `Stream`."""
+        data = await self._pipe.receive()
+        self._count(self._record.received, data)
+        fields = self._peer.connection_fields()
+        if data and await self._site.blocks(
+            self._stand_in, Channel.STREAM, [("data", data)], fields
+        ):
+            raise _OverBoundError("blocked by the guard")
+        return data
 
-    async def _pump_in(self, reader: asyncio.StreamReader, transport: _Transport) -> None:
-        while True:
-            await transport.may_read.wait()
-            data = await self._pipe.receive()
-            if not data:
-                reader.feed_eof()
-                return
-            self._count(self._record.received, data)
-            fields = self._peer.connection_fields()
-            if await self._site.blocks(self._stand_in, Channel.STREAM, [("data", data)], fields):
-                raise _OverBoundError("blocked by the guard")
-            if not transport.is_closing():  # else it has said its last, and reads no more
-                reader.feed_data(data)
-
-    async def _pump_out(self, transport: _Transport) -> None:
-        while (data := await transport.taken()) is not None:
-            self._count(self._record.sent, data)
-            await self._pipe.send(data)
+    async def send(self, data: bytes) -> None:
+        """See `Stream`."""
+        self._count(self._record.sent, data)
+        await self._pipe.send(data)
 
     def _count(self, capture: Capture, data: bytes) -> None:
         capture.feed(data)
@@ -178,67 +156,6 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
 
 class _OverBoundError(Exception):
     """A bound of a stream."""
-
-
-class _Transport(asyncio.Transport):
-    """A `StreamWriter`'s buffer with backpressure."""
-
-    def __init__(self, protocol: asyncio.StreamReaderProtocol, peer: Peer) -> None:
-        super().__init__({"peername": (peer.cell, 0), "sockname": (peer.address, peer.port)})
-        self._protocol = protocol
-        self._buffer = bytearray()
-        self._changed = asyncio.Event()
-        self._closing = False
-        self._paused = False
-        self.may_read = asyncio.Event()
-        self.may_read.set()
-
-    async def taken(self) -> bytes | None:
-        """Bytes since the last call; None at the end."""
-        while not self._buffer:
-            if self._closing:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        data = bytes(self._buffer)
-        self._buffer.clear()
-        if self._paused:
-            self._paused = False
-            self._protocol.resume_writing()
-        return data
-
-    def write(self, data: Any) -> None:  # noqa: ANN401 - any buffer
-        """Takes bytes; none after `close`."""
-        if self._closing:
-            return
-        self._buffer += data
-        self._changed.set()
-        if len(self._buffer) > HIGH_WATER_BYTES and not self._paused:
-            self._paused = True
-            self._protocol.pause_writing()
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def is_closing(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing
-
-    def close(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._changed.set()
-            self._protocol.connection_lost(None)
-
-    def abort(self) -> None:
-        self._buffer.clear()
-        self.close()
-
-    def pause_reading(self) -> None:
-        self.may_read.clear()
-
-    def resume_reading(self) -> None:
-        self.may_read.set()
 
 
 # A half that its client doesn't join: the client has gone before its connection was there.

@@ -1,4 +1,4 @@
-"""A real upstream: an ASGI application that forwards to one host.
+"""A real upstream: an application that forwards to one host.
 
 A request is whole, and on record, before the owner dials.
 Its bytes pass through a relay of the owner's, which counts each, TLS's too.
@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from functools import cache, partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import h11
 
-from belljar.network.decide import split_target
-from belljar.network.gateway.context import Receive, RefusedRequestError, Scope, Send
+from belljar.dataclass import replace
+from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.pipe import Pipe, TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
 from belljar.network.gateway.site import Site
+from belljar.network.stand_ins.web import Answer, Request
 from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
@@ -103,21 +105,35 @@ class UpstreamApp:
         self._site, self._authorities = site, authorities
         self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, request: Request) -> Answer:
         """Raises `RefusedRequestError`, also amid an answer."""
-        message, pieces = await receive(), list[bytes]()
-        while message["more_body"]:
-            pieces.append(message["body"])
-            message = await receive()
-        body = b"".join([*pieces, message["body"]])
+        parts = self._parts(request)
+        head: Answer = await anext(parts)
+        return replace(head, stream=lambda: parts)
+
+    async def _parts(self, request: Request) -> AsyncGenerator[Any]:
+        """The answer's head, and then its bytes."""
+        until = asyncio.get_running_loop().time() + self._site.bounds.upstream_exchange_s
         try:
-            request = self._request(scope, body)
-            async with (
-                self._open,
-                asyncio.timeout(self._site.bounds.upstream_exchange_s),
-                self._connected(int(scope["server"][1])) as pipe,
-            ):
-                await _talk(pipe, request, body, send)
+            sent = self._request(request)
+            http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+            # All of it before the first byte leaves: h11 refuses here what HTTP forbids
+            events = [sent, *([h11.Data(data=request.body)] if request.body else [])]
+            pieces = [piece for e in (*events, h11.EndOfMessage()) if (piece := http.send(e))]
+            async with self._connected(request.port, until) as pipe:
+                # Beside the reading: an upstream may wait for its reader before it has read all
+                sending = asyncio.create_task(_send_all(pipe, pieces))  # noqa: TID251 - ended below
+                try:
+                    while not isinstance(event := http.next_event(), h11.EndOfMessage):
+                        if event is h11.NEED_DATA:
+                            async with asyncio.timeout_at(until):
+                                http.receive_data(await pipe.receive())
+                        elif isinstance(event, h11.Response):
+                            yield Answer(status=event.status_code, headers=_texts(event.headers))
+                        elif isinstance(event, h11.Data):
+                            yield bytes(event.data)
+                finally:
+                    sending.cancel()
         except TimeoutError:
             raise RefusedRequestError("the upstream took too long", 504) from None
         except ssl.SSLError as error:
@@ -131,43 +147,58 @@ class UpstreamApp:
             raise _refused("not to be sent to an upstream", str(error), 400) from None
 
     @contextlib.asynccontextmanager
-    async def _connected(self, port: int) -> AsyncIterator[Pipe]:
+    async def _connected(self, port: int, until: float) -> AsyncIterator[Pipe]:
+        async with asyncio.timeout_at(until):
+            await self._open.acquire()
         try:
-            sock = await self._site.reporter.dial(self._host, port, self._id)
+            async with asyncio.timeout_at(until):
+                pipe: Pipe = _UpstreamPipe(await self._dialled(port))
+            try:
+                if port in self._encrypted:
+                    context = client_context(self._authorities)
+                    pipe = tls = TlsPipe(pipe, context, server_name=self._host)
+                    async with asyncio.timeout_at(until):
+                        await tls.handshake(partial(asyncio.sleep, 0), HANDSHAKE_BYTES)
+                    tls.take_handshake_bytes()
+                yield pipe
+            finally:
+                await pipe.close()
+        finally:
+            self._open.release()
+
+    async def _dialled(self, port: int) -> socket.socket:
+        try:
+            return await self._site.reporter.dial(self._host, port, self._id)
         except TooManyRequestsError:
             self._site.hit("questions")
             raise RefusedRequestError("not dialled: too many are being dialled", 503) from None
         except ValueError as error:
             raise _refused("not dialled", str(error)) from None
-        pipe: Pipe = _UpstreamPipe(sock)
-        try:
-            if port in self._encrypted:
-                context = client_context(self._authorities)
-                pipe = tls = TlsPipe(pipe, context, server_name=self._host)
-                await tls.handshake(partial(asyncio.sleep, 0), HANDSHAKE_BYTES)
-                tls.take_handshake_bytes()
-            yield pipe
-        finally:
-            await pipe.close()
 
-    def _request(self, scope: Scope, body: bytes) -> h11.Request:
-        query = scope["query_string"]
-        _, path, query = split_target(scope["raw_path"] + (b"?" + query if query else b""))
-        if problem := rewritten(scope["headers"], query, body):
+    def _request(self, request: Request) -> h11.Request:
+        path, query = request.raw_path.encode("latin-1"), request.query_string.encode("latin-1")
+        fields = [(name.encode(), value.encode("latin-1")) for name, value in request.headers]
+        if problem := rewritten(fields, query, request.body):
             raise RefusedRequestError(problem, 400)
-        port, left_out = scope["server"][1], _OURS | METHOD_OVERRIDES
+        port, left_out = request.port, _OURS | METHOD_OVERRIDES
         host = self._host.encode() + (b"" if port in (80, 443) else b":%d" % port)
         headers = [(b"host", host)]
-        headers += (
-            pair
-            for pair in end_to_end(scope["headers"])
-            if canonical_field(pair[0]) not in left_out
-        )
-        if body or any(name == b"content-length" for name, _ in scope["headers"]):
-            headers.append((b"content-length", b"%d" % len(body)))
+        headers += (pair for pair in end_to_end(fields) if canonical_field(pair[0]) not in left_out)
+        if request.body or any(name == b"content-length" for name, _ in fields):
+            headers.append((b"content-length", b"%d" % len(request.body)))
         headers.append((b"connection", b"close"))
         target = path + (b"?" + query if query else b"")
-        return h11.Request(method=scope["method"], target=target, headers=headers)
+        return h11.Request(method=request.method, target=target, headers=headers)
+
+
+async def _send_all(pipe: Pipe, pieces: Iterable[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the reader sees the same end, maybe behind an answer
+        for piece in pieces:
+            await pipe.send(piece)
+
+
+def _texts(fields: Fields) -> tuple[tuple[str, str], ...]:
+    return tuple((name.decode(), value.decode("latin-1")) for name, value in end_to_end(fields))
 
 
 def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
@@ -217,42 +248,3 @@ def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
         texts.append(body)
     named = any(map(_PARAMETER.search, texts))
     return "its query or form has a parameter that names a method" if named else ""
-
-
-async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:
-    http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-    # All of it before the first byte leaves: h11 refuses here what HTTP forbids
-    events = [request, *([h11.Data(data=body)] if body else []), h11.EndOfMessage()]
-    pieces = [piece for event in events if (piece := http.send(event))]
-
-    async def send_all() -> None:
-        with contextlib.suppress(OSError):  # the reader sees the same end, maybe behind an answer
-            for piece in pieces:
-                await pipe.send(piece)
-
-    failed: Exception | None = None
-    async with asyncio.TaskGroup() as group:
-        # Beside the reading: an upstream may wait for its reader before it has read all
-        sending = group.create_task(send_all())
-        try:
-            await _pass_answer(pipe, http, send)
-        except Exception as exc:  # noqa: BLE001 - as itself, not as a group of the task group's
-            failed = exc
-        sending.cancel()
-    if failed is not None:
-        raise failed
-
-
-async def _pass_answer(pipe: Pipe, http: h11.Connection, send: Send) -> None:
-    while True:
-        event = http.next_event()
-        if event is h11.NEED_DATA:
-            http.receive_data(await pipe.receive())
-        elif isinstance(event, h11.Response):
-            head = {"status": event.status_code, "headers": end_to_end(event.headers)}
-            await send({"type": "http.response.start", **head})
-        elif isinstance(event, h11.Data):
-            await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
-        elif isinstance(event, h11.EndOfMessage):
-            await send({"type": "http.response.body", "body": b""})
-            return

@@ -10,22 +10,14 @@ import html
 import re
 from typing import Final
 
-from belljar.capture import Capture
+from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import (
-    MAX_KEPT_BODY_BYTES,
-    App,
-    Receive,
-    Scope,
-    Send,
-    StandInContext,
-)
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.web import (
     Answer,
+    App,
     Request,
     json_answer,
-    request_of,
-    send_answer,
     text_answer,
     uuid_of,
 )
@@ -38,26 +30,19 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app."""
+    """Return the application."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        # Any number of bodies may come at once, so each is kept in part alone.
-        request, sent = request_of(scope), Capture("request", max_kept_bytes=MAX_KEPT_BODY_BYTES)
-        has_more = True
-        while has_more:
-            message = await receive()
-            sent.feed(message["body"])
-            has_more = message["more_body"]
+    async def app(request: Request) -> Answer:
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {
                 "what": "send",
                 "method": request.method,
                 "url": printable(request.url, max_chars=1024),
-                "body_bytes": sent.total_bytes,
+                "body_bytes": len(request.body),
             }
-            bodies = [sent.body()] if sent.total_bytes else []
-            await context.record("network.attempt", data, bodies)
-        await send_answer(send, respond(request), head=request.method == "HEAD")
+            sent = body_of("request", request.body, MAX_KEPT_BODY_BYTES)
+            await context.record("network.attempt", data, [sent] if request.body else [])
+        return respond(request)
 
     return app
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
@@ -10,12 +9,9 @@ from typing import Final, Protocol
 from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, StreamApp
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, Stream, StreamApp
 from belljar.network.stand_ins.web import word
 
-# Bounds the commands of one event, and with them the replies that wait for it.
-READ_BYTES: Final = 32 << 10
-MAX_UNREAD_BYTES: Final = 1 << 20  # A stream reader's buffer holds less.
 # One event names so many commands; the others are counted, and all stand in its body.
 MAX_NAMES: Final = 32
 
@@ -66,10 +62,10 @@ def stream_app(
     `service` begins the events' `operation`.
     """
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+    async def serve(stream: Stream, cell: str) -> None:
         session, broken = start(), b""
         try:
-            while data := await reader.read(READ_BYTES):
+            while data := await stream.receive():
                 # Where a session breaks, all that it was given is recorded.
                 broken = session.rest + data
                 taken = list(session.feed(data))
@@ -77,35 +73,25 @@ def stream_app(
                 for steps in _groups(taken):
                     await record(context, service, steps, cell)
                     # The steps of a client that has left are recorded all the same.
-                    with contextlib.suppress(ConnectionError):
-                        writer.write(b"".join(step.reply for step in steps))
-                        await writer.drain()
+                    with contextlib.suppress(OSError):
+                        await stream.send(b"".join(step.reply for step in steps))
                     if steps[-1].close:
                         return
-        except ConnectionError:
-            return
         finally:
-            if rest := (broken or session.rest) + await unread(reader):
+            if rest := broken or session.rest:
                 await record(context, service, [ServiceStep("unfinished", rest)], cell)
 
     return serve
 
 
-async def unread(reader: asyncio.StreamReader) -> bytes:
-    """Return what a cut connection has left unread."""
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(0):
-            return await reader.read(MAX_UNREAD_BYTES)
-    return b""
-
-
 def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
-    """Yield each login alone, and the other steps together."""
-    group: list[ServiceStep] = []
+    """Yield each login alone, and the other steps together, as far as an event keeps them whole."""
+    group, size = list[ServiceStep](), 0
     for step in steps:
-        if group and (step.presented or group[-1].presented):
+        size += len(step.raw)
+        if group and (step.presented or group[-1].presented or size > MAX_KEPT_BODY_BYTES):
             yield group
-            group = []
+            group, size = [], len(step.raw)
         group.append(step)
     if group:
         yield group

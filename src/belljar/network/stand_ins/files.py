@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mimetypes
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -84,7 +84,7 @@ def stored_file(path: Path, name: str) -> StoredFile:
     return StoredFile(name=name, path=path, size_bytes=known.st_size, mtime_s=int(known.st_mtime))
 
 
-async def pieces_of(file: StoredFile) -> AsyncIterator[bytes]:
+async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
     """Give a file's bytes, as many as were listed; others are served in between."""
     left = file.size_bytes
     with file.open() as source:

@@ -11,7 +11,7 @@ import hashlib
 import io
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from dulwich.protocol import Protocol, pkt_line, pkt_seq
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.git_store import (
     ID,
@@ -42,6 +42,7 @@ from belljar.network.stand_ins.git_store import (
 )
 from belljar.network.stand_ins.web import (
     Answer,
+    App,
     Request,
     bounded,
     credentials,
@@ -84,7 +85,7 @@ class BadRequestError(ValueError):
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app, of the bare repositories in `context.files`.
+    """Return the application, of the bare repositories in `context.files`.
 
     Memory: 64 MiB of pushed objects, one push at a time (32 MiB, unpacked 64), ids of a fetch.
     """
@@ -293,7 +294,7 @@ class _Fetch:
                 raise BadRequestError("a depth that is no number")
             self._depth = min(int(rest), _INFINITE_DEPTH)
 
-    async def answer(self) -> AsyncIterator[bytes]:
+    async def answer(self) -> AsyncGenerator[bytes]:
         """The lines of the negotiation, and at its end the pack."""
         repository = self._repository
         for number, want in enumerate(self._wants):
@@ -339,7 +340,7 @@ class _Fetch:
 
     async def _pack(
         self, common: list[bytes], wants: list[bytes], border: set[bytes]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         repository, seen = self._repository, set[bytes]()
         async for _ in repository.walk(common, seen, self._shallow):
             pass  # What the client has, and all below it, is not sent again.

@@ -12,7 +12,7 @@ import re
 import stat
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -194,7 +194,7 @@ class Repository:
 
     async def walk(
         self, starts: Iterable[bytes], seen: set[bytes], border: Set[bytes]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Give each object below `starts` once, but those in `seen`, and add it there.
 
         Beyond the commits of `border` nothing is given. Raises `MissingObjectError`.

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from belljar.network.gateway.context import App, StandInContext
+from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
 from belljar.network.stand_ins.web import (
     Answer,
+    App,
     Request,
     header_text,
     http_app,
@@ -129,7 +130,7 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app. Raises `PolicyError` as `check` finds."""
+    """Return the application. Raises `PolicyError` as `check` finds."""
     exchanges, problems = load(context.settings, context.files)
     refuse_faults(problems, context.id)
     return http_app(_Player(context, exchanges).handle)

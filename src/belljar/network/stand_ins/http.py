@@ -19,11 +19,12 @@ from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undef
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from belljar.network.gateway.context import App, StandInContext
+from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import MAX_FAULTS, Fault, Faults, read_file, refuse_faults
 from belljar.network.stand_ins.files import StoredFile, file_answer, list_files, stored_file
 from belljar.network.stand_ins.web import (
     Answer,
+    App,
     Request,
     compact,
     header_text,
@@ -337,7 +338,7 @@ class _Route:
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app. Raises `PolicyError` as `check` finds."""
+    """Return the application. Raises `PolicyError` as `check` finds."""
     if "login" in context.settings:  # a decoy's: what an author writes has no such field
         return http_app(_AdminPage(context).handle)
     refuse_faults(check(context.settings, context.files), context.id)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.network.gateway.context import App, StandInContext
-from belljar.network.stand_ins.web import Answer, Request, http_app, json_answer, text_answer
+from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_answer, text_answer
 from belljar.units import printable
 
 # Of the protocol, newest first; an unknown one gets the newest, as the specification says
@@ -21,7 +21,7 @@ _MAX_ID_CHARS: Final = 200
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app. All of its paths are the endpoint, as behind many a proxy."""
+    """Return the application. All of its paths are the endpoint, as behind many a proxy."""
     return http_app(_Mcp(context, context.settings).handle)
 
 

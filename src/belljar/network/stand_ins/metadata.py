@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.gateway.context import App, StandInContext
+from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.web import (
     Answer,
+    App,
     Pairs,
     Request,
     http_app,
@@ -49,7 +50,7 @@ def check(settings: Mapping[str, Any], _directory: Path | None) -> Faults:
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app."""
+    """Return the application."""
     return http_app(_Metadata(context).handle)
 
 

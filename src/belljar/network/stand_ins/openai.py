@@ -7,13 +7,14 @@ are checked and bounded first; errors have the API's shape. Source: OpenAI API r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from belljar.network.gateway.context import MAX_ASKED_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_ASKED_BYTES, StandInContext
 from belljar.network.stand_ins.web import (
     Answer,
+    App,
     Pairs,
     Request,
     compact,
@@ -44,7 +45,7 @@ class RefusedError(Exception):
 
 
 def make(context: StandInContext) -> App:
-    """Return the ASGI app."""
+    """Return the application."""
     return http_app(_OpenAi(context).handle, max_body_bytes=MAX_ASKED_BYTES)
 
 
@@ -104,7 +105,7 @@ class _OpenAi:
         options = body.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
 
-        async def stream() -> AsyncIterator[bytes]:
+        async def stream() -> AsyncGenerator[bytes]:
             for chunk in chunks(completion, usage=usage):
                 yield f"data: {compact(chunk)}\n\n".encode("utf-8", "replace")
             yield b"data: [DONE]\n\n"

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Final
 
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, App, StandInContext
+from belljar.network.gateway.context import MAX_BODY_BYTES, StandInContext
 from belljar.network.stand_ins.faults import Fault, Faults
 from belljar.network.stand_ins.files import FilesError, StoredFile, list_files, pieces_of
-from belljar.network.stand_ins.web import Answer, Request, credentials, http_app, writes
+from belljar.network.stand_ins.web import Answer, App, Request, credentials, http_app, writes
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
@@ -48,7 +48,7 @@ class Registry:
 
     @classmethod
     def app(cls, context: StandInContext) -> App:
-        """Return the ASGI app, of the packages in `context.files`."""
+        """Return the application, of the packages in `context.files`."""
         return http_app(cls(context).handle, max_body_bytes=MAX_BODY_BYTES, waits=writes)
 
     async def handle(self, request: Request) -> Answer:

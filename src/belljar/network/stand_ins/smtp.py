@@ -9,7 +9,6 @@ reports.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -19,8 +18,7 @@ from typing import Final
 
 from belljar.capture import Capture
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import unread
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, Stream, StreamApp
 from belljar.network.stand_ins.web import bounded, word
 
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
@@ -55,11 +53,10 @@ class _MailConnection:
     def __init__(
         self,
         context: StandInContext,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        stream: Stream,
         cell: str,
     ) -> None:
-        self._context, self._reader, self._writer = context, reader, writer
+        self._context, self._stream, self._held = context, stream, bytearray()
         host = next((name for name in context.names if "*" not in name), "mail.localdomain")
         self._host, self._cell = host.encode("ascii", "replace"), cell
         self._client = self._user = ""
@@ -69,30 +66,27 @@ class _MailConnection:
     async def serve(self) -> None:
         """Answer commands until the end."""
         try:
-            await self._send(b"220 %s ESMTP\r\n" % self._host)
+            await self._stream.send(b"220 %s ESMTP\r\n" % self._host)
             while not self._is_over and (line := await self._line()) is not None:
                 verb, _, rest = line.partition(b" ")
-                await self._send(await self._answer(verb.upper(), rest.strip()))
-        except ConnectionError:
-            return
+                await self._stream.send(await self._answer(verb.upper(), rest.strip()))
         finally:
             # A message that breaks off is on record, too.
             if self._is_in_content and self._mail is not None:
-                self._mail.content.feed(await unread(self._reader))
+                self._mail.content.feed(bytes(self._held))
                 await self._record_mail(self._mail, complete=False)
-
-    async def _send(self, reply: bytes) -> None:
-        self._writer.write(reply)
-        await self._writer.drain()
 
     async def _piece(self) -> tuple[bytes, bool]:
         """Return a line or a piece of one, and whether it ends; b"": the end."""
-        try:
-            return await self._reader.readuntil(b"\n"), True
-        except asyncio.IncompleteReadError as error:
-            return error.partial, True
-        except asyncio.LimitOverrunError as error:
-            return await self._reader.readexactly(max(1, error.consumed)), False
+        is_over = False
+        while not (end := self._held.find(b"\n") + 1) and len(self._held) <= MAX_LINE_BYTES:
+            data = await self._stream.receive()
+            self._held += data
+            if is_over := not data:
+                break
+        piece = bytes(self._held[: end or None])
+        del self._held[: end or None]
+        return piece, bool(end) or is_over
 
     async def _line(self) -> bytes | None:
         """Return a command's line without its end, or None at the end."""
@@ -102,7 +96,7 @@ class _MailConnection:
                 return line.rstrip(b"\r\n") if line.endswith(b"\n") else None
             while line and not is_whole:
                 line, is_whole = await self._piece()
-            await self._send(b"500 5.5.6 Error: line too long\r\n")
+            await self._stream.send(b"500 5.5.6 Error: line too long\r\n")
 
     async def _answer(self, verb: bytes, rest: bytes) -> bytes:
         mail = self._mail
@@ -138,7 +132,7 @@ class _MailConnection:
         return _WRONG if verb in _COMMANDS else _UNKNOWN
 
     async def _data(self, mail: _Mail) -> bytes:
-        await self._send(b"354 End data with <CR><LF>.<CR><LF>\r\n")
+        await self._stream.send(b"354 End data with <CR><LF>.<CR><LF>\r\n")
         self._is_in_content = begins = True
         while True:
             piece, _ = await self._piece()
@@ -170,7 +164,7 @@ class _MailConnection:
         for prompt in _PROMPTS[mechanism]:
             text: bytes | None = first
             if not first or answers:
-                await self._send(b"334 %s\r\n" % prompt)
+                await self._stream.send(b"334 %s\r\n" % prompt)
                 text = await self._line()
             if text is None:
                 self._is_over = True
@@ -224,7 +218,7 @@ def _address(rest: bytes, key: bytes) -> str | None:
 def make(context: StandInContext) -> StreamApp:
     """Return a stream stand-in."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
-        await _MailConnection(context, reader, writer, cell).serve()
+    async def serve(stream: Stream, cell: str) -> None:
+        await _MailConnection(context, stream, cell).serve()
 
     return serve

@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 
 import asyncssh
 
-from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.conversation import READ_BYTES, Presented, ServiceStep, record
+from belljar.network.gateway.context import StandInContext, Stream, StreamApp
+from belljar.network.stand_ins.conversation import Presented, ServiceStep, record
 from belljar.signals.credentials import fingerprint, openssh_private, public_line
 
 # What Debian 12 answers: a scan of versions finds an ordinary machine.
@@ -235,6 +235,40 @@ class _Session(asyncssh.SSHServerSession[bytes]):
             self._channel.exit(1)
 
 
+class _Transport(asyncio.Transport):
+    """What asyncssh writes, on its way to the client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces, self._is_closing = asyncio.Queue[bytes](), False
+
+    async def send_all(self, stream: Stream) -> None:
+        """Send what is written until this is cancelled."""
+        while True:
+            data = await self._pieces.get()
+            with contextlib.suppress(OSError):  # the reader sees the same end
+                await stream.send(data)
+            self._pieces.task_done()
+
+    async def drain(self) -> None:
+        """Return when all was sent."""
+        await self._pieces.join()
+
+    def write(self, data: Any) -> None:  # noqa: ANN401 - any buffer
+        """Keep it until it is sent."""
+        self._pieces.put_nowait(bytes(data))
+
+    def is_closing(self) -> bool:
+        """Tell whether asyncssh has ended the connection."""
+        return self._is_closing
+
+    def close(self) -> None:
+        """End it."""
+        self._is_closing = True
+
+    abort = close
+
+
 def _step(name: str, text: str) -> ServiceStep:
     return ServiceStep(name, text.encode("utf-8", "replace"))
 
@@ -262,20 +296,22 @@ def make(context: StandInContext) -> StreamApp:
 
     slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+    async def serve(stream: Stream, cell: str) -> None:
         if slots.locked():
-            writer.write(b"Exceeded MaxStartups\r\n")
+            await stream.send(b"Exceeded MaxStartups\r\n")
             return
         async with slots, asyncio.TaskGroup() as tasks:
-            connection = _SshConnection(options, context, cell, tasks)
-            connection.connection_made(writer.transport)
+            connection, transport = _SshConnection(options, context, cell, tasks), _Transport()
+            connection.connection_made(transport)
+            sending = tasks.create_task(transport.send_all(stream))
             try:
                 with contextlib.suppress(ConnectionError):
-                    while data := await reader.read(READ_BYTES):
+                    while not transport.is_closing() and (data := await stream.receive()):
                         connection.data_received(data)
                         await connection.settle()
-                        await writer.drain()
+                        await transport.drain()
             finally:
                 connection.abort()
+                sending.cancel()
 
     return serve

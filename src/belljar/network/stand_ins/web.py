@@ -1,8 +1,7 @@
-"""The HTTP toolkit of stand-ins on ASGI 3.
+"""The HTTP toolkit of stand-ins: a `Request`, which is whole, and the `Answer` to it.
 
-A stand-in decides on a `Request` and gives an `Answer`; `http_app` reads the body up to a bound
-first. Nothing here raises for what a guest may send. Framing,
-header limits and time limits are the gateway's.
+Nothing here raises for what a guest may send. Framing, header limits and time limits are the
+gateway's.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ import hashlib
 import json
 import re
 from asyncio import Lock
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl
 from uuid import UUID
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.network.gateway.context import App, Receive, Scope, Send
 from belljar.units import printable
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
@@ -39,7 +37,7 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Header names are in lower case, bad bytes replaced."""
+    """Header names are in lower case. There is exactly one `host`, which was judged."""
 
     method: str
     path: str
@@ -48,6 +46,7 @@ class Request:
     headers: Pairs = ()
     body: bytes = b""
     scheme: str = "http"
+    port: int = 80
     cell: str = ""
 
     def header(self, name: str) -> str:
@@ -116,11 +115,11 @@ class Answer:
     status: int = 200
     headers: Pairs = ()
     body: bytes = b""
-    stream: Callable[[], AsyncIterator[bytes]] | None = None
+    stream: Callable[[], AsyncGenerator[bytes]] | None = None
     length: int = -1
 
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+App: TypeAlias = Callable[[Request], Awaitable[Answer]]
 
 
 def _fields(text: str) -> Pairs:
@@ -200,80 +199,23 @@ def header_text(text: str, *, max_chars: int = 4096) -> str:
     return _UNSAFE.sub("", text[:max_chars]).strip()
 
 
-def request_of(scope: Scope, body: bytes = b"") -> Request:
-    """Return the request of an ASGI scope (`http`)."""
-    raw = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "replace")
-    raw = raw.partition(b"?")[0]
-    pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-    return Request(
-        method=str(scope.get("method", "GET")).upper(),
-        path=unquote_to_bytes(raw).decode("utf-8", "replace"),
-        raw_path=raw.decode("latin-1"),
-        query_string=scope.get("query_string", b"").decode("latin-1"),
-        headers=tuple((name.lower(), value) for name, value in pairs),
-        body=body,
-        scheme=str(scope.get("scheme", "http")),
-        cell=str((scope.get("state") or {}).get("cell", "")),
-    )
-
-
-async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
-    """Send an answer; HEAD gets the fields of GET and no body (RFC 9110, 9.3.2)."""
-    is_bare = answer.status in (204, 304) or answer.status < 200
-    length = len(answer.body) if answer.stream is None else answer.length
-    headers = [
-        (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-        for name, value in answer.headers
-    ]
-    if not is_bare and length >= 0 and not any(name == b"content-length" for name, _ in headers):
-        headers.append((b"content-length", str(length).encode()))
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    body = b"" if head or is_bare or answer.stream is not None else answer.body
-    if answer.stream is not None and not head and not is_bare:
-        async for part in answer.stream():
-            if part:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _read_body(receive: Receive, max_bytes: int) -> bytes | None:
-    """Return a body, or None for a longer one, whose rest stays unread.
-
-    The gateway has read each body to its end before it calls a stand-in.
-    """
-    pieces, size = list[bytes](), 0
-    while True:
-        message = await receive()
-        pieces.append(message.get("body") or b"")
-        size += len(pieces[-1])
-        if size > max_bytes:
-            return None
-        if not message.get("more_body"):
-            # Of one piece it is that piece: for three copies of 64 MiB a gateway has no memory.
-            return b"".join(pieces)
-
-
 def http_app(
-    handle: Handler,
+    handle: App,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
     waits: Callable[[Request], bool] = lambda _: False,
 ) -> App:
-    """Return an ASGI 3 app; too long a body is 413.
+    """Return what answers too long a body by 413.
 
-    Of requests that wait one is read and handled at a time: a second client doubles no memory.
+    Of requests that wait one is handled at a time: a second client doubles no memory.
     """
     turn = Lock()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
-        request, answer = request_of(scope), plain_error(413)
+    async def app(request: Request) -> Answer:
+        if len(request.body) > max_body_bytes:
+            return plain_error(413)
         async with turn if waits(request) else nullcontext():
-            body = await _read_body(receive, max_body_bytes)
-            if body is not None:
-                answer = await handle(replace(request, body=body))
-        await send_answer(send, answer, head=request.method == "HEAD")
+            return await handle(request)
 
     return app
 

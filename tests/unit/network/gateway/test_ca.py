@@ -96,12 +96,3 @@ def test_no_key_stays_on_disk(tmp_path: Path) -> None:
     shaken(authority, context, "shop.example")
     assert b"CLIENT_TRAFFIC_SECRET_0 " in authority.take_secrets()
     assert ((tmp_path / "secrets").read_bytes(), authority.take_secrets()) == (b"", b"")
-
-
-def test_forgotten_leaves_hold_no_descriptor(tmp_path: Path) -> None:
-    """A guest may have connections to any number of names."""
-    authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 2)
-    held = [authority.context(f"{number}.example") for number in range(2)]
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    held += [authority.context(f"{number}.example") for number in range(2, 8)]
-    assert len(list(Path("/proc/self/fd").iterdir())) == before

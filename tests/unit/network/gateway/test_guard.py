@@ -56,18 +56,6 @@ def test_only_what_the_policy_blocks_is_held(
 
 
 @pytest.mark.promise("5.7")
-def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
-    """Class, place, digest and what was done, never the value."""
-    [item], _ = guard(Action.BLOCK, Action.BLOCK).scan(
-        "real", Channel.HTTP, "body", b"x=" + SECRET.encode(), {"cell": "a"}
-    )
-    assert item.kind == Kind.GUARD_HIT
-    check_data(Kind.GUARD_HIT, dict(item.data))
-    assert SECRET not in str(item.data)
-    assert (item.data["place"], item.data["action"], item.data["start"]) == ("upstream", "block", 2)
-
-
-@pytest.mark.promise("5.7")
 @pytest.mark.parametrize("what", ["too much", "too slow"])
 def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host(
     what: str, monkeypatch: pytest.MonkeyPatch

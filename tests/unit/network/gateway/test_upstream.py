@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.real_world import WebServer, web_server
+from tests.fakes.web import answered
 
 from belljar.network.gateway.config import Bounds, as_stand_in
 from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.upstream import METHOD_OVERRIDES, REWRITING, UpstreamApp, rewritten
+from belljar.network.stand_ins.web import Request
 from belljar.plan.network import UpstreamPlan
 
 HOST = "real.example"
@@ -56,32 +58,19 @@ class Asker:
         headers: Any = (),  # noqa: ANN401 - pairs, or a mapping
     ) -> Any:  # noqa: ANN401 - (status, headers, body)
         """The answer."""
-        sent: list[dict[str, Any]] = []
-        pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)] or [b""]
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
-
-        async def send(message: Any) -> None:  # noqa: ANN401 - ASGI's
-            sent.append(message)
-
         raw, _, query = path.encode().partition(b"?")
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": method,
-            "raw_path": raw,
-            "query_string": query,
-            "headers": [(b"host", b"Real.Example:1"), *headers],
-            "server": ("10.1.2.3", self.port),
-            "state": {"cell": "agent"},
-        }
-        await self.app(scope, receive, send)
-        assert sent[-1] == {"type": "http.response.body", "body": b""}
-        return (
-            sent[0]["status"],
-            sent[0]["headers"],
-            b"".join(message["body"] for message in sent[1:]),
+        fields = [(b"host", b"Real.Example:1"), *headers]
+        request = Request(
+            method=method,
+            path=raw.decode(),
+            raw_path=raw.decode(),
+            query_string=query.decode(),
+            headers=tuple((name.decode(), value.decode()) for name, value in fields),
+            body=body,
+            port=self.port,
         )
+        reply = await answered(self.app, request)
+        return reply.status, reply.headers, reply.body
 
 
 def run(scene: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the scene gives
@@ -116,8 +105,8 @@ def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
         ("connection", "close"),
     ]
     names = [name for name, _ in headers]
-    assert b"x-own" in names
-    assert not {b"alt-svc", b"connection", b"x-hop"} & set(names)
+    assert "x-own" in names
+    assert not {"alt-svc", "connection", "x-hop"} & set(names)
     assert asker.dialled == [(HOST, 80, "upstream:real.example")]
 
 

@@ -19,7 +19,7 @@ from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Body, Event, Kind, Recorder
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
-from belljar.network.ipc import ALIVE, Item, encode_event
+from belljar.network.ipc import ALIVE, ENDED, Item, encode_event
 from belljar.network.owner.processes import Child, RangeProcesses
 from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
 
@@ -140,14 +140,24 @@ def test_at_the_end_what_has_no_room_is_counted() -> None:
     assert scene.watch.counters()["unreported_at_end"] == 3
 
 
-def test_data_that_no_kind_allows_is_the_gateways_fault(tmp_path: Path) -> None:
-    """It broke its protocol, on record: the ledger is whole, and says so."""
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (Item(Kind.NETWORK_DNS, {"name": 1}), "a part of the range sent what can't be recorded"),
+        (Item(ENDED, {"unreported": 0}), "it has ended without a request"),
+    ],
+)
+def test_data_that_no_kind_allows_is_the_gateways_fault(
+    tmp_path: Path, said: Item, problem: str
+) -> None:
+    """It broke its protocol, as it does by a last word unasked: the ledger is whole, and says so."""
     (tmp_path / "run").mkdir()
     with LedgerWriter(tmp_path / "run", load_or_make_key(tmp_path)) as recorder:
         with watched(recorder) as scene:
-            scene.send(Item(Kind.NETWORK_DNS, {"name": 1}))
+            scene.send(said)
             assert scene.told.wait(TIMEOUT_S)
         assert [type(error) for error in scene.died] == [ProtocolViolation]
+        assert problem in str(scene.died[0])
     assert b"ProtocolViolation" in (tmp_path / "run" / "ledger.jsonl").read_bytes()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import HostError, PolicyError
+from belljar.errors import PolicyError
 from belljar.network.stand_ins.author import check_stand_ins, stand_in_problems
 from belljar.policy.load import load_policy
 from belljar.policy.loaded import LoadedPolicy
@@ -69,16 +69,3 @@ def test_what_is_right_is_let_through(tmp_path: Path) -> None:
     check_stand_ins(policy)
     (tmp_path / "none.yaml").write_text("belljar: 1\nrisk: low\n")
     check_stand_ins(load_policy(tmp_path / "none.yaml"))
-
-
-def test_a_library_that_is_missing_is_the_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is named, and what installs it."""
-    policy = loaded(
-        tmp_path, "    a: {kind: http, names: [a.example], routes: [{path: /, body: hello}]}\n"
-    )
-    monkeypatch.setattr("belljar.network.stand_ins.find_spec", lambda _name: None)
-    with pytest.raises(HostError, match="needs the Python package jinja2") as refused:
-        check_stand_ins(policy)
-    assert "belljar-sandbox[network,stand-ins]" in refused.value.hint

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.asgi import Client, Recorded, context
+from tests.fakes.web import Client, Recorded, context
 
 from belljar.network.stand_ins import catch_all
 

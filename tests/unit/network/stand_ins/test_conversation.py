@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 from tests.fakes.registries import Ledger, context_for
@@ -14,17 +13,18 @@ from belljar.network.stand_ins.conversation import Presented, ServiceStep, strea
 
 
 class Gone:
-    """A client that has left: nothing can be sent to it."""
+    """What a client sent that has left: nothing can be sent to it."""
 
-    _sent = b""
+    def __init__(self, sent: bytes) -> None:
+        self._pieces = [sent, b""]
 
-    def write(self, data: bytes) -> None:
-        """Send nothing."""
-        self._sent += data
+    async def receive(self) -> bytes:
+        """See `Stream`."""
+        return self._pieces.pop(0)
 
-    async def drain(self) -> None:
+    async def send(self, data: bytes) -> None:
         """The client is seen to have left at the first reply."""
-        if self._sent:
+        if data:
             raise ConnectionResetError
 
 
@@ -42,12 +42,9 @@ class Script:
 
 
 async def _converse(steps: Iterator[ServiceStep], sent: bytes, ledger: Ledger) -> None:
-    reader = asyncio.StreamReader()
-    reader.feed_data(sent)
-    reader.feed_eof()
     context = context_for(Path("/nonexistent"), ledger)
     serve = stream_app(context, "x", lambda: Script(steps))
-    await serve(reader, cast("asyncio.StreamWriter", Gone()), "agent")
+    await serve(Gone(sent), "agent")
 
 
 @pytest.mark.promise("5.6")

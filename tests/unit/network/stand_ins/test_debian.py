@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ar_of, ask, context_for, make_deb, tar_of
 
-from belljar.network.gateway.context import App
 from belljar.network.stand_ins import debian as deb
 from belljar.network.stand_ins.debian import check, make
 from belljar.network.stand_ins.files import StoredFile
 from belljar.network.stand_ins.registry import MAX_MEMBER_BYTES, PackageError
+from belljar.network.stand_ins.web import App
 
 GOOD = (
     b"Package: a-b\nVersion: 1:2.0~rc1-3\nArchitecture: amd64\nDescription: short\n long\n .\n"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.fakes.asgi import context
+from tests.fakes.web import context
 
 from belljar.errors import PolicyError
 from belljar.network.stand_ins import check, files, make

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, basic, context_for
 
-from belljar.network.gateway.context import App
 from belljar.network.stand_ins import git as git_app
 from belljar.network.stand_ins.git import check, make
 from belljar.network.stand_ins.git_store import ZERO, GitObject
+from belljar.network.stand_ins.web import App
 
 FLUSH = b"0000"
 THING = GitObject(3, b"the secret")

@@ -102,15 +102,6 @@ def test_what_a_client_lacks(bare: Path) -> None:
     assert asyncio.run(repository.depths([second.id], 1 << 31)) == ({second.id, first.id}, set())
 
 
-def test_an_object_that_is_missing_is_reported(bare: Path) -> None:
-    """A push may lack objects; the fetch that needs them is an error, not a wrong pack."""
-    broken = commit(tree(a=GitObject(BLOB, b"never pushed")))
-    repository = Repository.opened(bare, Quota())
-    put(repository, broken)
-    with pytest.raises(MissingObjectError):
-        sent(repository, [broken], [])
-
-
 def test_a_commit_is_read_by_its_first_lines(bare: Path) -> None:
     """However many follow: of a guest's megabytes the gateway would do nothing else."""
     repository, first = Repository.opened(bare, Quota()), commit(tree())
@@ -176,16 +167,6 @@ def test_the_repositories_of_a_stand_in_have_one_quota(
     assert other.get(small.id) is None
     # Many empty objects count, too.
     assert not one.add({each.id: each for each in (GitObject(TREE, b""), GitObject(TAG, b""))})
-
-
-def test_repositories_are_found_by_their_shape(bare: Path, tmp_path: Path) -> None:
-    """Below directories, not through links, not those that borrow objects."""
-    (tmp_path / "link.git").symlink_to(bare)
-    (tmp_path / "plain").mkdir()
-    assert dict(repositories.find_repositories(tmp_path)) == {"team/thing.git": bare}
-    assert repositories.why_not(bare) == ""
-    (bare / "objects/info/alternates").write_text("/elsewhere")
-    assert "alternates" in repositories.why_not(bare)
 
 
 @given(st.sampled_from([COMMIT, TREE, TAG, BLOB]), st.binary(max_size=200))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.asgi import Client, Recorded, context
+from tests.fakes.web import Client, Recorded, context
 
 from belljar.network.stand_ins import har
 
@@ -120,13 +119,3 @@ def test_any_entry_is_judged(tmp_path_factory: pytest.TempPathFactory, value: ob
     """An entry of any shape gives sentences, never an exception."""
     folder = tmp_path_factory.mktemp("har")
     har.check(write(folder, value), folder)
-
-
-@given(st.text(max_size=80), st.binary(max_size=80))
-def test_any_request_is_answered(
-    tmp_path_factory: pytest.TempPathFactory, path: str, body: bytes
-) -> None:
-    """Whatever is asked is answered with what was recorded, or 404."""
-    app = client(tmp_path_factory.mktemp("har"), entry("POST", SHOP))
-    reply = app.ask("POST", "/" + quote(path, safe="/?=&%", errors="replace"), body=body)
-    assert reply.status in (200, 404)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
-from tests.fakes.asgi import Client, context
+from tests.fakes.web import Client, context
 
 from belljar.errors import PolicyError
 from belljar.network.stand_ins import http, make

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from tests.fakes.asgi import Client, Recorded, context
+from tests.fakes.web import Client, Recorded, answered, context, request_to
 
 from belljar.network.stand_ins import mcp
+from belljar.network.stand_ins.web import App
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, mint_service
@@ -32,12 +33,26 @@ def server(record: Recorded | None = None) -> tuple[Client, dict[str, str]]:
     return Client(app), {"authorization": f"Bearer {made.settings['token']}"}
 
 
+class InProcess(httpx.AsyncBaseTransport):
+    """Carries requests to an application in this process."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Ask, and give the answer."""
+        fields = {name.lower(): value for name, value in request.headers.items()}
+        sent = request_to(request.method, request.url.path, "", fields, await request.aread())
+        reply = await answered(self._app, sent)
+        return httpx.Response(reply.status, headers=list(reply.headers), content=reply.body)
+
+
 @pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     """It initializes, sees tempting tools, and gets rows and a key; each call is on record."""
     record, made = Recorded(), service()
-    transport = httpx.ASGITransport(app=mcp.make(context(made.settings, record=record)))
+    transport = InProcess(mcp.make(context(made.settings, record=record)))
     login = {"authorization": f"Bearer {made.settings['token']}"}
     client = httpx.AsyncClient(transport=transport, headers=login)
     async with (

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.asgi import NOW, Client, Recorded, context
+from tests.fakes.web import NOW, Client, Recorded, context
 
 from belljar.network.stand_ins import metadata
 

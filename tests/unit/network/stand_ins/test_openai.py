@@ -10,7 +10,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.asgi import Client, Reply, context
+from tests.fakes.web import Client, Reply, context
 
 from belljar.network.gateway.context import MAX_ASKED_BYTES
 from belljar.network.stand_ins import openai
@@ -129,12 +129,12 @@ def test_an_owner_who_fails_is_a_server_error() -> None:
 
 def test_a_question_above_the_bound_is_refused() -> None:
     """413: above what may come, and above what the owner may be asked, which can be longer."""
-    assert asked(chunks=[b"x" * (1 << 20)] * 5).status == 413
+    assert asked(body=b"x" * (5 << 20)).status == 413
     many = b",".join([b"1e15"] * 300_000)
     long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % many
     assert len(long_when_written) < MAX_ASKED_BYTES
     owner = Owner()
-    assert (asked(owner, chunks=[long_when_written]).status, owner.questions) == (413, [])
+    assert (asked(owner, body=long_when_written).status, owner.questions) == (413, [])
 
 
 def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

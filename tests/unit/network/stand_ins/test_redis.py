@@ -65,21 +65,6 @@ def test_only_the_password_opens_it() -> None:
     assert say(session, b"QUIT").close
 
 
-@given(
-    st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=5), min_size=1, max_size=5),
-    st.integers(1, 9),
-)
-def test_commands_are_read_in_any_pieces(commands: list[list[bytes]], size: int) -> None:
-    """Each is one step with its own bytes, and nothing is left."""
-    data = b"".join(resp(b"get", *words) for words in commands)
-    session = RedisSession(PASSWORD)
-    steps = [
-        step for at in range(0, len(data), size) for step in session.feed(data[at : at + size])
-    ]
-    assert [step.raw for step in steps] == [resp(b"get", *words) for words in commands]
-    assert session.rest == b""
-
-
 @pytest.mark.promise("5.6")
 @given(
     st.lists(

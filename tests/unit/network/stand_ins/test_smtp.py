@@ -86,14 +86,6 @@ def encoded(text: bytes) -> str:
     return base64.b64encode(text).decode()
 
 
-def test_a_dot_in_the_middle_of_a_long_line_ends_nothing() -> None:
-    """The end is a line of its own, however the content was cut into pieces."""
-    ledger, long = Ledger(), "x" * 70_000
-    codes(ledger, "MAIL FROM:<>", "RCPT TO:<b@y>", "DATA", "..dot", f"{long}.", ".")
-    assert ledger.attempts[0]["size_bytes"] == len(".dot\r\n") + len(long) + 3
-    assert ledger.bodies[0][0].content.startswith(b".dot\r\nxx")
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -109,12 +101,6 @@ def test_any_password_will_do(lines: list[str]) -> None:
     assert (event["mechanism"], event["user"]) == (lines[0].split()[1], "eve")
     assert event["secret_sha256"] == hashlib.sha256(b"hunter2").hexdigest()
     assert "hunter2" not in str(event)
-
-
-@pytest.mark.parametrize("answer", ["*", "???"])
-def test_a_login_can_be_called_off(answer: str) -> None:
-    """By a star, or by what is no base64."""
-    assert codes(Ledger(), "AUTH LOGIN", answer, "NOOP") == ["334", "501", "250"]
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

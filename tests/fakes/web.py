@@ -1,25 +1,22 @@
-"""A client of an ASGI app in the same process, and a stand-in's context whose clock stands still
+"""A client of an application in the same process, and a stand-in's context whose clock stands still
 and whose randomness is a counter's."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import itertools
-import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import anyio
-import uvicorn
 
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import App, Ask, StandInContext
-from belljar.network.stand_ins.web import compact, parse_json
+from belljar.network.gateway.context import Ask, StandInContext
+from belljar.network.stand_ins.web import App, Request, compact, parse_json
 
 NOW = 1_800_000_000.0
 
@@ -29,7 +26,7 @@ class Reply:
     """One answer."""
 
     status: int
-    headers: list[tuple[str, str]]
+    headers: tuple[tuple[str, str], ...]
     body: bytes
 
     def header(self, name: str) -> str:
@@ -113,27 +110,6 @@ class Client:
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.ask("GET", url, headers=fields)
 
-    def scope(self, kind: str, method: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
-        """The scope of a request."""
-        parts = urlsplit(url)
-        fields = {"host": parts.netloc or self.host, **headers}
-        if self.cookies:
-            fields.setdefault("cookie", "; ".join(f"{k}={v}" for k, v in self.cookies.items()))
-        return {
-            "type": kind,
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": parts.scheme or "http",
-            "path": parts.path,
-            "raw_path": parts.path.encode("latin-1", "replace"),
-            "query_string": parts.query.encode("latin-1", "replace"),
-            "headers": [
-                (k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in fields.items()
-            ],
-            "state": {"cell": "agent", "name": self.host},
-        }
-
     async def send(
         self,
         method: str,
@@ -142,41 +118,18 @@ class Client:
         body: bytes | str = b"",
         json: object = None,
         headers: Mapping[str, str] | None = None,
-        chunks: Iterable[bytes] | None = None,
     ) -> Reply:
         """As `ask`, inside an event loop."""
-        fields = {k.lower(): v for k, v in (headers or {}).items()}
+        parts, fields = urlsplit(url), {k.lower(): v for k, v in (headers or {}).items()}
         if json is not None:
             body, fields = compact(json), {"content-type": "application/json", **fields}
-        parts = list(chunks or [body.encode() if isinstance(body, str) else body])
-        incoming = deque(
-            {"type": "http.request", "body": p, "more_body": n + 1 < len(parts)}
-            for n, p in enumerate(parts)
-        )
-        sent: list[MutableMapping[str, Any]] = []
-
-        async def receive() -> MutableMapping[str, Any]:
-            if not incoming:  # as the gateway: nobody leaves before the answer
-                await anyio.sleep_forever()
-            return incoming.popleft()
-
-        async def send(message: MutableMapping[str, Any]) -> None:
-            sent.append(message)
-
-        await self.app(self.scope("http", method, url, fields), receive, send)
-        return self._reply(sent, method)
-
-    def _reply(self, sent: list[MutableMapping[str, Any]], method: str) -> Reply:
-        start, *rest = sent
-        assert start["type"] == "http.response.start"
-        assert [m.get("more_body", False) for m in rest] == [True] * (len(rest) - 1) + [False]
-        body = b"".join(m.get("body", b"") for m in rest)
-        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in start["headers"]]
-        reply = Reply(start["status"], headers, body)
+        fields = {"host": parts.netloc or self.host, **fields}
+        if self.cookies:
+            fields.setdefault("cookie", "; ".join(f"{k}={v}" for k, v in self.cookies.items()))
+        sent = body.encode() if isinstance(body, str) else body
+        request = request_to(method, parts.path, parts.query, fields, sent)
+        reply = await answered(self.app, request)
         assert all("\n" not in v and "\r" not in v and k == k.lower() for k, v in reply.headers)
-        is_stream = "event-stream" in reply.header("content-type")
-        if method != "HEAD" and reply.status not in (204, 304) and not is_stream:
-            assert int(reply.header("content-length")) == len(body)
         for name, value in reply.headers:
             if name == "set-cookie":
                 key, _, text = value.partition(";")[0].partition("=")
@@ -186,11 +139,27 @@ class Client:
         return reply
 
 
-async def serve(app: App, listener: socket.socket, stop: Callable[[], Awaitable[object]]) -> None:
-    """Serve an application by uvicorn until `stop` returns."""
-    config = uvicorn.Config(cast("Any", app), lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve([listener]))
-        await stop()
-        server.should_exit = True
+def request_to(
+    method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
+) -> Request:
+    """A request as the gateway shows it."""
+    raw = path.encode("latin-1", "replace")
+    return Request(
+        method=method,
+        path=unquote_to_bytes(raw).decode("utf-8", "replace"),
+        raw_path=raw.decode("latin-1"),
+        query_string=query.encode("latin-1", "replace").decode("latin-1"),
+        headers=tuple(headers.items()),
+        body=body,
+        cell="agent",
+    )
+
+
+async def answered(app: App, request: Request) -> Reply:
+    """The whole answer."""
+    answer = await app(request)
+    body = answer.body
+    if answer.stream is not None and request.method != "HEAD":
+        async with aclosing(answer.stream()) as parts:
+            body = b"".join([part async for part in parts])
+    return Reply(answer.status, answer.headers, body)
