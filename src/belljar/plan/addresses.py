@@ -41,11 +41,7 @@ _OWN_PORTS: Final = range(20_000, 32_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """What a name pattern resolves to (a target cell's: to the cell).
-
-    `stand_in`: its id, or an upstream's (`upstream:HOST`). Kind `metadata` also has the pattern
-    `169.254.169.254` at that address.
-    """
+    """What a pattern resolves to; `stand_in` is an id."""
 
     pattern: str
     stand_in: str
@@ -67,12 +63,8 @@ class CellPort:
 class RangeLayout:
     """A range's addresses.
 
-    Attributes:
-        prefix: the whole /22.
-        resolver: the gateway's address for DNS, and every cell's next hop.
-        catch_all: what an unknown name resolves to; None: NXDOMAIN.
-        sink_port: the sink's TCP port.
-        proxy_port: where connections to cells are taken, if any cell has a name.
+    `resolver` is every cell's next hop, too. `catch_all`: what an unknown name resolves to.
+    `proxy_port`: where connections to cells are taken, if any cell has a name.
     """
 
     prefix: str
@@ -101,17 +93,9 @@ class RangeLayout:
 def lay_out(
     network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]
 ) -> RangeLayout:
-    """Addresses for a range; the same for the same input.
+    """Addresses for a range of these cells and the network's target cells; `avoid`: host's routes.
 
-    Args:
-        network: its target cells get a port each.
-        cells: the names of the other cells.
-        random_bytes: at least 16 for this range.
-        avoid: networks that this host has a route to.
-
-    Raises:
-        HostError: this host has routes to all private networks.
-        ValueError: too many names or cells, a name twice, too little randomness.
+    Raises `HostError` where no private network is left, and `ValueError`.
     """
     if len(random_bytes) < MIN_RANDOM_BYTES:
         # Fewer would still give addresses, but such as a guest could guess.

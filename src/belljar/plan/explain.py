@@ -1,6 +1,4 @@
-"""A plan in words: why a tier can't be had, what the author should know, and the whole as text.
-Pure.
-"""
+"""A plan in words: refusals, warnings, the whole. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +28,10 @@ class ObstacleError(HostError):
 
 
 def refusal(refused: Mapping[Tier, Obstacle]) -> ObstacleError:
-    """The error when each tier has an obstacle: the least tier's, with those of the others.
-
-    A size is the same matter in all of them.
-    """
+    """The error when each tier has an obstacle."""
     first, *others = refused.values()
     what = first.what
+    # A size is the same matter in all of them.
     if others and not first.where.startswith("resources."):
         whys = "; ".join(f"{tier}: {each.what}" for tier, each in refused.items())
         what = f"no tier that this risk allows can run here: {whys}"
@@ -54,7 +50,7 @@ def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ..
 
 
 def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
-    """Return what the author should know of a cell of this tier here."""
+    """Yield what the author should know."""
     if tier is Tier.CONTAINER:
         yield (
             "shared kernel: the workload's system calls are answered by this host's kernel, so a "
@@ -88,11 +84,7 @@ _MAX_PROGRAM_CHARS: Final = 200
 def render_plan(
     plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """Return lines on what the cell can read, write, reach and consume, the layers between it and
-    the host, and what is emulated.
-
-    `real` is applied to each line about a real network, so that it can be shown in red.
-    """
+    """Return the plan's lines; `real` shows each about a real network in red."""
     import textwrap
 
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""A cell and its network in words: layers, bounds, what it can do at its worst. Pure; escaped."""
+"""A cell and its network in words. Pure; escaped."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ _KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
 
 
 def _reached(network: NetworkPlan) -> Iterator[str]:
-    """Every stand-in by name and port, then what is caught, then what is real."""
+    """Stand-ins, then what is caught, then what is real."""
     gateway = "without capabilities or any route"
     if network.upstreams:
         gateway = "which is handed connections to what is called REAL below, by this host"
@@ -305,6 +305,6 @@ def _real(network: NetworkPlan) -> tuple[str, ...]:
 
 
 def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
-    """A sentence for each host of a policy that is real. Raises as `plan_network`."""
+    """A sentence for each real host. Raises as `plan_network`."""
     network = loaded.policy.network
     return () if network is None else _real(plan_network(network, loaded.base))

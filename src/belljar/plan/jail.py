@@ -55,12 +55,9 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """The jailed program's ids.
+    """The jailed program's ids; `privileged`: root started it, so the host uid is its own.
 
-    Attributes:
-        privileged: root started it, so it has a host uid of its own.
-        uids: an OCI workload's host ids (`host_uid` is its stage's); None for a VMM.
-        gids: likewise.
+    `uids`, `gids`: an OCI workload's host ids (`host_uid` is its stage's); None for a VMM.
     """
 
     host_uid: int

@@ -79,18 +79,10 @@ def make_plan(
     base: Path | None = None,
     has_port: bool = False,
 ) -> Plan:
-    """What this host will do about the policy.
+    """What this host will do: in the named tier, else the least that risk and host allow.
 
-    The tier is the named one, else the least that the risk allows and this host can carry out.
-
-    Args:
-        image: None: not built; the plan can only be shown.
-        base: the policy's own directory, for files of its stand-ins.
-        has_port: the cell is on a range's network though its own policy names none.
-
-    Raises:
-        PolicyError: too low a tier, or stand-ins with files and no `base`.
-        ObstacleError: this host can't do it.
+    `image` None: the plan can only be shown. `base`: the policy's directory. `has_port`: the cell
+    is on a range's network though its own policy names none. Raises `PolicyError`, `ObstacleError`.
     """
     demanded = demanded_tier(policy.risk, policy.tier)
     network = _network(policy, facts, base)
@@ -236,10 +228,7 @@ def isolation_of(
     has_data: bool = False,
     devices: tuple[str, ...] = (),
 ) -> Isolation:
-    """The tier for these resources here, as far as this host allows.
-
-    `has_data`: a directory of the host's is in it, read-only. `devices`: a container's GPUs.
-    """
+    """The tier here; `has_data`: a read-only disk; `devices`: GPUs."""
     given = granted(rights, tier)
     if tier is Tier.MICROVM:
         return _microvm(resources, facts, given, has_port=has_port, has_data=has_data)

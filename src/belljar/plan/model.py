@@ -1,4 +1,4 @@
-"""The plan: what this host will do about a policy, as frozen data that a run directory keeps."""
+"""The plan: what this host will do about a policy."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What the plan needs to know of an image.
-
-    `program`: its entrypoint and command, "" where they only wait. `has_check`: a health check.
-    """
+    """What the plan needs of an image; `program`: "" where it waits."""
 
     digest: str
     name: str
@@ -92,7 +89,7 @@ class ObstacleCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason why it can't be done here, a sentence, and what to do about it. Not escaped."""
+    """One reason why it can't be done here. Not escaped."""
 
     code: ObstacleCode
     what: str
@@ -139,10 +136,7 @@ class CellPlan:
     rights: Granted = NOTHING_GRANTED
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values; the same plan always gives the same.
-
-        `oci` is null in the microvm tier, `vm` and `guest` in the others.
-        """
+        """As JSON values; another tier's shape is null."""
         names = [name for name in field_names(type(self)) if name != "policy"]
         return {
             "version": PLAN_FORMAT,

@@ -39,13 +39,10 @@ class PortPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInPlan:
-    """One stand-in.
+    """One stand-in; of its names an exact one wins over `*.` and one more label.
 
-    Attributes:
-        names: lower case, A-labels; `*.` is exactly one more label, and exact names win.
-        settings: the kind's own fields, checked in shape; files are relative to `directory`.
-        directory: the host path of its files; the gateway sees it whole, read-only.
-        all_ports: every TCP port of a target cell can be reached.
+    `settings`: the kind's own fields, checked in shape; files are relative to `directory`, a host
+    path that the gateway sees whole, read-only. `all_ports`: of a target cell.
     """
 
     id: str
@@ -84,10 +81,7 @@ class StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
-    """A real service that the gateway may dial.
-
-    Both directions together at most `budget_bytes` a range, `run_budget_bytes` a run.
-    """
+    """A real service that the gateway may dial."""
 
     host: str
     ports: tuple[int, ...]
@@ -133,13 +127,7 @@ class NetworkBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """A range's network.
-
-    Attributes:
-        default: an unknown name's answer: NXDOMAIN, or the catch-all (`simulate`).
-        sink: TCP to a port that nobody has is recorded and closed instead of refused.
-        controllers: the host's, that hold the range's processes.
-    """
+    """A range's network; `controllers`: the host's, that hold the range's processes."""
 
     stand_ins: tuple[StandInPlan, ...] = ()
     default: Default = "deny"
@@ -206,14 +194,9 @@ def plan_network(
     decoys: Iterable[DecoySpec] = (),
     open_files_max: int | None = None,
 ) -> NetworkPlan:
-    """What a policy's network comes to.
+    """What a policy's network comes to, with decoy services as stand-ins of their id.
 
-    Args:
-        base: the policy's own directory.
-        decoys: those that are services become stand-ins of their id.
-        open_files_max: this host's hard limit, which bounds a gateway's connections.
-
-    Raises `PolicyError`: a stand-in has files, and there is no `base`.
+    `open_files_max`: this host's, bounds connections. Raises `PolicyError`: files and no `base`.
     """
     return NetworkPlan(
         stand_ins=(

@@ -123,7 +123,6 @@ def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ..
     """How a namespace's whole `nft -j list ruleset` differs from `render_rules`: at most 20 lines.
 
     Handles, counts, the order of a set's elements and what packets put into a set don't count.
-    What can't be read is a difference.
     """
     try:
         have = _objects(listed)

@@ -62,7 +62,7 @@ _MAX_PATTERN_CHARS: Final = 80
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
-    """Why no cell, or none on a range's network, can run in the tier here."""
+    """Why no cell can run in the tier here."""
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts))
 
 
@@ -195,7 +195,7 @@ def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
 
 
 def user_obstacles(user: str, tier: Tier) -> tuple[Obstacle, ...]:
-    """Why the tier can't run commands as this user: only so many ids are mapped in a container."""
+    """Why the tier can't run commands as this user."""
     # An image may write thousands of digits, which `int` refuses
     ids = [int(part[:11]) for part in user.split(":") if part.isascii() and part.isdigit()]
     if tier is Tier.MICROVM or max(ids, default=0) < ID_COUNT:
@@ -245,10 +245,7 @@ def size_obstacles(
 def network_obstacles(
     facts: HostFacts, kinds: Collection[str] | None = None
 ) -> tuple[Obstacle, ...]:
-    """Why no range with a network can be made here, whatever the tier.
-
-    `kinds`: of its stand-ins; None: of all there are.
-    """
+    """Why no network (of these kinds) can be made here."""
     return tuple(
         replace(each, where="network", hint=f"{each.hint}; or write `network: none`")
         for each in _network(facts, kinds)

@@ -84,15 +84,10 @@ class OciRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciShape:
-    """A container.
+    """A container; `config`: config.json but for what `OciCell` has.
 
-    Attributes:
-        raw_sockets: runsc takes the right to them away unless it is told otherwise.
-        memory_max_bytes: for the workload's processes and files together.
-        disk_bytes: the writable layer's (a tmpfs).
-        disk_inodes: likewise.
-        devices: device files of this host, besides the usual six.
-        config: config.json but for what `OciCell` has.
+    `raw_sockets`: runsc must be told. `memory_max_bytes`: for processes and files together.
+    `disk_bytes`, `disk_inodes`: the writable layer's. `devices`: besides the usual six.
     """
 
     runtime: OciRuntime
@@ -108,13 +103,10 @@ class OciShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciCell:
-    """What is one cell's own. Paths are the jail's.
+    """What is one cell's own; paths are the jail's, "" for none.
 
-    Attributes:
-        probe: "": there is none.
-        tmp: the image's /tmp, if any, mounted over itself: gVisor's own has no inode limit.
-        has_port: the jail's stage has a network namespace with a link.
-        weights: a directory that the workload sees read-only; "": there is none.
+    `tmp`: the image's /tmp, mounted over itself: gVisor's own has no inode limit. `has_port`: the
+    jail's stage has a network namespace with a link.
     """
 
     hostname: str
@@ -203,13 +195,8 @@ def runtime_argv(
 ) -> tuple[str, ...]:
     """What starts the container and ends; the agent goes on with descriptor 0.
 
-    Args:
-        program: the runtime's path inside the jail.
-        state: a directory of the runtime's own.
-        bundle: the directory of config.json.
-        name: the container's, which no workload sees.
-        has_port: as in `OciCell`.
-        trace: runsc's configuration of trace points; "": none.
+    `state`: a directory of the runtime's own; `bundle`: that of config.json; `trace`: runsc's trace
+    points. No workload sees `name`.
     """
     traced = (f"--pod-init-config={trace}",) if trace else ()
     network = f"--network={'sandbox' if has_port else 'none'}"

@@ -132,10 +132,8 @@ def qemu_argv(
 ) -> tuple[str, ...]:
     """The VMM's argv. Raises `ValueError` when the descriptors don't fit.
 
-    Args:
-        program: the VMM's path inside the jail.
-        name: the cell id, by which the host's tools find the process.
-        counter_khz: the host's time-stamp counter, for an emulated guest; 0: it measures.
+    `name`: the cell id, for the host's tools. `counter_khz`: the host's time-stamp counter, for an
+    emulated guest; 0: it measures.
     """
     needed = (shape.accel == "kvm", role is Role.CLONE, shape.nic)
     if tuple(fd is not None for fd in (fds.kvm, fds.state, fds.net)) != needed:

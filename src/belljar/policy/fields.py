@@ -9,18 +9,12 @@ import re
 from collections.abc import Callable
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass
 from belljar.policy.yaml_tree import SURROGATE
 from belljar.units import did_you_mean, kind_of, listed, parse_duration, parse_size, quoted
 
@@ -49,7 +43,7 @@ _KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")
 
 
 def expected(what: str, value: object) -> ValueError:
-    """The refusal of a value of the wrong kind, which may be a secret; `what` was expected."""
+    """Refuse a value, which may be a secret."""
     return ValueError(f"expected {what}, got {kind_of(value)}")
 
 
@@ -90,32 +84,20 @@ def list_of(max_count: int, *, min_count: int = 1) -> BeforeValidator:
 # ---- kinds of value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FieldKind:
     """A kind of value, as a pydantic annotation.
 
-    Attributes:
-        read: returns the value as the program uses it, or raises `ValueError`.
-        schema: JSON Schema of what a person may write, for editors.
+    `read` returns it or raises `ValueError`; `written` is the type of what a person may write.
     """
 
     read: Callable[[object], Any]
-    schema: dict[str, Any] = field(hash=False)
+    written: Any = str
 
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.read)
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return dict(self.schema)
-
-
-def text_kind(read: Callable[[object], Any], *, types: str | list[str] = "string") -> FieldKind:
-    """Text with its reader."""
-    return FieldKind(read=read, schema={"type": types})
+    def __get_pydantic_core_schema__(self, _: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.read, json_schema_input_schema=handler.generate_schema(self.written)
+        )
 
 
 def choice(words: type[Enum]) -> FieldKind:
@@ -130,21 +112,21 @@ def choice(words: type[Enum]) -> FieldKind:
         hint = did_you_mean(value, allowed)
         raise ValueError(f"{quoted(value)} is not one of {listed(allowed)}{hint}")
 
-    return FieldKind(read=read, schema={"type": "string", "enum": allowed})
+    return FieldKind(read, Literal[*allowed])
 
 
 def size(least: str, most: str) -> FieldKind:
-    """A size as people write it (`512MiB`), or in bytes, read into bytes."""
+    """A size (`512MiB`, or bytes) in bytes."""
     return _measure(least, most, "512MiB", parse_size, int)
 
 
 def duration(least: str, most: str) -> FieldKind:
-    """A duration as people write it (`1h30m`), or in seconds, read into seconds."""
+    """A duration (`1h30m`, or seconds) in seconds."""
     return _measure(least, most, "1h30m", parse_duration, float)
 
 
 def _measure(
-    least: str, most: str, example: str, parse: Callable[[str], float], kind: type[int | float]
+    least: str, most: str, example: str, parse: Callable[[str], float], number: type[int | float]
 ) -> FieldKind:
     def read(value: object) -> float:
         if isinstance(value, str):
@@ -155,10 +137,10 @@ def _measure(
             raise expected(f"text such as `{example}`", value)
         if not parse(least) <= amount <= parse(most):
             raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
-        return kind(amount)
+        return number(amount)
 
-    examples = {"examples": [example], "description": f"From {least} to {most}."}
-    return FieldKind(read=read, schema={"type": "string", **examples})
+    told = Field(examples=[example], description=f"From {least} to {most}.")
+    return FieldKind(read, Annotated[str, told])
 
 
 def read_text(value: object, what: str) -> str:
@@ -185,7 +167,7 @@ def checked(
             raise ValueError(f"{quoted(text)} {error}")
         return convert(text)
 
-    return text_kind(read)
+    return FieldKind(read)
 
 
 def _read_user(value: object) -> str:
@@ -213,7 +195,7 @@ def _paths(what: str, error: str, accepts: Callable[[str, str], bool]) -> FieldK
             raise ValueError(f"{quoted(text)} {error}, without `..`")
         return normal
 
-    return text_kind(read)
+    return FieldKind(read)
 
 
 NAME: Final = checked(
@@ -223,7 +205,7 @@ NAME: Final = checked(
     _NAME.fullmatch,
 )
 # An integer too: YAML reads `user: 1000` as one.
-USER: Final = text_kind(_read_user, types=["string", "integer"])
+USER: Final = FieldKind(_read_user, str | int)
 WORKDIR: Final = _paths(
     "a working directory",
     "is not the absolute path of a directory, as in `/home/user`",

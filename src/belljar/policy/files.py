@@ -45,14 +45,10 @@ class OutsideError(ValueError):
 
 @contextmanager
 def open_beneath(directory: Path, name: str) -> Iterator[int]:
-    """A descriptor of what `name` is below `directory`, for reading; a pipe is not waited for.
+    """A descriptor of what `name` is below `directory` (which may be a link), for reading.
 
-    The kernel looks the whole path up in one step, so nothing can be exchanged between a check and
-    the opening. `directory` itself may be a link.
-
-    Raises:
-        OSError: it can't be opened; `ELOOP` for a loop of links.
-        OutsideError: the path or a link in it leads out. ValueError: a null byte in a name.
+    One step of the kernel's: nothing can be exchanged between a check and the opening. Raises
+    `OSError`, `OutsideError`, and `ValueError` for a null byte.
     """
     at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -75,10 +71,7 @@ def open_regular(directory: Path, name: str) -> Iterator[int]:
 
 
 def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
-    """The first `max_bytes` of a regular file; ask for one more than allowed to see an excess.
-
-    Takes memory for what is there, not for `max_bytes`. Raises as `open_regular`.
-    """
+    """The first bytes of a regular file, as `open_regular`."""
     parts, left = [], max_bytes
     with open_regular(directory, name) as fd:
         while left > 0 and (part := os.read(fd, min(left, _CHUNK_BYTES))):
@@ -165,10 +158,7 @@ class Tree:
 def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
     """What `source` is, and holds.
 
-    Raises:
-        FileNotFoundError: it is not there. OSError: it can't be read.
-        ValueError: it, or a link in it, leads out; it holds a socket, pipe or device; more than
-            `max_entries` entries, or more than `MAX_DEPTH` levels.
+    Raises `OSError`, and `ValueError` for what leads out, a socket, pipe or device, or too much.
     """
     entries: list[Entry] = []
     with open_beneath(root, source) as fd:
@@ -180,10 +170,7 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
 
 
 def read_entry(root: Path, tree: Tree, entry: Entry) -> bytes:
-    """The contents of a file of the tree, at most as many bytes as it had when it was listed.
-
-    Raises `OSError` and `ValueError` where it has become something else meanwhile.
-    """
+    """A file's contents. Raises `OSError` and `ValueError` where it has changed since."""
     name = posixpath.join(tree.source, entry.path) if entry.path else tree.source
     # One byte more than was listed, so that a file that grew is noticed, not cut.
     contents = read_regular(root, name, entry.size_bytes + 1)

@@ -1,4 +1,4 @@
-"""Decoys, the guard, stops and names of cells, without pydantic: each plan needs this."""
+"""Decoys, the guard and stops, without pydantic."""
 
 from __future__ import annotations
 
@@ -53,17 +53,7 @@ SERVICE_ROWS: Final = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoySpec:
-    """One decoy that a policy asks for.
-
-    Attributes:
-        id: names it in events; unique in the policy.
-        kind: what it pretends to be.
-        place: its absolute path in the cell; `~/` at the beginning is the home of the cell's user;
-            "" is the kind's usual place. Of a service: its host name, or `name:port`.
-        count: how many records, for kinds that hold several.
-        template: of a `text`: what it says; `{secret}` becomes a minted value.
-        service: of a file: the id of the service whose login it holds; "" for none.
-    """
+    """One decoy that a policy asks for; `policy.signals.DecoyText` documents the fields."""
 
     id: str
     kind: DecoyKind
@@ -98,7 +88,7 @@ class Place(StrEnum):
 
 
 class Action(StrEnum):
-    """What the guard does with what it finds; the first is the mildest."""
+    """What the guard does, mildest first."""
 
     FLAG = "flag"
     REDACT = "redact"
@@ -126,14 +116,7 @@ ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protected:
-    """Data that may not leave: a file's values, or one value.
-
-    Attributes:
-        id: names it in events.
-        file: below the policy's directory; "" for `value`.
-        columns: of a CSV file; empty: every line of the file is a value.
-        value: the text itself.
-    """
+    """Data that may not leave: a file or a value."""
 
     id: str
     file: str = ""

@@ -116,7 +116,7 @@ def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
 
 
 class Port(Strict):
-    """A TCP port and what is spoken there; "": what is usual at that number for the kind."""
+    """A TCP port; protocol "": the usual one."""
 
     number: int
     protocol: str = ""
@@ -142,9 +142,9 @@ def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     return ports
 
 
-HOST: Final = kinds.text_kind(read_host)
-PATTERN: Final = kinds.text_kind(read_pattern)
-PORT_NUMBER: Final = kinds.text_kind(read_number, types="integer")
+HOST: Final = kinds.FieldKind(read_host)
+PATTERN: Final = kinds.FieldKind(read_pattern)
+PORT_NUMBER: Final = kinds.FieldKind(read_number, int)
 Ports: TypeAlias = Annotated[
     tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
     list_of(MAX_PORTS),

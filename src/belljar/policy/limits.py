@@ -72,12 +72,7 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a cell may consume at most; the defaults are the format's.
-
-    All state is in memory: `memory_bytes` for processes, `disk_bytes` for files. `output_bytes` is
-    kept of each stream of a command, the rest counted. At `exec_timeout_s` a command's tree is
-    killed, at `lifetime_s` the cell.
-    """
+    """What a cell may consume at most; `sections.ResourcesText` documents the fields."""
 
     cpus: int = 1
     memory_bytes: int = 512 << 20
@@ -88,7 +83,7 @@ class Resources:
     output_bytes: int = 10 << 20
 
     def written(self) -> dict[str, Any]:
-        """The same in the words of a policy file, in bytes and seconds."""
+        """The same in the words of a policy file."""
         return {
             name.removesuffix("_bytes").removesuffix("_s"): amount
             for name, amount in asdict(self).items()
@@ -111,7 +106,7 @@ ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTools:
-    """Tools and MCP servers that may act outside of a cell; `*`: all."""
+    """Tools that may act outside of a cell."""
 
     allow: tuple[str, ...]
 

@@ -45,21 +45,12 @@ _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "
     "the model may see"
 )
-# Of earlier versions: not misspelt.
-_REMOVED: Final = (
-    *(("network", "record", "bodies"), ("network", "record", "streams")),
-    *(("model", "weights", "file"), ("model", "weights", "directory")),
-    *(("http", "static"), ("metadata", "data"), ("openai", "api_key")),  # Of a stand-in.
-)
 
 # ---- where a policy comes from
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """The policy in a file of at most 64 KiB, which is no link out of its directory.
-
-    Raises `PolicyError`: it can't be read, or everything that is wrong, with line and column.
-    """
+    """The policy in a file. Raises `PolicyError` with all faults."""
     file = Path(path)
     return parse_policy(
         read_policy_file(file),
@@ -82,10 +73,7 @@ def read_policy_file(file: Path) -> bytes:
 
 
 def load_preset(name: str) -> LoadedPolicy:
-    """One of Belljar's own policies: low, medium, high or critical.
-
-    Raises `PolicyError` for another name.
-    """
+    """One of Belljar's own policies. Raises `PolicyError`."""
     if name not in PRESETS:
         near = did_you_mean(name, PRESETS)
         hint = f"use one of {', '.join(PRESETS)}, or a policy file"
@@ -94,10 +82,7 @@ def load_preset(name: str) -> LoadedPolicy:
 
 
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
-    """A preset's name or a file's path; None is the preset `high`.
-
-    Of a string a preset's name wins: `./high` is a file. Raises `PolicyError`.
-    """
+    """A preset (None: `high`) or a file. Raises `PolicyError`."""
     if ref is None:
         return load_preset(DEFAULT_PRESET)
     if isinstance(ref, os.PathLike):
@@ -107,10 +92,7 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
 
 
 def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
-    """A policy from a dict with a file's fields, or from a `Policy`; it can't copy `files` in.
-
-    Raises `PolicyError` with each field's name and no line.
-    """
+    """A policy without `files`. Raises `PolicyError`."""
     source = "a Policy" if isinstance(policy, Policy) else "a dict"
     # Read anew: `model_copy` and `model_construct` check nothing.
     fields = policy
@@ -132,10 +114,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The same policy with some fields replaced, checked as if it had been written so.
-
-    Raises `PolicyError`.
-    """
+    """The policy with some fields replaced, and checked anew. Raises `PolicyError`."""
     model = type(loaded.policy)
     fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
     try:
@@ -159,10 +138,7 @@ def wrong_fields(error: ValidationError) -> str:
 def parse_policy(
     text: bytes, *, source: str, base: Path | None, default_name: str = "policy"
 ) -> LoadedPolicy:
-    """The policy that these bytes hold.
-
-    `default_name` names it when it doesn't name itself. Raises `PolicyError` only.
-    """
+    """The policy that these bytes hold. Raises `PolicyError` only."""
     policy, problems = examine(text, base=base, default_name=default_name)
     if policy is None or problems:
         raise refusal(problems, source)
@@ -184,20 +160,14 @@ def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAM
 
 
 class Examined(NamedTuple):
-    """The policy of a text, None where a field is wrong, and its problems in the text's order.
-
-    There may be a policy and problems: of the files that it names.
-    """
+    """A policy, if any, and its problems in order."""
 
     policy: Policy | None
     problems: tuple[Problem, ...]
 
 
 def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> Examined:
-    """The policy these bytes hold, and what is wrong with them.
-
-    Files are looked for once no field is wrong.
-    """
+    """Return a text's policy and problems."""
     tree = yaml_tree.read_tree(text)
     if ("belljar",) not in tree.keys and (isinstance(tree.value, dict) or tree.problems):
         return Examined(None, (_no_policy(tree, text),))
@@ -264,8 +234,6 @@ def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetai
 def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     match error["type"]:
         case "extra_forbidden":
-            if error["loc"] in _REMOVED or error["loc"][3:] in _REMOVED:
-                return "is no longer a field: leave it out"
             hint = did_you_mean(str(error["loc"][-1]), sorted(_fields(Strict)))
             return f"there is no such field{hint}"
         case "missing":

@@ -123,10 +123,8 @@ _PRESET_POLICIES: Final = (
 class LoadedPolicy:
     """A policy with where it came from.
 
-    `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the
-    directory that `files` are relative to, absolute; None for a preset. `data`: what a task's
-    compose file gives its cells. `weights`: of its `model` block, their place in the
-    store: its name is their digest, and `data` in it is what the cell sees.
+    `source` is for people. `base`: the absolute directory of its files; None for a preset. `data`:
+    of a compose file. `weights`: their place in the store, of which the cell sees `data`.
     """
 
     policy: Policy
@@ -137,11 +135,7 @@ class LoadedPolicy:
     weights: Path | None = None
 
     def read_file(self, file: FileCopy) -> bytes:
-        """The contents of one of the policy's files, at most `MAX_FILE_BYTES`.
-
-        Raises `PolicyError`: it is gone, no regular file, unreadable, too large, or lies outside
-        the policy's directory.
-        """
+        """The contents of one of the policy's files. Raises `PolicyError`."""
         try:
             content = read_regular(own_directory(self.base), file.source, MAX_FILE_BYTES + 1)
             if len(content) > MAX_FILE_BYTES:
@@ -166,10 +160,7 @@ def preset_text(name: str) -> bytes:
 
 
 def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | None:
-    """The preset (None: the default one) without reading YAML; None where that has to be done.
-
-    `least`: the least risk on this host; a preset below it is changed by it.
-    """
+    """A preset without reading YAML, if that will do."""
     name = DEFAULT_PRESET if name is None else name
     policy = next((each for each in _PRESET_POLICIES if each.name == name), None)
     if policy is None or policy.risk < least:
@@ -195,11 +186,7 @@ def _with(loaded: LoadedPolicy, **changes: Any) -> LoadedPolicy:  # noqa: ANN401
 
 
 def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
-    """The policy with exactly this tier, as a command or a task asks for.
-
-    None or "": unchanged. Raises `PolicyError` for an unknown tier, and for one that is less than
-    the policy demands, by its risk or by its own `tier`.
-    """
+    """The policy with this tier, if any. Raises `PolicyError`."""
     if not tier:
         return loaded
     try:

@@ -107,7 +107,7 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
 
 
 def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedPolicy:
-    """The policy with at least this risk, which `where` asks for. Raises `PolicyError`."""
+    """The policy with at least this risk. Raises `PolicyError`."""
     policy = loaded.policy
     if policy.risk >= least:
         return loaded
@@ -209,7 +209,7 @@ def _common_network(ours: Network, theirs: Network | None) -> Network | None:
 def _directory(
     policy: Policy, *, files: Path | None, network: Path | None, guard: Path | None, source: str
 ) -> Path | None:
-    """The directory of the policy's files; each argument is that of one section's."""
+    """The directory of the policy's files, by section."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     needed = [files] if policy.files else []
     if any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins):
@@ -356,7 +356,7 @@ def _network(
 
 
 def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
-    """Yield each place where a task wants more than it gets, as `by` says."""
+    """Yield where a task wants more than it gets."""
     more = f"the task asks for more than {by} allows, and gets what that says"
     was, now = wanted.network, made.network
     if wanted.risk != made.risk:

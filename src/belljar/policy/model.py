@@ -41,7 +41,7 @@ MAX_VARIABLES: Final = 1024
 
 
 class Policy(Strict):
-    """What one cell may be, read, write, reach and consume: its blast radius, by its author."""
+    """What one cell may be, read, write, reach and consume."""
 
     # A file of another version is refused: what it would leave unbounded is unknown here.
     # `true` equals 1, and is no version.

@@ -45,7 +45,7 @@ _REASON: Final = kinds.checked(
 
 
 class Upstream(Strict):
-    """A real service that the gateway may dial, within a budget. Risk low and medium only."""
+    """A real service that the gateway may dial, within a budget."""
 
     host: Annotated[str, hosts.HOST] = Field(description="Exactly this host name.")
     ports: Annotated[tuple[Annotated[int, hosts.PORT_NUMBER], ...], list_of(MAX_PORTS)] = Field(
@@ -120,7 +120,7 @@ class OwnCell(Strict):
 
 
 class Network(Strict):
-    """A range's network: everything that can be reached, by name; the rest does not exist."""
+    """Everything that can be reached, by name."""
 
     default: Literal["deny", "simulate"] = Field(
         default="deny",
@@ -213,7 +213,7 @@ def read_network(value: object) -> object:
 
 
 def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
-    """Raise `AtError` for a service without a network, or with another's id or name."""
+    """Raise `AtError` for services that the network can't have."""
     names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
     metadata = [
         name

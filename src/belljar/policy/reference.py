@@ -46,12 +46,7 @@ _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 class Reference:
     """An image's name, normalised: two texts that mean one image give equal references.
 
-    Attributes:
-        registry: `docker.io` unless the text names another.
-        path: the name below the registry: `library/debian`.
-        tag: `latest` when the text has neither tag nor digest; "" when it has a digest alone.
-        digest: `sha256:` and 64 hexadecimal digits, or "". It names a manifest, or an index of
-            manifests.
+    `path` is below the registry, as `library/debian`. `tag` is "" beside a digest alone.
     """
 
     registry: str
@@ -84,7 +79,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Raises `ValueError`, whose text is for the author, also for an image's id."""
+    """Raises `ValueError`, also for an image's id."""
     if IMAGE_ID.fullmatch(text) or _HEX_NAME.fullmatch(text):
         raise ValueError(f"`{text}` is an image's id, not its name")
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None

@@ -47,7 +47,7 @@ def _read_image(value: object) -> str:
     return image
 
 
-IMAGE: Final = kinds.text_kind(_read_image)
+IMAGE: Final = kinds.FieldKind(_read_image)
 
 
 # ---- resources
@@ -58,7 +58,7 @@ def _amount(default: float, shown: str, description: str) -> Any:  # noqa: ANN40
 
 
 class ResourcesText(Strict):
-    """Resources as they stand in the file; the values in bytes and seconds."""
+    """Resources as they stand in the file."""
 
     cpus: Annotated[int, Field(ge=1, le=64)] = Field(
         default=_DEFAULT.cpus, description="Virtual processors."
@@ -101,10 +101,7 @@ class ResourcesText(Strict):
         return exec_timeout
 
     def resources(self) -> Resources:
-        """The same, in the program's units.
-
-        A default `exec_timeout` shrinks to a shorter lifetime.
-        """
+        """The same; `exec_timeout` shrinks to a shorter lifetime."""
         return Resources(
             cpus=self.cpus,
             memory_bytes=self.memory,
@@ -149,10 +146,7 @@ class HostRules(Strict):
 
 
 class FileCopy(Strict):
-    """A file that is copied into the cell before its first command.
-
-    No path of the host is ever shared with a cell.
-    """
+    """A file that is copied into the cell."""
 
     source: Annotated[str, kinds.SOURCE] = Field(
         description="The file, below the policy's own directory and relative to it."
@@ -203,7 +197,7 @@ _CAPABILITY: Final = kinds.checked(
 
 
 class Rights(Strict):
-    """What the workload may do inside its cell beyond an ordinary container's workload."""
+    """What the workload may do beyond an ordinary container's."""
 
     capabilities: Annotated[
         tuple[Annotated[str, _CAPABILITY], ...],
@@ -273,18 +267,7 @@ def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON v
 
 # The tools and MCP servers that may act outside of a cell; `*` stands for all.
 HOST_TOOLS: Final = kinds.FieldKind(
-    read=_read_host_tools,
-    schema={
-        "anyOf": [
-            {"enum": ["refuse", "report"]},
-            {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["allow"],
-                "properties": {"allow": {"type": "array", "items": {"type": "string"}}},
-            },
-        ]
-    },
+    _read_host_tools, Literal["refuse", "report"] | dict[Literal["allow"], list[str]]
 )
 HostToolsField: TypeAlias = Annotated[
     HostTools | None, HOST_TOOLS, PlainSerializer(_written_host_tools)

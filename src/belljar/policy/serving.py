@@ -61,7 +61,7 @@ class Gpu(Strict):
 
 
 class ModelBlock(Strict):
-    """A model server in a cell of its own, without a network device."""
+    """A model server in a cell of its own."""
 
     weights: Weights = Field(description="The weights, which the cell gets read-only at /weights.")
     server: Annotated[

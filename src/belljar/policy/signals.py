@@ -1,4 +1,4 @@
-"""The blocks `decoys`, `guard` and `on` of a policy, as people write them."""
+"""The blocks `decoys`, `guard` and `on` of a policy."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class DecoyText(Strict):
     kind: Annotated[DecoyKind, kinds.choice(DecoyKind)] = Field(
         description="What it pretends to be."
     )
-    place: Annotated[str, kinds.text_kind(_read_place)] = Field(
+    place: Annotated[str, kinds.FieldKind(_read_place)] = Field(
         default="",
         description="Its path in the cell (`~/` is the user's home; default the kind's usual "
         "place), or a service's host name or NAME:PORT.",
@@ -193,7 +193,7 @@ def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
 
 
 class GuardText(Strict):
-    """The egress guard: what it looks for, and what it does about it."""
+    """What the egress guard looks for and does."""
 
     protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = Field(
         default=(), description="Data of your own that may not leave."

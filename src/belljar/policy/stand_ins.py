@@ -64,7 +64,7 @@ RESTART: Final = kinds.checked(
 
 
 class StandIn(Strict):
-    """What every kind has. `protocols` are those that the kind can speak, the usual one first."""
+    """What every kind has; of `protocols` the usual one comes first."""
 
     protocols: ClassVar[tuple[str, ...]] = ("http", "tls")
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
@@ -100,7 +100,7 @@ class StandIn(Strict):
         )
 
     def own_path(self) -> tuple[str, str]:
-        """The field that names the author's file or directory, and the path, if any."""
+        """The field of the author's path, and the path."""
         for name in (self.file_field, self.directory_field):
             path = getattr(self, name) if name else None
             if isinstance(path, str):
@@ -137,7 +137,7 @@ class HarStandIn(StandIn):
 
 
 class RegistryStandIn(StandIn):
-    """A package registry that serves a directory of packages and takes uploads into a void."""
+    """A package registry; uploads go into a void."""
 
     directory_field: ClassVar[str] = "packages"
 

@@ -21,29 +21,21 @@ MAX_BYTES: Final = 100 << 20
 
 
 class TaskFile(Strict):
-    """A file or directory for one cell.
-
-    `target`: its absolute path in the cell; `source`: its path below the task's root.
-    """
+    """A file or directory; `source` is below the root."""
 
     target: str
     source: str
 
 
 class CellData(Strict):
-    """Of one cell. `hosts`: lines of its hosts file, each a name and an address."""
+    """Of one cell; `hosts`: names and addresses."""
 
     files: tuple[TaskFile, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
 
 class TaskData(Strict):
-    """Of all cells of a task, by their stand-in's name; the sample's own is `OWN_CELL`.
-
-    Attributes:
-        root: the directory that all sources are below; "" where there are none.
-        cell: the cell that is being made.
-    """
+    """Of all cells, by name; `cell` is the one being made."""
 
     cells: Mapping[str, CellData] = {}
     root: str = ""
@@ -63,12 +55,7 @@ class TaskData(Strict):
 
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
-    """What each source is now, by its target.
-
-    Raises:
-        OSError, ValueError: one can't be read, or holds what a cell can't be given; or together
-            they are more than `MAX_ENTRIES` or `MAX_BYTES`.
-    """
+    """What each source is now, by target. Raises as `list_tree`."""
     trees: dict[str, Tree] = {}
     entries = total_bytes = 0
     for file in data.files:

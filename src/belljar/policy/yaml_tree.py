@@ -70,15 +70,12 @@ def number(written: str) -> int | float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How strictly a document is read; the defaults are a policy's.
-
-    `is_compose`: anchors, aliases, merge keys, empty values and names like `200:` are read.
-    """
+    """How strictly a document is read; the defaults are a policy's."""
 
     what: str = "a policy"
     max_bytes: int = MAX_BYTES
     max_depth: int = MAX_DEPTH
-    is_compose: bool = False
+    is_compose: bool = False  # anchors, aliases, merge keys, empty values, names like `200:`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -105,11 +102,7 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class YamlTree:
-    """What the text holds.
-
-    `marks` has the place of every value and `keys` of every key, by path. `problems`: the first
-    thing that can't be read, if any.
-    """
+    """What the text holds, with places by path."""
 
     value: Any = None
     marks: dict[Path, Mark] = field(default_factory=dict)
@@ -127,11 +120,7 @@ def field_name(path: Path) -> str:
 
 
 def read_tree(data: bytes | str, reading: Reading | None = None) -> YamlTree:
-    """Return the values of one YAML document and their places.
-
-    Never raises for what `data` holds: see `YamlTree.problems`. A value that an alias names is
-    the same object wherever it stands.
-    """
+    """Return one document's values, places and problems."""
     tree, reading = YamlTree(), reading or Reading()
     try:
         if len(data) > reading.max_bytes and not isinstance(data, str):
@@ -160,7 +149,7 @@ def _mark(mark: Any) -> Mark:  # noqa: ANN401 - ruamel's marks are untyped
 
 
 def scalar(text: str, *, plain: bool) -> object:
-    """A scalar's value by YAML 1.2's core schema (section 10.3.2), with the numbers of `number`."""
+    """A scalar's value (YAML 1.2, section 10.3.2; `number`)."""
     if not plain:
         return text
     if text in _SPECIAL:
@@ -175,7 +164,7 @@ _Event: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A value, and its size with everything that aliases in it stand for. `text`: a scalar's."""
+    """A value, and its size with aliases resolved."""
 
     value: Any
     nodes: int

@@ -328,10 +328,7 @@ _DRAW_SERVICE: Final[Mapping[K, Callable[[RandomStream, DecoySpec], Service]]] =
 def mint(
     key: bytes, cell_id: str, decoy: DecoySpec, *, home: str = "/root", login: Login | None = None
 ) -> Minted:
-    """Mint a decoy's files and values for one cell.
-
-    `home`: for `~/`; no value depends on it. `login`: of the service that the decoy names.
-    """
+    """Mint a decoy's files and values for one cell; no value depends on `home`."""
     stream = RandomStream(key, _label(cell_id, decoy))
     usual, draw = FILES[decoy.kind]
     place = decoy.place or usual

@@ -1,7 +1,4 @@
-"""Detectors of credentials and of personal data.
-
-Documented examples are no hits.
-"""
+"""Detectors of credentials and of personal data. Documented examples are no hits."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ _LOOKS_A_TICK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A pattern; each match holds one of the literals.
-
-    Group 1, if any, is the value.
-    """
+    """A pattern; each match holds one of the literals. Group 1, if any, is the value."""
 
     cls: str
     literals: tuple[bytes, ...]
@@ -39,10 +33,7 @@ class Detector:
     within: int = 20_000
 
     def matches(self, data: bytes, tick: Callable[[], None]) -> Iterator[re.Match[bytes]]:
-        """Search around literals, which is fast.
-
-        From `before` bytes earlier to `within` bytes later. `tick` raises when time is up.
-        """
+        """Search around literals, which is fast. `tick` raises when time is up."""
         if not self.literals:
             yield from self.pattern.finditer(data)
             return

@@ -378,10 +378,7 @@ _ENDPOINTS: Final = {"range", "upstream"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """What to stop, and why.
-
-    `name`: the cell or range. `evidence`: None if unrecorded.
-    """
+    """What to stop, and why; `name`: the cell or range."""
 
     stop: Stop
     rule: str
@@ -391,10 +388,7 @@ class StopRequest:
 
 
 def trigger_of(event: Event) -> Trigger | None:
-    """The trigger that an event is, if any.
-
-    A range's failure is none: it ends its cells itself.
-    """
+    """The trigger that an event is, if any."""
     data = event.data
     match event.kind:
         case Kind.GUARD_HIT:

@@ -63,10 +63,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value as it is, backwards or by rot13.
-
-    `inner`: without outer punctuation. `size`: folded.
-    """
+    """A value as it is, backwards or by rot13; `inner`: without outer punctuation."""
 
     value: KnownValue
     plain: bytes
@@ -351,7 +348,7 @@ class _Scan:
         yield from compressed(view.data, self._room)
 
     def _room(self) -> int:
-        """How many bytes may be expanded now: asked at each mark, of which data may be full."""
+        """How many bytes may be expanded now; asked at each mark."""
         self._tick()
         return self._left
 

@@ -55,7 +55,7 @@ class _Part:
         self.starts: frozenset[tuple[int, str]] = frozenset()
 
     def report(self, key: tuple[str, str]) -> None:
-        """Remember a find. A guest chooses how many there are: beyond the bound some come again."""
+        """Remember a find; beyond the bound some come again."""
         if len(self.reported) >= MAX_REPORTED:
             self.reported.clear()
         self.reported.add(key)
@@ -224,10 +224,7 @@ class StreamScanner:
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> bool:
-    """Whether this find is one reported earlier, now longer.
-
-    A known value is news where only a pattern was found.
-    """
+    """Whether it was reported; a known value behind a pattern is news."""
     if not hit.start < before < hit.end:
         return False
     offset = before - hit.start
@@ -262,10 +259,7 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, what it had, and each piece that may continue it.
-
-    Joined without counters and repetitions, and also with them.
-    """
+    """Name, field, what it had, and each piece that may continue it."""
     new = old = 0
     for name, piece in _pieces(channel, part, data):
         if not piece:

@@ -138,10 +138,7 @@ MAX_FILE_BYTES: Final = MAX_VALUES_BYTES
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """Values of an entry of `guard.protect`. Raises PolicyError.
-
-    CSV (`columns`) or a value a line; under 10 bytes: left out.
-    """
+    """Values of an entry of `guard.protect`; under 10 bytes: left out. Raises PolicyError."""
     values: dict[str, KnownValue] = {}
     for text in _texts(item, content) if item.file else (item.value,):
         stripped = text.strip()
@@ -173,8 +170,6 @@ def _refused(item: Protected, what: str) -> PolicyError:
 def _texts(item: Protected, content: bytes | None) -> Iterator[str]:
     if content is None or len(content) > MAX_FILE_BYTES:
         raise _refused(item, f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB")
-    if item.file.endswith((".jsonl", ".ndjson")):  # else each line would be one value
-        raise _refused(item, "JSON lines are not read")
     try:
         text = content.decode("utf-8-sig")
         if not item.columns:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.compose.values import SETTLE_S
 from belljar.errors import PolicyError
 from belljar.host.model import (
     CgroupFact,
@@ -24,11 +25,19 @@ from belljar.host.model import (
     UsernsFact,
 )
 from belljar.plan.explain import ObstacleError, render_plan
-from belljar.plan.make import GUEST_OVERHEAD_MIB, granted, make_plan
-from belljar.plan.model import ImageFacts, MicrovmPlan, ObstacleCode, OciPlan
+from belljar.plan.make import (
+    GUEST_OVERHEAD_MIB,
+    granted,
+    isolation_of,
+    make_plan,
+    oci_limits,
+    oci_overhead_mib,
+    vm_shape,
+)
+from belljar.plan.model import ImageFacts, MicrovmPlan, ObstacleCode
 from belljar.plan.qemu import vmm_memory_max_bytes
 from belljar.policy.limits import Resources, Risk, Tier, least_tier
-from belljar.policy.load import load_preset
+from belljar.policy.load import load_preset, policy_of
 from belljar.policy.model import Policy
 from belljar.policy.sections import FileCopy, Rights
 from belljar.policy.yaml_tree import read_tree
@@ -255,23 +264,6 @@ def test_every_bound_lies_within_the_one_around_it(
     assert plan.limits == resources
 
 
-@given(resources=RESOURCES, tier=st.sampled_from([Tier.CONTAINER, Tier.GVISOR]))
-def test_a_containers_bounds_are_all_the_hosts(
-    resources: Resources, tier: Tier, facts: HostFacts, image: ImageFacts
-) -> None:
-    """Each resource is a group's or a file system's, with room for what holds the cell."""
-    plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier, resources=resources), facts, image)
-    assert isinstance(plan, OciPlan)
-    shape, most = plan.oci, resources.memory_bytes + resources.disk_bytes
-    assert shape.memory_max_bytes == most < plan.jail.memory_max_bytes
-    assert (shape.disk_bytes, shape.processes) == (resources.disk_bytes, resources.processes)
-    assert shape.disk_inodes >= 16_384
-    assert plan.jail.cpu_quota_percent == 100 * resources.cpus
-    assert plan.jail.processes > resources.processes
-    assert plan.jail_controllers == ("cpu", "memory", "pids")
-    assert not plan.memory_by_rlimit
-
-
 def test_hostile_words_are_shown_escaped(facts: HostFacts, image: ImageFacts) -> None:
     """An image's environment and a file's name come from others, and can't act on a terminal."""
     strange = replace(image, env={"A\x1b[2J": "x"}, user="u\u202e", workdir="/\x07")
@@ -305,3 +297,59 @@ def test_rights_are_granted_by_the_least_tier_that_has_them(
     assert codes(named, facts, image) == [ObstacleCode.RIGHTS_NEED_OTHER_TIER]
     of_none = {"rights": {"capabilities": ["SYS_ADMIN"]}, "risk": "high"}
     assert codes(of_none, facts, image) == [ObstacleCode.RIGHTS_OF_NO_TIER]
+
+
+@pytest.mark.promise("2.3")
+@pytest.mark.parametrize("tier", list(Tier))
+def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(
+    tier: Tier, facts: HostFacts
+) -> None:
+    """No layer of a container claims more than this host's kernel can hold."""
+    walls = isolation_of(tier, Resources(), facts)
+    assert walls.layers[0].name == "jail"
+    if tier is Tier.CONTAINER:
+        assert {layer.state for layer in walls.layers} == {"shared"}
+        assert any("shared kernel" in said for said in walls.warnings)
+    assert all("shared" in layer.enforced_by for layer in walls.layers if layer.state == "shared")
+
+
+@pytest.mark.promise("8.1")
+def test_what_holds_a_cell_takes_nothing_from_its_workload() -> None:
+    """Memory and tasks of the runtime, the agent and gVisor's kernel come on top. Each process in
+    gVisor costs the host its kernel's record, stubs and page tables; a container's are its own. Each
+    processor of a machine costs its kernel 1.6 MiB, measured, or the agent refuses it."""
+    few, many = Resources(processes=100), Resources(processes=500)
+    for tier, least in ((Tier.CONTAINER, 0), (Tier.GVISOR, 0.4 * 400)):
+        limits, overhead_mib = oci_limits(tier, few), oci_overhead_mib(tier, few)
+        assert limits.memory_max_bytes - (overhead_mib << 20) == few.memory_bytes + few.disk_bytes
+        assert limits.processes >= few.processes + 32
+        assert oci_overhead_mib(tier, many) - overhead_mib >= least
+    assert oci_overhead_mib(Tier.CONTAINER, many) == oci_overhead_mib(Tier.CONTAINER, few)
+    one, more = (vm_shape(Resources(cpus=cpus), emulated=True).ram_mib for cpus in (1, 65))
+    assert more - one >= 64 * 1.6
+
+
+@pytest.mark.promise("1.6")
+def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFacts) -> None:
+    """What runs before a sample starts, and what is waited for; nothing without a program."""
+
+    def text(**of: Any) -> str:  # noqa: ANN401 - facts
+        plan = make_plan(load_preset("high").policy, facts, replace(image, **of))
+        return " ".join(" ".join(render_plan(plan)).split())
+
+    assert "runs " not in text()
+    when = f"before a sample starts, until it has run for {SETTLE_S:g} s"
+    assert f"runs /enter serve — {when}" in text(program="/enter serve")
+    checked = text(program="/enter serve", has_check=True)
+    assert "until the image's health check passes" in checked
+
+
+@pytest.mark.parametrize("risk", ["medium", "high"])
+def test_no_other_tier_passes_a_gpu_through(risk: str, facts: HostFacts, image: ImageFacts) -> None:
+    """Whatever the reason: each tier is refused by name, and none is used in its place."""
+    gpu = {"devices": ["/dev/nvidia0"], "reason": "measured"}
+    model = {"weights": {"sha256": "ab" * 32}, "gpu": gpu}
+    policy = policy_of({"belljar": 1, "risk": risk, "model": model}).policy
+    with pytest.raises(ObstacleError) as refused:
+        make_plan(policy, facts, image)
+    assert {each.code for each in refused.value.obstacles} == {ObstacleCode.GPU_NEEDS_CONTAINER}

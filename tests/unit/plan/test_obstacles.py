@@ -9,9 +9,8 @@ import pytest
 
 from belljar.host.model import CoreFact, CoreState, HostFacts, IdsFact, UsernsFact
 from belljar.plan import obstacles
-from belljar.plan.make import isolation_of
 from belljar.plan.model import ObstacleCode
-from belljar.policy.limits import Resources, Tier
+from belljar.policy.limits import Tier
 
 
 def test_a_vmm_that_will_not_do_is_named(facts: HostFacts) -> None:
@@ -76,26 +75,14 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(
-    tier: Tier, facts: HostFacts
-) -> None:
+def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(tier: Tier) -> None:
     """A program that the host's kernel starts as root, a server it asks no limit for: in the tier
-    whose crashes are this host's; in each where 1 can't be given."""
-
-    def more(cores: CoreFact) -> list[str]:
-        plain, said = (
-            isolation_of(tier, Resources(), host).warnings
-            for host in (facts, replace(facts, cores=cores))
-        )
-        return [sentence for sentence in said if sentence not in plain]
-
-    program = CoreFact(state=CoreState.PROGRAM, pattern="|/usr/lib/keep %P")
-    assert not more(CoreFact(state=CoreState.FILE, pattern="/var/core.%p", can_limit=False))
-    (unlimited,) = more(replace(program, can_limit=False))
-    assert "ulimit -Hc" in unlimited
-    server = replace(program, state=CoreState.SERVER)
-    for cores, word in ((program, "only its system call profile"), (server, "no limit")):
-        said = more(cores)
-        assert len(said) == (tier is Tier.CONTAINER)
-        for part in (word, "/usr/lib/keep", "core_pattern=core"):
-            assert all(part in sentence for sentence in said)
+    whose crashes are this host's; in each where 1 can't be given. The pattern is shown escaped."""
+    program = CoreFact(state=CoreState.PROGRAM, pattern="|/usr/lib/keep \x1b[2J")
+    file = CoreFact(state=CoreState.FILE, pattern="/var/core.%p", can_limit=False)
+    assert not obstacles.cores_warning(tier, file)
+    assert "ulimit -Hc" in obstacles.cores_warning(tier, replace(program, can_limit=False))
+    for state, word in ((CoreState.PROGRAM, "profile"), (CoreState.SERVER, "no limit")):
+        said = obstacles.cores_warning(tier, replace(program, state=state))
+        assert (word in said) == bool(said) == (tier is Tier.CONTAINER)
+        assert "\x1b" not in said

@@ -7,7 +7,6 @@ import ctypes.util
 import errno
 import itertools
 import tomllib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.plan import seccomp
 from belljar.plan.seccomp import load_rules, prefixes_without, seccomp_profile
 
 DANGEROUS = """
@@ -213,17 +211,3 @@ def test_all_but_a_few_values_is_exactly_that(values: frozenset[int], near: int)
             0 if value in values else 1
         )
     assert sum(1 << (32 - mask.bit_count()) for _, mask in prefixes) == (1 << 32) - len(values)
-
-
-def test_each_rule_has_a_reason_and_each_call_one_answer() -> None:
-    """What is pretended, or named in several groups, has conditions wherever it is named."""
-    rules = load_rules()
-    groups = [group for name in rules if name != "gvisor" for group in rules[name]]
-    assert all(group.why.strip() and group.calls for group in (*groups, *rules["gvisor"]))
-    named = Counter(call for group in (*groups, *rules["pretend"]) for call in group.calls)
-    plain = [group for group in groups if not group.any_of]
-    assert [call for group in plain for call in group.calls if named[call] > 1] == []
-    written = tomllib.loads(Path(seccomp.__file__).with_name("seccomp.toml").read_text())
-    assert set(written) == {"allow", "agent", "pretend", "refuse", "gvisor"}
-    keys = {key for table in written.values() for item in table for key in item}
-    assert keys <= {"why", "calls", "when", "unless", "error"}

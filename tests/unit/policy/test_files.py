@@ -108,23 +108,6 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         files.read_regular(Path("/dev"), "null", 1)
 
 
-def test_no_descriptor_stays(tmp_path: Path) -> None:
-    """Neither when it is refused (a pipe then has no reader) nor when its user fails."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ValueError, match="not a regular file"),
-        files.open_regular(tmp_path, "pipe"),
-    ):
-        pass
-    with pytest.raises(OSError, match="No such device or address"):
-        os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
-    with pytest.raises(KeyError), files.open_beneath(tmp_path, "file") as opened:
-        raise KeyError
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(opened)
-
-
 @pytest.mark.promise("1.7")
 def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
     """Parents first; a link within stays one; modes are kept, but not set-uid."""

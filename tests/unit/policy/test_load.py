@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy.limits import Risk, Tier
+from belljar.policy.limits import Tier
 from belljar.policy.load import (
     examine,
     load_policy,
@@ -50,7 +50,6 @@ def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, s
         ("belljar: ^2\nrisk: high\n", "belljar", "should be 1"),
         ("belljar: 1\nrisk:  ^hgih\n", "risk", "did you mean `high`?"),
         (HEAD + "tier: ^gvisor\n", "tier", "can only be raised"),
-        (HEAD + "resources: ^5\n", "resources", "mapping of fields to values, got a number"),
         (HEAD + "resources: {cpus: 2, lifetime: ^4}\n", "resources.lifetime", "from 10s"),
         (HEAD + "env:\n  ^1A: b\n", "env.1A", "not a valid name of a variable"),
         (HEAD + "files:\n  - ^source: a\n    tagret: b\n", "files[0].target", "is missing"),
@@ -236,24 +235,6 @@ def test_a_known_preset_says_what_its_text_says(name: str) -> None:
     assert policy_of(read.policy).policy == read.policy
     with pytest.raises(PolicyError):
         policy_of(read.policy.model_copy(update={"user": "no user\n"}))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    ["network: {record: {bodies: 4KiB}}", f"model: {{weights: {{sha256: {'a' * 64}, file: x}}}}"],
-)
-def test_a_field_that_is_no_more_is_refused_by_name(fields: str) -> None:
-    """Not as a misspelt one."""
-    (problem,) = examine(f"belljar: 1\nrisk: low\n{fields}".encode(), base=None).problems
-    assert problem.field in ("network.record.bodies", "model.weights.file")
-    assert problem.message == "is no longer a field: leave it out"
-
-
-def test_what_is_no_preset_or_is_raised_here_is_read() -> None:
-    """A file, an unknown name, and one below this host's least risk; None is the default."""
-    assert known_preset("policy.yaml") is known_preset("./low") is None
-    assert known_preset("low", Risk.MEDIUM) is None
-    assert known_preset(None) == known_preset("high", Risk.HIGH)
 
 
 @pytest.mark.promise("1.1")

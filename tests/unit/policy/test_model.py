@@ -28,10 +28,7 @@ def test_a_program_may_give_what_a_file_can_not_write() -> None:
         setattr(policy, "risk", Risk.LOW)  # noqa: B010 - mypy would refuse the plain form, rightly
     again = pickle.loads(pickle.dumps(policy))  # noqa: S301 - our own bytes
     assert (again, hash(again)) == (policy, hash(policy))
-    for wrong in (
-        *(Resources(cpus=0), Resources(memory_bytes=-1), Resources(output_bytes=1 << 60)),
-        Resources(lifetime_s=float("inf")),
-    ):
+    for wrong in (Resources(cpus=0), Resources(lifetime_s=float("inf"))):
         with pytest.raises(ValidationError):
             Policy(belljar=1, risk=Risk.HIGH, resources=wrong)
 

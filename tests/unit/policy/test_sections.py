@@ -71,21 +71,6 @@ def test_a_tier_grants_what_is_asked_for_or_says_what_not(
 
 
 @pytest.mark.promise("1.4")
-@given(RIGHTS, RIGHTS, st.sampled_from(list(limits.Tier)))
-def test_what_two_policies_have_in_common_is_no_more_than_either(
-    ours: Rights, floor: Rights, tier: limits.Tier
-) -> None:
-    """In what any tier grants; and it is within the floor."""
-    common = ours.common(floor)
-    assert common_rights(common, floor) == common
-    kept = granted(common, tier)
-    for other in (ours, floor):
-        allowed = granted(other, tier)
-        assert set(kept.capabilities) <= set(allowed.capabilities)
-        assert set(kept.calls) <= set(allowed.calls)
-
-
-@pytest.mark.promise("1.4")
 def test_a_policy_that_says_nothing_bounds_nothing() -> None:
     """One that says `{}` forbids all; a task that asks for nothing has nothing."""
     asked = Rights(privileged=True)

@@ -41,7 +41,6 @@ def policy(block: str) -> Policy:
             " kind: spreadsheet, count: 9}"
         ),
         SERVICE,
-        "network: {default: deny}\ndecoys: [{id: c, kind: redis, place: c.example}]",
         GUARD,
         "on: {decoy_used: stop_sample, breach: stop_all}",
     ],

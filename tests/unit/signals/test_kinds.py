@@ -138,15 +138,6 @@ def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
     assert len(ages[0]) < 3 or steps[0] != steps[1]
 
 
-def test_a_text_has_a_value_for_each_placeholder() -> None:
-    """Nothing else of it is changed."""
-    text = DecoySpec(id="bait", kind=DecoyKind.TEXT, template="a {secret} b {secret} {c}")
-    decoy = mint(KEY, "cell", text)
-    first, second = (value.text for value in decoy.values)
-    assert decoy.files[0].content.decode() == f"a {first} b {second} {{c}}"
-    assert first != second
-
-
 @pytest.mark.promise("5.6")
 def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
     """With the key and the digests on record; another key or value leads nowhere."""
