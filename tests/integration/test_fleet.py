@@ -30,7 +30,10 @@ from tests.integration.fleets import (
 from tests.integration.processes import wait_for
 from tests.machine import PATIENCE_S
 
+from belljar.events import Kind
+from belljar.image.store import Store
 from belljar.ledger.keys import local_fingerprint
+from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
 
 # To import it takes seconds, and here it would at each collection
@@ -118,9 +121,11 @@ def nodes(
 def test_a_fleet_gives_what_one_machine_gives_though_a_node_is_killed(nodes: Nodes) -> None:
     """A sample on each node, of which one is killed in the middle: its cells end without it, its
     sample runs elsewhere, and samples, scores, epochs, metrics and verdict are those that one
-    machine gives; the failure and both attempts are on record. Each signs with its own key, which the head's ledger names;
+    machine gives; the failure and both attempts are on record. A node that lacks the image gets it
+    from the head, once, by its digest. Each signs with its own key, which the head's ledger names;
     no node has the head's; the offline verdict is the same."""
     count = len(nodes.homes)
+    nodes.belljar("image", "rm", "default", home=nodes.homes[0])
     words = ("-T", f"count={count}", "--epochs", "2")
     with held_run(nodes, *words) as (process, run, _, node):
         number = int(node.removeprefix("n"))
@@ -141,6 +146,10 @@ def test_a_fleet_gives_what_one_machine_gives_though_a_node_is_killed(nodes: Nod
     assert log.results.scores[0].metrics["mean"].value == 0.75 * (count - 1)
     assert verify(run, expected_key=local_fingerprint(nodes.head)).ok(strict=True)
     assert '"exit_code": 0' in nodes.belljar("verdict", "--json", str(run))
+    sent = [line.data for line in read_events(run) if line.kind is Kind.FLEET_IMAGE_SENT]
+    assert [(each["node"], each["image"]) for each in sent] == [("n1", "default")]
+    digests = [Store(home).find("default").digest for home in (nodes.head, nodes.homes[0])]
+    assert digests[0] == digests[1]
     named = {f"n{n}": local_fingerprint(home) for n, home in enumerate(nodes.homes, 1)}
     assert keys_of(run) == {each: named[each] for each in named if each != node}
     secret = (nodes.head / "keys" / "ledger-ed25519.pem").read_bytes()

@@ -53,8 +53,11 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
         with joined(fleet) as engine, ExitStack() as unless_begun:
             nodes = describe_nodes(engine, home, task)
             asked = [node.node_id for node in nodes if not node.refusal]
+            # After Ctrl-C half of an image would stay there, which may be gigabytes.
             unless_begun.callback(engine.on_each, asked, clear, workspace, within_s=CLEAR_S)
-            nodes, images = prepare_nodes(engine, nodes, workspace, archive, sha256, task)
+            nodes, images, sent = prepare_nodes(
+                engine, nodes, workspace, archive, sha256, task, home
+            )
             # A value may be a secret: its digest says whether it is another one.
             hashed = {
                 name: hashlib.sha256(value.encode()).hexdigest()
@@ -78,6 +81,9 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host, silence_s=patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)
+                names = {node.node_id: node.name for node in nodes}
+                for node_id, about in sent:
+                    head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
                 # From here on units may use the files: after an error a later run on the node
                 # removes them.
                 unless_begun.pop_all()

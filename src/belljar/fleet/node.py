@@ -19,14 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.errors import PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.fleet.archive import pack, unpack
 from belljar.fleet.guard import END_S, POLL_S, STOP
 from belljar.image.store import Store, find_images
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import load_or_make_key
 from belljar.package import __version__
-from belljar.store.home import belljar_home
+from belljar.store.home import belljar_home, need_space
 from belljar.units import printable
 
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
@@ -95,12 +95,20 @@ def prepare(
                 shutil.rmtree(other)
     if hashlib.sha256(archive).hexdigest() != sha256:
         why = "the task's archive arrived changed"
-        return {"exit_code": 5, "why": why, "images": {}}
+        return {"exit_code": 5, "why": why, "images": {}, "missing": []}
     sent = folder / "task.tar"
     sent.write_bytes(archive)
     with sent.open("rb") as file:
         unpack(file, folder / "task")
     sent.unlink()
+    return check(fleet, words, settings)
+
+
+def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict[str, Any]:
+    """Check that this node can run the task: by which images, or why not.
+
+    `missing`: images, when nothing else is amiss.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "check", "--json", *words],
         cwd=_folder(fleet) / "task",
@@ -110,7 +118,7 @@ def prepare(
         timeout=CHECK_S,
         check=False,
     )
-    why, names = _tail(done.stderr), set[str]()
+    why, names, missing = _tail(done.stderr), set[str](), list[str]()
     # A check that failed early printed no JSON: then standard error says why.
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(done.stdout)
@@ -118,11 +126,45 @@ def prepare(
         errors = [group["error"] or group["lacking"] for group in found["groups"]]
         absent = [f"image {each['image']}: {each['what']}" for each in found["missing_images"]]
         why = next(iter([*(str(each["what"]) for each in errors if each), *absent]), why)
+        missing = [] if any(errors) else [each["image"] for each in found["missing_images"]]
     images = {}
     if not done.returncode:
         stored = find_images(Store(belljar_home()), sorted(names))
         images = {name: image.digest for name, image in stored.items()}
-    return {"exit_code": done.returncode, "why": why, "images": images}
+    return {"exit_code": done.returncode, "why": why, "images": images, "missing": missing}
+
+
+def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: bytes) -> str:
+    """Write a piece of an image's file; return why not, as when the disk has no room for all."""
+    file = _folder(fleet) / digest / "rootfs.sqfs"
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        # Before the first piece, for the whole file.
+        if not offset:
+            need_space(belljar_home(), size_bytes, "it")
+        with file.open("r+b" if offset else "wb") as out:
+            out.seek(offset)
+            out.write(piece)
+    except (BelljarError, OSError) as error:
+        return getattr(error, "what", str(error))
+    return ""
+
+
+def take_image(
+    fleet: str, digest: str, document: bytes, names: Sequence[str], origins: Sequence[str]
+) -> str:
+    """Take the image that came into the store; return why not: other bytes than its digest's.
+
+    A digest that names another image here goes on to name it: two builds can have one origin.
+    """
+    folder, store = _folder(fleet) / digest, Store(belljar_home())
+    try:
+        (folder / "image.json").write_bytes(document)
+        origins = [each for each in origins if store.missing(each) is not None]
+        store.adopt(folder, names=names, origins=origins)
+    except (BelljarError, OSError) as error:
+        return getattr(error, "what", str(error))
+    return ""
 
 
 def run_unit(
@@ -194,7 +236,9 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
 
 
 # The functions that a head may call here.
-CALLED: Final[tuple[Callable[..., Any], ...]] = (describe, prepare, clear, kill_all)
+CALLED: Final[tuple[Callable[..., Any], ...]] = (
+    *(describe, prepare, check, take_piece, take_image, clear, kill_all),
+)
 
 
 class HeadWatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -12,22 +12,40 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
-from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine, joined
+from belljar.fleet.engine import CELLS, CLEAR_S, HARDWARE, MEMORY, Engine, joined
 from belljar.fleet.guard import END_S
-from belljar.fleet.node import describe, kill_all, prepare, settings_of
+from belljar.fleet.node import (
+    check,
+    clear,
+    describe,
+    kill_all,
+    prepare,
+    settings_of,
+    take_image,
+    take_piece,
+)
 from belljar.fleet.units import Node
 from belljar.harness.options import SelectedTask
+from belljar.image.store import Image, Store, is_like_digest
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.kinds import HEX64, check_shape, shape_of
 from belljar.package import __version__
 from belljar.store.locks import locked
-from belljar.units import printable
+from belljar.units import format_size, printable
+from belljar.waiting import print_status
 
 # As SSH's known_hosts: a known name with another key is refused.
 NODES: Final = "fleet/nodes.json"
 # Another version's may have more fields.
 _DESCRIBED: Final = shape_of("name:text key:sha256 version:text inspect:text")
-_CHECKED: Final = shape_of("exit_code:whole why:text images:object")
+_CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
+
+# So much of an image is in memory at a time, on the head and on each node. With Slurm each piece
+# waits in the queue: small ones would take longer to wait than to go.
+PIECE_BYTES: Final = 64 << 20
+
+# A node, and what the event says of the image that it took.
+Sent: TypeAlias = tuple[str, dict[str, Any]]
 _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 
@@ -91,19 +109,26 @@ def prepare_nodes(
     archive: bytes,
     sha256: str,
     task: SelectedTask,
-) -> tuple[list[Node], dict[str, str]]:
-    """Send the task's files, and have `belljar check` run on each node.
+    home: Path,
+) -> tuple[list[Node], dict[str, str], list[Sent]]:
+    """Send the task's files, have `belljar check` run on each node, and send images it lacks.
 
-    Return the nodes, refused if it fails there, and the digests of the images, by name. Raises
-    `HostError` when none can run the task, or two would with different images.
+    Return the nodes, refused if it fails there, the digests of the images, by name, and what was
+    sent. Raises `HostError` when none can run the task, or two would with different images.
     """
     usable = [node.node_id for node in nodes if not node.refusal]
-    given = fleet, archive, sha256, task.check_words, settings_of(os.environ)
-    said = _checked(engine.on_each(usable, prepare, *given))
+    settings = settings_of(os.environ)
+    words, store = task.check_words, Store(home)
+    said = _checked(engine.on_each(usable, prepare, fleet, archive, sha256, words, settings))
+    sent, failed = send_images(engine, store, fleet, _to_send(store, task, said))
+    if again := {node for node, _ in sent} - {*failed}:
+        said |= _checked(engine.on_each(sorted(again), check, fleet, words, settings))
     made, images, first = list[Node](), dict[str, str](), ""
     for node in nodes:
         result, why = said.get(node.node_id), node.refusal
-        if isinstance(result, Exception):
+        if node.node_id in failed:
+            why = failed[node.node_id]
+        elif isinstance(result, Exception):
             why = f"the task can't be prepared: {last_words(result)}"
         elif result is not None and result["exit_code"]:
             why = printable(result["why"], max_chars=400)
@@ -113,7 +138,7 @@ def prepare_nodes(
             if differing := sorted(name for name in found if images.get(name) != found[name]):
                 raise HostError(
                     f"the image {printable(differing[0])} of {node.name} is not that of {first}",
-                    hint="`belljar image rm` it on each node, and import or install the same one",
+                    hint="`belljar image rm` it on each node: this machine's own is then sent",
                 )
         made.append(replace(node, refusal=why))
     if not made:
@@ -125,7 +150,7 @@ def prepare_nodes(
             f"no node can run this task as planned: {reasons}",
             hint="`belljar check TASK` on a node says more",
         )
-    return made, images
+    return made, images, sent
 
 
 def _checked(said: Mapping[str, Any]) -> _Checked:
@@ -144,6 +169,78 @@ def _checked(said: Mapping[str, Any]) -> _Checked:
             except ValueError as error:
                 found[node] = ValueError(f"its answer can't be understood: {error}")
     return found
+
+
+def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list[str]]:
+    """Return which of the task's images this store has and each node lacks.
+
+    None of which a node has another than this store: two would run different images.
+    """
+    answers = {node: each for node, each in said.items() if isinstance(each, dict)}
+    own = {name: store.find(name).digest for name in task.images if store.missing(name) is None}
+    alike = {
+        name
+        for name, digest in own.items()
+        if all(each["images"].get(name, digest) == digest for each in answers.values())
+    }
+    lacking = {
+        node: [name for name in each["missing"] if name in alike] for node, each in answers.items()
+    }
+    return {node: names for node, names in lacking.items() if names}
+
+
+# --- images that a node lacks: sent once, piece by piece, and checked there by digest
+
+
+def send_images(
+    engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
+) -> tuple[list[Sent], dict[str, str]]:
+    """Send images of this store that nodes lack, by node.
+
+    Return what was sent, and the reason of each node that could not take one.
+    """
+    sent, failed = list[Sent](), dict[str, str]()
+    for name in sorted({name for names in lacking.values() for name in names}):
+        nodes = [node for node, names in lacking.items() if name in names and node not in failed]
+        image = store.find(name)
+        refused = _send(engine, fleet, image, name, nodes)
+        shown = printable(name)
+        failed |= {each: f"image {shown}: {why}" for each, why in refused.items()}
+        about = {"image": name, "digest": image.digest, "bytes": image.size_bytes}
+        sent += [(node, about) for node in nodes if node not in refused]
+    return sent, failed
+
+
+def _send(
+    engine: Engine, fleet: str, image: Image, name: str, nodes: Sequence[str]
+) -> dict[str, str]:
+    """Send one image to these nodes; return why some did not take it."""
+    refused, to = dict[str, str](), [*nodes]
+
+    def call(function: Callable[..., str], *arguments: object) -> None:
+        nonlocal to
+        said = engine.on_each(to, function, fleet, image.digest, *arguments)
+        for each, why in said.items():
+            if why != "":
+                is_said = isinstance(why, str | Exception)
+                refused[each] = last_words(why if is_said else "its answer can't be understood")
+        # A node that refused one piece gets no further ones.
+        to = [each for each in to if each not in refused]
+
+    size, offset = image.size_bytes, 0
+    with image.rootfs.open("rb") as file:
+        while to and (piece := file.read(PIECE_BYTES)):
+            call(take_piece, offset, size, piece)
+            offset += len(piece)
+            shown = f"{format_size(offset)} of {format_size(size)}"
+            print_status(f"belljar: image {printable(name)}: {shown} sent to {len(to)} node(s)")
+    document = image.rootfs.with_name("image.json").read_bytes()
+    # An image that was asked for by its digest has no name to give it there.
+    names = [] if is_like_digest(name) else [name]
+    call(take_image, document, names, [*image.origins])
+    if refused:  # their disks may be full
+        engine.on_each([*refused], clear, fleet, within_s=CLEAR_S)
+    return refused
 
 
 def last_words(error: object) -> str:

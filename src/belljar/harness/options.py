@@ -297,6 +297,7 @@ class SelectedTask:
     epochs: int
     tier: Tier
     policies: tuple[str, ...] = ()
+    images: frozenset[str] = frozenset()
     time_limit_s: float | None = None
     retries: int = 0
     memory_mib: int = 1216
@@ -366,6 +367,7 @@ def select_task(
         epochs=int(epochs),
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
         memory_mib=max(_memory_mib(each.policy) for each in kinds),
+        images=frozenset(name for each in kinds for name in each.policy.images),
         needs_hardware=any(needs_hardware(each.policy.risk) for each in kinds),
         policies=tuple(
             hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from belljar.fleet import node
+from belljar.fleet import node, nodes
+from belljar.fleet.engine import Engine
 from belljar.fleet.node import settings_of
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
 
 DYING = """#!{python}
 import os, signal, sys
@@ -52,3 +60,64 @@ def test_settings_go_along_and_secrets_and_choices_of_samples_do_not() -> None:
     }
     kept = {name: environ[name] for name in ("INSPECT_EVAL_MAX_RETRIES", "BELLJAR_POLICY")}
     assert settings_of(environ) == kept
+
+
+class Here:
+    """An engine whose one node is this process; `change` is done to each piece on its way."""
+
+    def __init__(self, change: Callable[[bytes], bytes]) -> None:
+        self.change, self.pieces = change, 0
+
+    def on_each(
+        self,
+        nodes: Sequence[str],
+        function: Callable[..., object],
+        *arguments: Any,  # noqa: ANN401 - those of any function
+        **_: float,
+    ) -> dict[str, object]:
+        """Call it."""
+        if function is node.take_piece:
+            self.pieces += 1
+            arguments = (*arguments[:-1], self.change(arguments[-1]))
+        return dict.fromkeys(nodes, function(*arguments))
+
+
+def flipped(piece: bytes) -> bytes:
+    """A piece of which a bit is another."""
+    return bytes([piece[0] ^ 1]) + piece[1:]
+
+
+def test_an_image_comes_in_pieces_and_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without it gets it, under the name and the digests that the head's has, and what these
+    named there before they still name; bytes that changed on the way, and one for which there is no
+    room, are refused, and leave nothing."""
+    monkeypatch.setattr(nodes, "PIECE_BYTES", 1000)
+    rootfs = tmp_path / "rootfs"
+    rootfs.write_bytes(os.urandom(3000))
+    head = Store(tmp_path / "head")
+    shared, own = (f"sha256:{digit * 64}" for digit in "12")
+    add = partial(Store.add, rootfs=rootfs, config=ImageConfig(), source="test", created="")
+    made = add(head, name="tools", origins=[shared, own])
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "node"))
+    rootfs.write_bytes(os.urandom(3000))
+    other = add(Store(tmp_path / "node"), name="other", origins=[shared])
+    store, lacking = Store(tmp_path / "node"), {"n1": ["tools"]}
+    workspace = tmp_path / "node" / "fleet" / "f"
+
+    def send(change: Callable[[bytes], bytes]) -> tuple[list[nodes.Sent], dict[str, str]]:
+        workspace.mkdir(parents=True, exist_ok=True)
+        return nodes.send_images(cast("Engine", Here(change)), head, "f", lacking)
+
+    sent, failed = send(flipped)
+    assert (sent, "not those of its digest" in failed["n1"]) == ([], True)
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2000))
+        sent, failed = send(bytes)
+    assert (sent, "free" in failed["n1"]) == ([], True)
+    assert (store.list(), workspace.exists()) == ((other,), False)
+    sent, failed = send(bytes)
+    assert ([about["digest"] for _, about in sent], failed) == ([made.digest], {})
+    assert store.find("tools").rootfs.read_bytes() == made.rootfs.read_bytes()
+    assert (store.find(own).digest, store.find(shared)) == (made.digest, other)

@@ -20,9 +20,11 @@ from belljar.fleet import begin, nodes
 from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine
 from belljar.fleet.head import Head
 from belljar.fleet.node import clear
-from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.nodes import Sent, describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.units import Node
 from belljar.harness.options import RunRequest, SelectedTask
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
 from belljar.package import __version__
@@ -132,17 +134,11 @@ def test_nodes_with_different_images_of_one_name_are_refused(tmp_path: Path) -> 
     """Samples would not be those of one evaluation; a node that lacks the image is one less."""
     engine = Offering([{"key": key * 64} for key in "abc"])
     nodes = describe_nodes(cast("Engine", engine), tmp_path, TASK)
-    good = {"exit_code": 0, "why": "", "images": {"default": "1" * 64}}
-    lacking = {"exit_code": 3, "why": "image default: not there", "images": {}}
-    prepare = partial(prepare_nodes, cast("Engine", engine), nodes, "f", b"", "", TASK)
-    bad: list[object] = [{**good, "why": 5}, "x", {}, {**good, "images": {"tools": 5}}]
-    bad.append({**good, "images": {"\ud800": "0" * 64}})
-    for each in bad:
-        engine.answers = {"n0": good, "n1": lacking, "n2": each}
-        made, _ = prepare()
-        assert "understood" in made[2].refusal
+    good = {"exit_code": 0, "why": "", "images": {"default": "1" * 64}, "missing": []}
+    lacking = {"exit_code": 3, "why": "image default: not there", "images": {}, "missing": []}
+    prepare = partial(prepare_nodes, cast("Engine", engine), nodes, "f", b"", "", TASK, tmp_path)
     engine.answers = {"n0": good, "n1": lacking, "n2": good}
-    made, images = prepare()
+    made, images, _ = prepare()
     assert [bool(node.refusal) for node in made] == [False, True, False]
     assert images == good["images"]
     engine.answers["n2"] = {**good, "images": {"default": "2" * 64}}
@@ -153,11 +149,49 @@ def test_nodes_with_different_images_of_one_name_are_refused(tmp_path: Path) -> 
         prepare()
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A head's, with an image of the task and another one."""
+    made = Store(tmp_path)
+    for name in ("tools", "secret"):
+        (tmp_path / "rootfs").write_bytes(name.encode())
+        made.add(tmp_path / "rootfs", ImageConfig(), name=name, source="test", created="")
+    return made
+
+
+@pytest.mark.parametrize("others", ["0" * 64, ""])
+def test_a_node_gets_only_what_the_task_needs_and_all_nodes_can_share(
+    store: Store, monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    """It names what it lacks: another image of the head is not sent to it, nor one of which another
+    node has other bytes; a node whose answer has another shape is refused, and ends nothing."""
+    good = {"exit_code": 0, "why": "", "missing": []}
+    good["images"] = {"tools": others or store.find("tools").digest}
+    lacking = {"exit_code": 3, "why": "not there", "images": {}, "missing": ["secret", "tools"]}
+    engine, asked = Offering([{}] * 8), list[Mapping[str, Sequence[str]]]()
+    bad = [{**lacking, "missing": 5}, {**lacking, "missing": [{}]}, "x", {}]
+    bad += [{**good, "images": images} for images in ({"tools": 5}, {"\ud800": "0" * 64})]
+    engine.answers = {"n0": good, "n1": lacking}
+    engine.answers |= {f"n{number}": each for number, each in enumerate(bad, 2)}
+
+    def send(*given: Any) -> tuple[list[Sent], dict[str, str]]:  # noqa: ANN401 - `send_images`'s
+        asked.append(given[3])
+        return [], {}
+
+    monkeypatch.setattr(nodes, "send_images", send)
+    all_nodes = [Node(node_id=each, name=each) for each in engine.answers]
+    task = replace(TASK, images=frozenset({"tools"}))
+    made, *_ = prepare_nodes(cast("Engine", engine), all_nodes, "f", b"", "", task, store.home)
+    assert asked == [{} if others else {"n1": ["tools"]}]
+    assert [bool(each.refusal) for each in made] == [False] + [True] * 7
+    assert all("understood" in each.refusal for each in made[2:])
+
+
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_begun: bool
 ) -> None:
-    """After Ctrl-C while they prepare the nodes are told to clear; not while units run there."""
+    """After Ctrl-C while images are sent the nodes are told to clear; not while units run there."""
     engine = Offering([{"key": "a" * 64}])
 
     def interrupted(*_: object, **__: object) -> None:
@@ -166,7 +200,7 @@ def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
     monkeypatch.setattr(begin, "joined", lambda _, **__: closing(engine))
     monkeypatch.setattr(begin, "load_only", lambda *_: None)
     monkeypatch.setattr(begin, "select_task", lambda *_: TASK)
-    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}
+    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
     monkeypatch.setattr(begin, "prepare_nodes", lambda *_: ready if is_begun else interrupted())
     monkeypatch.setattr(Head, "run_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -185,7 +219,7 @@ def test_a_breach_on_a_fleet_is_told_though_its_record_fails(
         raise LedgerError("no space left on device")
 
     findings = SimpleNamespace(findings=SimpleNamespace(verdict=verdict))
-    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}
+    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
     monkeypatch.setattr(begin, "joined", lambda _, **__: closing(Offering([{"key": "a" * 64}])))
     monkeypatch.setattr(begin, "load_only", lambda *_: None)
     monkeypatch.setattr(begin, "select_task", lambda *_: TASK)
