@@ -223,14 +223,20 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
 
 
 @pytest.mark.promise("3.6")
-def test_what_is_refused(vm_home: Path) -> None:
-    """A cell is not saved without its policy's word, with a network or decoys, or while a command
-    runs; a snapshot of another run or policy is none to go back to. Each cell goes on."""
+def test_what_is_refused(vm_home: Path, tmp_path: Path) -> None:
+    """A cell is not saved without its policy's word, with a network, decoys or a secret file, or
+    while a command runs; a snapshot of another run or policy is none to go back to. Each cell goes on."""
     container = {**POLICY, "tier": "container"}
+    (tmp_path / "key").write_text("the key\n")
+    (with_secret := tmp_path / "p.yaml").write_text(
+        "belljar: 1\nrisk: low\nuser: root\nsnapshots: true\n"
+        "files: [{source: key, target: /root/key, secret: true}]\n"
+    )
     refused: tuple[tuple[Any, str], ...] = (
         ({**container, "snapshots": False}, "snapshots"),
         ({**container, "decoys": DECOYS}, "decoys"),
         ({**container, "network": {"default": "simulate"}}, "network"),
+        (with_secret, "secret"),
     )
 
     async def ask() -> None:

@@ -118,6 +118,9 @@ def _check(cell: Cell, origin: CellOrigin) -> None:
     elif policy.decoys:
         why = "it holds decoys: two cells with one secret can't be told apart"
         hint = "use a policy without decoys for what is forked"
+    elif any(file.secret for file in policy.files):
+        why = "it has a file that the policy marks as `secret`"
+        hint = "leave the file out"
     elif origin.parts.weights is not None:
         why = "it serves a model"
     if why:

@@ -161,6 +161,7 @@ class FileCopy(Strict):
     owner: Annotated[str, kinds.USER] | None = Field(
         default=None, description="Who owns it in the cell; default the cell's user."
     )
+    secret: bool = Field(default=False, description="A cell that has it is not saved or forked.")
 
 
 def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
