@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,60 +159,6 @@ def test_the_picture_of_the_docs_is_of_a_real_page(
             run.communicate(timeout=PATIENCE_S)
             page.get_by_text("ended: 2 of 2 samples").wait_for()
         assert run.returncode == 0
-
-
-@pytest.mark.slow
-def test_a_browser_that_never_reads_slows_nobody(home: Path) -> None:
-    """While one connection reads nothing of 12,000 events, another gets all of them in order, and
-    the server keeps no queue; the one is told what it missed when it reads."""
-    request = "GET /events HTTP/1.1\r\nHost: {}\r\nX-Belljar-Secret: {}\r\n\r\n"
-
-    def client(base: str, *, kept_bytes: int) -> socket.socket:
-        host = base.partition("://")[2]
-        made = socket.socket()
-        made.settimeout(PATIENCE_S)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kept_bytes)  # of what isn't read
-        made.connect(("127.0.0.1", int(host.partition(":")[2])))
-        made.sendall(request.format(host, secret).encode())
-        return made
-
-    # With a short ring, fewer events than a kernel and 20,000 lines hold are enough.
-    small = "from belljar.cli import main; from belljar.live import feed; feed.RING_LINES = 4000; "
-    program = ("-c", f"{small}main.main()")
-    with (
-        start_run("exec", "flood", ["test"], home=home) as run,
-        serving(program=program) as (address, server),
-    ):
-        base, _, token = address.partition("/#")
-        body = json.dumps({"token": token}).encode()
-        with urllib.request.urlopen(f"{base}/session", body) as answer:  # noqa: S310 - loopback
-            secret = json.load(answer)["secret"]
-        with client(base, kept_bytes=1) as idle, client(base, kept_bytes=1 << 20) as reading:
-            before = resident_mib(server)
-            rest, seen = b"", list[int]()
-            for end in range(2000, 12_001, 2000):
-                for number in range(end - 2000, end):
-                    data = {"reason": f" number {number} {'x' * 360}"}
-                    run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
-                while not seen or seen[-1] < end - 1:
-                    rest += reading.recv(1 << 20)
-                    *parts, rest = rest.split(b"\n\n")
-                    for part in parts:
-                        assert not re.search(rb'"missed": [1-9]', part)
-                        seen += map(int, re.findall(rb" number (\d+)", part))
-            assert seen == list(range(12_000))
-            assert resident_mib(server) - before < 64
-            # It reads from here on: with its tiny window the kernel would probe for minutes.
-            idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-            held = b""
-            while not re.search(rb'"missed": [1-9]', held):
-                held += idle.recv(1 << 20)
-
-
-def resident_mib(pid: int) -> int:
-    """The most memory that a process had."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) >> 10
 
 
 def test_a_socket_is_this_users(tmp_path: Path, home: Path) -> None:

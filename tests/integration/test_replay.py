@@ -74,13 +74,9 @@ def session(belljar: Belljar) -> tuple[Path, str]:
     return belljar.runs()[-1], cell.decode()
 
 
-def test_a_cast_has_sizes_output_and_exit_codes(
-    belljar: Belljar, session: tuple[Path, str], tmp_path: Path
-) -> None:
+def check_cast(belljar: Belljar, run: Path, cell: str, cast: bytes) -> None:
     """First size in the header, then events; no keystrokes; each end's code; `replay` plays it."""
-    run, cell = session
-    done = belljar("export", str(run), "--format", "cast", "--cell", cell)
-    header, *events = map(json.loads, done.stdout.splitlines())
+    header, *events = map(json.loads, cast.splitlines())
     assert (header["version"], header["term"]) == (3, {"cols": 91, "rows": 27})
     assert "70x20" in [data for _, code, data in events if code == "r"]
     assert {"3", "5"} <= {data for _, code, data in events if code == "x"}
@@ -114,14 +110,15 @@ player.addEventListener("ended", () => { document.title = "ended"; });
 def test_asciinemas_player_shows_a_session(
     belljar: Belljar, session: tuple[Path, str], tmp_path: Path, browser: Browser
 ) -> None:
-    """asciinema's own player plays the recording to its end, at its last size; the report has no
-    body of what was typed."""
+    """The recording has sizes, output and exit codes; asciinema's own player plays it to its end, at
+    its last size; the report has no body of what was typed."""
     run, cell = session
     for each in ("asciinema-player.css", "asciinema-player.min.js"):
         shutil.copy(npm_package(ASCIINEMA) / "dist" / "bundle" / each, tmp_path)
     (tmp_path / "index.html").write_text(PAGE)
     exported = ("export", str(run), "--format", "cast", "--cell", cell)
     belljar(*exported, "-o", str(tmp_path / "session.cast"))
+    check_cast(belljar, run, cell, (tmp_path / "session.cast").read_bytes())
     page = browser.new_page()
     with served(tmp_path) as address:
         page.goto(address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 from base64 import b64decode
@@ -29,7 +28,6 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 from tests.integration.processes import quick_command
 from tests.machine import PATIENCE_S
-from tests.real_packages import UPLOT, npm_package
 from tests.unit.report.test_page import EVIL, data_of, elements, hostile_page
 
 from belljar.ledger.listing import read_events
@@ -231,18 +229,6 @@ def test_the_pictures_of_the_docs_are_of_a_real_page(
     page.screenshot(path=target / "report-sample.png")
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-def test_the_chart_is_drawn_by_what_its_authors_published() -> None:
-    """uPlot's script, style and licence, of the live page, are npm's byte for byte."""
-    root, published = Path(__file__).parents[2], npm_package(UPLOT)
-    for ours, theirs in (
-        ("src/belljar/live/uplot.js", "dist/uPlot.iife.min.js"),
-        ("src/belljar/live/uplot.css", "dist/uPlot.min.css"),
-        ("licenses/uplot.txt", "LICENSE"),
-    ):
-        assert (root / ours).read_bytes() == (published / theirs).read_bytes()
-
-
 def exported(ran: Path, home: Path, *words: str) -> bytes:
     """What `belljar export RUN WORDS…` writes."""
     argv = quick_command("export", str(ran), *words)
@@ -375,23 +361,6 @@ def test_traces_reach_a_collector(ran: Path, home: Path, collector: str) -> None
     assert all(span.end_time_unix_nano >= span.start_time_unix_nano for span in spans)
     names = {attribute.key for attribute in command.attributes}
     assert {"process.command_args", "process.exit.code"} <= names
-
-
-def test_a_cast_has_each_command(ran: Path, home: Path) -> None:
-    """A header of version 3, pauses that are not negative, an exit for each command."""
-    events = [
-        json.loads(line)
-        for line in (ran / "ledger.jsonl").read_text().splitlines()
-        if '"exec.' in line
-    ]
-    cell = next(event["cell"] for event in events if event["kind"] == "exec.started")
-    ends = ("exec.completed", "exec.timed_out", "exec.failed")
-    count = sum(event["cell"] == cell and event["kind"] in ends for event in events)
-    cast = exported(ran, home, "--format", "cast", "--cell", cell).splitlines()
-    header, *rest = map(json.loads, cast)
-    assert header["version"] == 3
-    assert all(after_s >= 0 and code in "oxi" for after_s, code, _ in rest)
-    assert sum(code == "x" for _, code, _ in rest) == count
 
 
 def test_a_replay_cannot_act_on_the_terminal(home: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from belljar import process as process_module
 from belljar.isolation.survivors import look, remove_survivors
 from belljar.process import (
-    descends_from,
     identify,
     is_alive,
     kill,
@@ -128,18 +127,3 @@ def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(
 
         monkeypatch.setattr(os, name, gone)
     assert namespaces_of_threads(5, ("net",)) == {}
-
-
-def test_a_grandchild_descends_and_a_stranger_does_not() -> None:
-    """By the parents that live; of a process that is gone nothing is said."""
-    with subprocess.Popen(
-        ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        grandchild = int(child.stdout.readline())
-        assert descends_from(grandchild, child.pid)
-        assert descends_from(grandchild, os.getpid())
-        assert not descends_from(child.pid, grandchild)
-        os.kill(grandchild, signal.SIGKILL)
-        child.wait()
-    assert not descends_from(grandchild, child.pid)

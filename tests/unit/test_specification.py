@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from scripts import promises
 
-MAX_LINES = 250
-"""More than a person holds in mind is no specification."""
-
 
 def test_each_promise_has_tests_and_each_mark_a_promise() -> None:
     """No number is used twice, none is without a test, and no test holds what isn't promised."""
     numbers = [number for number, _ in promises.promises()]
     assert len(set(numbers)) == len(numbers) > 20
     assert promises.tests_by_promise().keys() == set(numbers)
-
-
-def test_the_specification_stays_short() -> None:
-    """A new promise replaces one."""
-    assert len((promises.ROOT / "SPECIFICATION.md").read_text().splitlines()) <= MAX_LINES

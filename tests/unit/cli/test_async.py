@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-import anyio
 import pytest
 
-from belljar.cli import main
 from belljar.cli.console import run_async
-from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.errors import CellError, ContainmentBreach
 
 JAIL_DIED = CellError("the jail ended while it came up", where="jail of cell c-0")
 
@@ -22,7 +20,7 @@ async def fail_of(error: Exception, number: int | None) -> None:
     raise error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_fails_of_a_signal_is_an_interruption(number: int) -> None:
     """A child that got the signal may be gone before ours is heard: the interruption says so."""
     before = signal.signal(
@@ -49,27 +47,3 @@ def test_no_signal_hides_a_breach_or_a_defect(error: Exception, number: int | No
     with pytest.raises(type(error)) as raised:
         run_async(fail_of, error, number)
     assert raised.value is error
-
-
-@pytest.mark.parametrize("failed", [None, JAIL_DIED])
-def test_an_interruption_tells_what_failed(
-    failed: BelljarError | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """130; that nothing was left is said only when nothing failed."""
-
-    def interrupted(**_: object) -> None:
-        async def work() -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            if failed is not None:
-                raise failed
-            await anyio.sleep_forever()
-
-        run_async(work)
-
-    monkeypatch.setattr(main.root, "main", interrupted)
-    assert main.run([]) == 130
-    said = capsys.readouterr().err
-    assert ("the jail ended" in said, "nothing was left running" in said) == (
-        failed is not None,
-        failed is None,
-    )

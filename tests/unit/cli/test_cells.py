@@ -57,20 +57,6 @@ def test_ps(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert listed == {MINE: "alive", DEAD: "orphaned", "c-\x1b[2J": "unreadable"}
 
 
-def test_reap_removes_what_dead_owners_left(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The orphan's directory and entry are gone and named; a living owner's cell stays."""
-    entry = orphan(store)
-    Journal(store).write(own_entry(MINE, "cell"))
-    assert run(["reap", "--json"]) == 0
-    (reaped,) = json.loads(capsys.readouterr().out)
-    assert (reaped["cell_id"], reaped["remaining"]) == (DEAD, [])
-    assert str(entry.directories[0]) in str(reaped["removed"])
-    assert not entry.directories[0].exists()
-    assert [left.cell_id for left in Journal(store).entries()] == [MINE]
-
-
 def test_what_is_not_proven_is_2(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,25 +58,6 @@ def test_everything_after_the_dashes_is_the_guests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["high", "--"], "no command"),
-        (["high", "ls", "--", "ls"], "unexpected extra argument"),
-        (["--env", "=x", "--", "ls"], "write NAME=VALUE"),
-        (["--timeout", "5", "--", "ls"], "is not a duration"),
-        (["--timeout", "0s", "--", "ls"], "a command needs time"),
-    ],
-)
-def test_what_can_not_be_meant(
-    words: list[str], why: str, store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Usage errors are told before anything is made. A timeout of zero is no way to have none."""
-    assert run(["exec", *words]) == 2
-    assert why in capsys.readouterr().err
-    assert list(store.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("words", "code", "note"),
     [
         (["--timeout", "50ms", "--", "hang"], 124, "the command timed out"),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import click
 import pytest
 
-from belljar.cli.main import root, run
+from belljar.cli.main import run
 from belljar.errors import (
     BelljarError,
     CellError,
@@ -22,39 +21,6 @@ from belljar.errors import (
 )
 
 Failing = Callable[..., int]
-FAILING = {
-    "doctor": "doctor --json extra",
-    "policy check": "policy check --json",
-    "plan": "plan no-such-preset --json",
-    "forward": "forward c-000000000000 0:80 --json",
-    "airgap check": "airgap check --json extra",
-    "bundle create": "bundle create out --image no-such-image --json",
-    "decoy find": "decoy find --run no-such-run --json VALUE",
-    "image build": "image build --apt jq --json",
-    "image import": "image import docker-archive:/nonexistent.tar --json",
-    "image inspect": "image inspect no-such-image --json",
-    "image ls": "image ls --json extra",
-    "image rm": "image rm no-such-image --json",
-    "image tag": "image tag no-such-image name --json",
-    "model add": "model add no-such-file --json",
-    "model ls": "model ls --json extra",
-    "model serve": "model serve no-such-file.yaml --json",
-    "check": "check high --policy low --json",
-    "run": "run no-such-file.py --json",
-    "exec": "exec no-such-file.yaml --json -- id",
-    "probe": "probe no-such-preset --json",
-    "ps": "ps --json extra",
-    "reap": "reap --json extra",
-    "kill": "kill c-000000000000 --json",
-    "release": "release --json extra",
-    "prune": "prune --unused-for never --json",
-    "runs": "runs --json extra",
-    "share": "share no-such-run out --redact all --json",
-    "verdict": "verdict no-such-run --json",
-    "ledger show": "ledger show no-such-run --json",
-    "ledger verify": "ledger verify no-such-run --json",
-}
-"""A way to make each command fail that has `--json`."""
 
 CODES = {
     PolicyError: ("policy_error", 4),
@@ -71,42 +37,6 @@ CODES = {
 def _empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-
-
-def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command with its words."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            yield from commands(command, *path, name)
-        else:
-            yield " ".join((*path, name)), command
-
-
-def test_a_failing_call_is_known_for_each_command_with_json() -> None:
-    """A new command can't forget its errors: it needs a line above."""
-    assert sorted(FAILING) == sorted(
-        name
-        for name, command in commands(root)
-        if any("--json" in param.opts for param in command.params)
-    )
-
-
-@pytest.mark.parametrize("name", FAILING)
-def test_with_json_a_failure_is_one_object_on_standard_output(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Code, message, where and hint, all text; nothing of it on standard error."""
-    assert run(FAILING[name].split()) != 0
-    said = capsys.readouterr()
-    error = json.loads(said.out)["error"]
-    assert sorted(error) == ["code", "hint", "message", "where"]
-    assert all(isinstance(value, str) for value in error.values())
-    assert error["code"]
-    assert error["message"]
-    assert "hint:" not in said.err
 
 
 def test_what_inspect_prints_does_not_spoil_the_object_of_a_run(

@@ -3,14 +3,12 @@ fetched."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from belljar.cli.image import wanted_by_files, wanted_by_tasks
+from belljar.cli.image import wanted_by_files
 from belljar.cli.main import run
-from belljar.errors import PolicyError
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +43,3 @@ def test_what_a_dockerfile_starts_from_is_needed_for_it(tmp_path: Path) -> None:
     )
     found = wanted_by_files([str(tmp_path / "web/compose.yaml")])
     assert [each.bases for each in found] == [("python:3", "team/tool"), (), ()]
-
-
-def test_a_task_that_changes_the_environment_changes_it_for_itself(tmp_path: Path) -> None:
-    """Also when it can't be loaded: afterwards the environment is what it was."""
-    before = dict(os.environ)
-    (tmp_path / "bad.py").write_text(
-        "import os\nos.environ['DOCKER_HOST'] = 'unix:///evil'\nraise ValueError('no')\n# @task"
-    )
-    with pytest.raises(PolicyError):
-        wanted_by_tasks(["bad.py"])
-    assert dict(os.environ) == before

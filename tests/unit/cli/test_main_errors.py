@@ -18,16 +18,6 @@ from belljar.errors import CellError, ContainmentBreach, LedgerError
 Failing = Callable[..., int]
 
 
-def test_an_error_says_what_where_and_what_to_do(
-    failing: Failing, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With everything escaped, on standard error."""
-    assert failing(CellError("it\x1b[2J broke", where="a\rb", hint="do this\nthen that")) == 5
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == "belljar: a\\rb: it\\x1b[2J broke\n  hint: do this\n  hint: then that\n"
-
-
 def test_interrupts_are_130(failing: Failing, capsys: pytest.CaptureFixture[str]) -> None:
     """Alone, in a group, or beside an error that the interrupt caused."""
     group = BaseExceptionGroup("tasks", [KeyboardInterrupt(), CellError("closed")])
@@ -53,14 +43,6 @@ def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Pa
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
-
-
-def test_another_broken_pipe_is_not_taken_for_a_reader_that_went_away(failing: Failing) -> None:
-    """While standard output is read, the error is a defect of ours and keeps its traceback."""
-    broken = BrokenPipeError(errno.EPIPE, "Broken pipe")
-    with pytest.raises(RuntimeError) as caught:
-        failing(broken)
-    assert caught.value.__cause__ is broken
 
 
 @pytest.mark.promise("1.3")
@@ -108,45 +90,11 @@ def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.Mon
             assert failing(breach) == 2
 
 
-@pytest.mark.parametrize("output", ["/dev/full", ""])
-def test_a_breach_that_can_not_be_shown_is_told_by_the_exit_code(output: str) -> None:
-    """A full disk would read as a fault of the host, and a lost reader as one of the reader."""
-    code = (
-        "import click; from belljar import errors; from belljar.cli import main\n"
-        "def fail():\n"
-        "    with errors.breach_stands('breached', hint=''):\n"
-        "        click.echo('the findings')\n"
-        "import belljar.isolation.reap; belljar.isolation.reap.list_cells = fail\n"
-        "main.main(['ps'])"
-    )
-    reading, writing = os.pipe()
-    os.close(reading)
-    target = os.open(output, os.O_WRONLY) if output else writing
-    done = subprocess.run(
-        [sys.executable, "-c", code], stdout=target, stderr=target, timeout=120, check=False
-    )
-    for each in {writing, target}:
-        os.close(each)
-    assert done.returncode == 2
-
-
 def test_no_command_succeeds_by_sys_exit(failing: Failing) -> None:
     """A library's or a task's `sys.exit(0)` would read as "contained"."""
     for error in (SystemExit(0), SystemExit(), SystemExit("x")):
         with pytest.raises(RuntimeError):
             failing(error)
-
-
-def test_a_shell_completes_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As docs/cli.md says: click answers, and leaves by `sys.exit`."""
-    monkeypatch.setenv("COMP_WORDS", "belljar verd")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    for asked, answer in (("bash_source", "_belljar_completion"), ("bash_complete", "verdict")):
-        monkeypatch.setenv("_BELLJAR_COMPLETE", asked)
-        assert run([]) == 0
-        assert answer in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -169,10 +117,3 @@ def test_a_store_that_can_not_be_used_is_this_hosts(
     said = capsys.readouterr().err
     assert str(unusable) in said
     assert "BELLJAR_HOME" in said
-
-
-@pytest.mark.usefixtures("unusable")
-def test_an_error_elsewhere_is_not_blamed_on_the_store(failing: Failing) -> None:
-    """A defect that meets another file keeps its traceback."""
-    with pytest.raises(PermissionError):
-        failing(PermissionError(13, "Permission denied", "/somewhere/else"))

@@ -19,7 +19,7 @@ from belljar.ledger.writer import LedgerWriter
 from belljar.policy.limits import NOTHING_GRANTED
 from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.catalogue import PROBES
-from belljar.probe.judge import NoRouter, Router
+from belljar.probe.judge import Router
 from belljar.probe.model import AttemptOutcome
 
 
@@ -58,13 +58,6 @@ def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opened:
     monkeypatch.setattr("belljar.cell.open.open_range", open_range)
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
     return opened
-
-
-def test_a_cell_on_a_network_is_probed_with_its_router(cell: Opened) -> None:
-    """Which `probe_cell` demands of a cell with a network device."""
-    cell.has_port, cell.router = True, NoRouter(interface="eth0", mac="02:00:00:00:00:01")
-    assert run(["probe", "--group", "files"]) == 0
-    assert cell.opened == 1
 
 
 def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:

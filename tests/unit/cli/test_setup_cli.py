@@ -19,7 +19,6 @@ MAIN = AptSource(
     signed_by="/k.gpg",
 )
 NEEDS = needs("amd64")
-TOOLS = frozenset(need.command for need in NEEDS)
 
 
 @dataclass
@@ -51,13 +50,6 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     return made
 
 
-def titles(home: Path, **options: str) -> list[str]:
-    """The first words of the planned steps."""
-    steps, problem = plan_setup(home, **options)
-    assert problem is None
-    return [step.title.split()[0] for step in steps]
-
-
 def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     """The suite in a file of its own, the lists, what must be newer from it, then the others; a
     suite that is there, in whichever file, is not added; Debian 13 has everything itself."""
@@ -80,19 +72,6 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     trixie = install_line(wanted, "trixie", [MAIN]).split(" && ")
     assert len(trixie) == 2
     assert "-t" not in trixie[1].split()
-
-
-def test_an_ordinary_user_is_told_the_command_for_root(host: Host, tmp_path: Path) -> None:
-    """Nothing is installed; what a user can do is planned."""
-    host.uid = 1000
-    steps, problem = plan_setup(tmp_path)
-    assert [step.title.split()[0] for step in steps] == ["Fetch"]
-    assert problem is not None
-    wanted = NEEDS
-    assert install_line(wanted, "bookworm", [MAIN]) in problem.hint
-    host.tools = frozenset(("mmdebstrap", "sqfstar"))
-    steps, _ = plan_setup(tmp_path)
-    assert [step.title.split()[0] for step in steps] == ["Fetch", "Build"]
 
 
 @pytest.mark.parametrize(("system", "codename"), [("fedora", "42"), ("debian", "bullseye")])

@@ -14,7 +14,6 @@ from tests.fakes.cell import RecordedCells
 from tests.unit.cli.conftest import evaluated
 
 from belljar.cli.main import run as belljar
-from belljar.errors import HostError
 from belljar.harness import _registry  # noqa: F401 - the sandbox by its name
 from belljar.harness.session import Session, session_scope
 
@@ -62,30 +61,6 @@ def test_a_run_is_judged_by_every_name(
         assert findings["run_dir"] == str(ran)
     assert belljar(["verdict", "last"]) == 1
     assert "failed: 2 sample(s), 2 contained" in capsys.readouterr().out
-
-
-@pytest.mark.promise("7.1")
-def test_a_run_that_crashed_is_void(ran: Path, said: Said) -> None:
-    """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it
-    is contained."""
-    (ran / "manifest.json").unlink()
-    lines = (ran / "checkpoints.jsonl").read_bytes().splitlines(keepends=True)
-    (ran / "checkpoints.jsonl").write_bytes(b"".join(lines[:-1]))
-    code, findings = said("last")
-    assert (code, {reason["code"] for reason in findings["problems"]}) == (2, {"ledger_unfinished"})
-    assert {sample["verdict"] for sample in findings["samples"]} == {"void"}
-
-
-@pytest.mark.promise("7.1")
-def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
-    """Nothing ran: the exit code is that of the refusal, now as then."""
-    cells = RecordedCells()
-    cells.prepare_error = HostError("no virtualisation here")
-    with pytest.raises(HostError):
-        evaluated(home, cells=cells)
-    code, findings = said("last")
-    assert (code, findings["verdict"], findings["samples"]) == (3, "void", [])
-    assert "run_refused" in codes(findings)
 
 
 @pytest.mark.promise("7.1")

@@ -63,12 +63,6 @@ def test_exchanges_of_two_samples_stay_apart() -> None:
     assert refused.end_time == refused.start_time
 
 
-def test_a_gateway_ends_no_trace() -> None:
-    """A field that is no event's own may have any shape."""
-    answered = {**ANSWER, "exchange": 1, "status": 200, "op": [1]}
-    assert spans_of([line(Kind.NETWORK_HTTP_ANSWERED, None, **answered)]) == []
-
-
 def test_what_is_refused_is_kept_and_sent_again_in_order(tmp_path: Path) -> None:
     """A collector that is away for a while loses nothing, and nothing is held but one batch."""
     got: list[str] = []

@@ -12,7 +12,6 @@ from belljar.ledger.keys import (
     KEY_FILE,
     load_or_make_key,
     local_fingerprint,
-    parse_fingerprint,
     signature_is_good,
 )
 
@@ -71,11 +70,3 @@ def test_signatures(home: Path) -> None:
     assert signature_is_good(key.public_key, good, b"payload")
     assert not signature_is_good(key.public_key, good, b"other")
     assert not signature_is_good("ff" * 32, good, b"payload")
-
-
-def test_fingerprints() -> None:
-    """As they are printed; anything else is refused."""
-    assert parse_fingerprint("ab" * 32) == "ab" * 32
-    for wrong in ("ab", "AB" * 32, "sha256:" + "ab" * 32):
-        with pytest.raises(ValueError, match="64 hex"):
-            parse_fingerprint(wrong)

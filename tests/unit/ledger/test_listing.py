@@ -13,7 +13,6 @@ from belljar.dataclass import replace
 from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.ledger import listing
-from belljar.ledger.files import body_path
 from belljar.ledger.rundir import create_run
 from belljar.ledger.schema import Line
 
@@ -98,24 +97,3 @@ def test_reading_tells_what_is_no_event(home: Path) -> None:
     assert [type(event) for event in events] == [Line, Line]
     assert isinstance(bad, ValueError)
     assert "incomplete" in str(half)
-
-
-def test_a_body_is_read_within_a_bound(finished: Path) -> None:
-    """Its first bytes; none of a symlink in its place."""
-    body = next(
-        body
-        for event in listing.read_events(finished)
-        for body in event.bodies
-        if body.kept_bytes > 1
-    )
-    whole = listing.read_body(finished, body, max_bytes=1 << 20)
-    assert len(whole) == body.kept_bytes
-    assert listing.read_body(finished, body, max_bytes=1) == whole[:1]
-    assert body.stored is not None
-    stored = finished / body_path(body.stored)
-    stored.rename(finished / "elsewhere")
-    with pytest.raises(LedgerError):
-        listing.read_body(finished, body, max_bytes=1)
-    stored.symlink_to(finished / "elsewhere")
-    with pytest.raises(LedgerError):
-        listing.read_body(finished, body, max_bytes=1)

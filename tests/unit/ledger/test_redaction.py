@@ -70,18 +70,6 @@ def test_data_that_is_a_body_of_its_own_is_never_left_out(
     assert [event.data for event in read_events(tmp_path / "copy")][1] == data
 
 
-def test_a_copy_of_a_copy_names_both(
-    finished: Path, copy: Path, key: SigningKey, tmp_path: Path
-) -> None:
-    """Statements add up; only what was chosen goes."""
-    share(finished, tmp_path / "other", choose(finished, ["files", "packets"]), key)
-    assert len(bodies(tmp_path / "other")) == len(bodies(finished))
-    share(tmp_path / "other", tmp_path / "both", choose(tmp_path / "other", ["outputs"]), key)
-    first, second = verify(tmp_path / "both").warnings
-    assert "0 bodies and 1 files were redacted" in first
-    assert "6 bodies and 0 files were redacted" in second
-
-
 def _statement_of(home: str) -> Callable[[Path], None]:
     """Another run, redacted on another host or on this one: its statement, signed well."""
 

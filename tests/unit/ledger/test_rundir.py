@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -70,15 +67,6 @@ def test_a_run_that_raises_is_sealed_too(
     assert verify(run.path).status is Status.VERIFIED
 
 
-def test_an_outcome_that_was_said_wins(home: Path) -> None:
-    """`finish` decides; an outcome that is none is refused."""
-    with create_run(home, "exec", []) as run:
-        run.finish("failed", exit_code=7, error="a sample failed")
-        with pytest.raises(ValueError, match="completed"):
-            run.finish("fine", exit_code=0)
-    assert last_data(run.path) == {"outcome": "failed", "exit_code": 7, "error": "a sample failed"}
-
-
 def test_only_new_plain_names_are_written(home: Path) -> None:
     """A name with a path or of the seal's is refused; a file that is there stays."""
     with create_run(home, "exec", []) as run:
@@ -99,39 +87,6 @@ def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
     assert verify(run.path).problem is not None
     with pytest.raises(HostError, match="BELLJAR_HOME"), create_run(run.path / "leak", "exec", []):
         pass
-
-
-def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
-    """Entered once, and left when the run is sealed, even if the run raises."""
-    told: list[str] = []
-
-    @contextmanager
-    def shared(name: str) -> Iterator[None]:
-        told.append(f"{name} entered")
-        yield
-        told.append(f"{name} left {verify(run.path).status}")
-
-    with suppress(CellError), create_run(home, "test", []) as run:
-        for name in ("one", "two", "one"):
-            run.enter_once(name, partial(shared, name))
-        raise CellError("died")
-    left = f"left {Status.VERIFIED}"
-    assert told == ["one entered", "two entered", f"two {left}", f"one {left}"]
-
-
-def test_a_poisoned_run_keeps_its_first_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving does not hide that error behind another, and seals nothing."""
-    run = create_run(home, "exec", [])
-
-    def work() -> None:
-        with run, monkeypatch.context() as full_disk:
-            full_disk.setattr("belljar.ledger.writer.os.write", lambda _fd, _content: 10)
-            run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}))
-
-    with pytest.raises(LedgerError, match="the event can't be recorded"):
-        work()
-    assert not (run.path / "manifest.json").exists()
-    assert verify(run.path).status is Status.UNFINISHED
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

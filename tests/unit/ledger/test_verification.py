@@ -273,14 +273,6 @@ def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_pa
     assert result.problem.where == "ledger.jsonl:4"
 
 
-def test_what_is_not_a_run_directory(tmp_path: Path) -> None:
-    """A missing directory is the caller's error; an empty one is a bad run."""
-    with pytest.raises(FileNotFoundError):
-        verify(tmp_path / "nowhere")
-    result = verify(tmp_path)
-    assert str(result.problem) == "ledger.jsonl: missing"
-
-
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../../etc/passwd", "x" * 5000])
 def test_paths_in_a_forged_manifest_open_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, path: str

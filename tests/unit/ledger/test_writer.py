@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import belljar.ledger.writer as writer_module
 from belljar.dataclass import replace
@@ -29,7 +25,7 @@ from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.rundir import create_run
 from belljar.ledger.verification import Status, verify
-from belljar.ledger.writer import LedgerWriter, prepare_body
+from belljar.ledger.writer import LedgerWriter
 
 from .conftest import body, exec_events, signed_events, wait_until
 
@@ -63,16 +59,6 @@ def hit(reason: str, *bodies: Body) -> Event:
 def files_of_bodies(run_dir: Path) -> list[Path]:
     """Those that are there."""
     return [path for path in (run_dir / "bodies").rglob("*") if path.is_file()]
-
-
-def test_the_line_is_there_when_record_returns(writer: LedgerWriter, run_dir: Path) -> None:
-    """Another process sees the event at once, with number, cell, actor and trust."""
-    for number, event in enumerate(exec_events(1)):
-        assert writer.record(event) == number
-        line = json.loads((run_dir / "ledger.jsonl").read_bytes().splitlines()[-1])
-        assert (line["seq"], line["kind"], line["cell"]) == (number, event.kind.value, "c1")
-        assert (line["actor"], line["trust"]) == (event.actor.value, event.trust.value)
-        assert line["data"] == event.data
 
 
 def test_bodies_are_stored_once_and_before_the_line(
@@ -129,46 +115,6 @@ def test_an_event_followed_by_silence_is_signed_within_a_second(
     pytest.fail(f"never within a second: {took_s}")  # a busy machine may stall one, not all
 
 
-def test_a_steady_stream_is_signed_all_along(writer: LedgerWriter, run_dir: Path) -> None:
-    """Events that keep coming don't put the checkpoint off."""
-    give_up, checkpoints = time.monotonic() + 60, run_dir / "checkpoints.jsonl"
-    while not (checkpoints.exists() and checkpoints.read_bytes().count(b"\n") >= 2):
-        assert time.monotonic() < give_up
-        writer.record(hit("x"))
-
-
-def test_an_end_that_comes_while_a_checkpoint_begins_is_heard(
-    run_dir: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread forgets that it was woken just after `end` woke it for the last time: it ends all
-    the same, and so does `end`, which waits for it."""
-
-    class EndsInBetween(threading.Event):
-        set_by_end = False
-
-        def set(self) -> None:
-            super().set()
-            self.set_by_end |= threading.current_thread() is ender
-
-        def clear(self) -> None:
-            ender.start()
-            wait_until(lambda: self.set_by_end, what="the last wakeup")
-            super().clear()
-
-    fake = SimpleNamespace(Lock=threading.Lock, Thread=threading.Thread, Event=EndsInBetween)
-    monkeypatch.setattr("belljar.ledger.writer.threading", fake)
-    writer, has_ended = LedgerWriter(run_dir, key), threading.Event()
-
-    def end() -> None:
-        writer.end()
-        has_ended.set()
-
-    ender = threading.Thread(target=end, daemon=True)
-    with writer:
-        writer.record(hit("x"))
-        assert has_ended.wait(timeout=60)
-
-
 def test_threads_may_record_together(writer: LedgerWriter, run_dir: Path) -> None:
     """Eight threads: every event once, numbered without a gap, chained, verifiable."""
     numbers: list[int] = []
@@ -220,17 +166,6 @@ def test_what_is_no_event_is_refused_and_the_writer_goes_on(
             writer.record(event)
     assert writer.record(hit("x")) == 0
     assert verify(run_dir).problem is None
-
-
-@given(st.binary(max_size=50), st.integers(0, 50))
-def test_a_body_tells_what_was_kept_and_what_there_was(content: bytes, dropped: int) -> None:
-    """Truncation is always declared; the stored digest is named exactly when it is not the
-    whole's, which is null where the host did not see all of it."""
-    ref = prepare_body(body("stdout", content, dropped=dropped)).ref
-    assert ref["total_bytes"] - ref["kept_bytes"] == dropped
-    assert ("stored_sha256" in ref) == bool(dropped and content)
-    unseen = Body(name="x", content=content, total_bytes=len(content) + dropped, sha256="")
-    assert (prepare_body(unseen).ref["sha256"] is None) == bool(dropped)
 
 
 @pytest.mark.promise("5.1")

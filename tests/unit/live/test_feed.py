@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from belljar.cell.parts import start_run
 from belljar.cli.main import run as belljar
-from belljar.events import Event, JsonValue, Kind
+from belljar.events import Event, Kind
 from belljar.ledger.rundir import RunDirectory
 from belljar.live.feed import Feed
 
@@ -29,30 +28,6 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
     """A run that is being written."""
     with start_run("exec", "test", ["test"], home=tmp_path) as made:
         yield made
-
-
-def hit(number: int) -> Event:
-    """An event with a number."""
-    return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": f"number {number}"}, cell_id=CELL)
-
-
-def texts(feed: Feed, cursor: int = 0) -> list[str]:
-    """The texts of all lines from the cursor on."""
-    return [json.loads(line)["text"] for line in feed.since(cursor)[0]]
-
-
-def test_hostile_text_is_escaped(run: RunDirectory, feed: Feed) -> None:
-    """No control or bidi character of a guest is in a line."""
-    reason = "\x1b]0;x\x07\u202e\u0000<script>"
-    run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": reason}))
-    feed.look()
-    assert all(text.isprintable() for text in texts(feed))
-
-
-def sample(kind: Kind, name: str, cell: str = CELL, **more: JsonValue) -> Event:
-    """An event of a sample."""
-    data: dict[str, JsonValue] = {"sample": name, "epoch": 1, "task": "t", "uuid": name, **more}
-    return Event(kind=kind, cell_id=cell, data=data)
 
 
 def test_watch_shows_what_runs_now(

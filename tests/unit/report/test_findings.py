@@ -74,17 +74,6 @@ STORY = [
 ]
 
 
-def test_a_cell_is_gathered() -> None:
-    """Commands, bytes both ways, limits, time and destruction."""
-    (cell,) = gather_cells(STORY).values()
-    about = (cell.tier, cell.emulated, cell.sample, cell.epoch, cell.uuid)
-    assert about == ("microvm", True, "s", 2, "u1")
-    assert (cell.commands, cell.bytes_in, cell.bytes_out) == (3, 14, 7)
-    assert (cell.limits, cell.is_proven, cell.lasted_s) == (["exec_timeout"], True, 31.0)
-    assert cell.operations[1].what == "echo 'a b'"
-    assert cell.operations[4].outcome is None
-
-
 def test_what_the_transcript_hides() -> None:
     """Calls that raised, and what has no event there; a person's terminal is no call."""
     (cell,) = gather_cells(STORY).values()

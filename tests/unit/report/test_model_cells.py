@@ -59,17 +59,6 @@ def test_a_model_cells_evidence_counts_for_the_run(lines: list[Line], verdict: V
     assert collect(found)["stray_cells"] == []
 
 
-def test_a_model_cell_that_died_says_why() -> None:
-    """Before the probes that it lacks."""
-    died = line(Kind.PROTOCOL_VIOLATION, "c9", error="E", reason="html, not JSON")
-    *lines, destroyed = model_cell("start")
-    found = judge(evidence(lines=[*lines, died, destroyed]))
-    codes = [reason.code for reason in found.problems]
-    assert codes == [Code.MODEL_CELL_DIED, Code.PROBES_MISSING]
-    assert found.problems[0].detail == "html, not JSON"
-    assert found.verdict is Verdict.VOID
-
-
 @pytest.mark.parametrize(
     ("kind", "phases", "verdict"),
     [

@@ -297,21 +297,6 @@ def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatc
     assert len(render(report)) < 4 * (512 << 10)
 
 
-def test_events_of_another_shape_are_shown_as_such() -> None:
-    """Optional fields of any type end no report."""
-    for value in (7, EVIL, [7], [[7]], {"a": 1}, None):
-        odd = [
-            line(Kind.NETWORK_HTTP, **{**REQUEST, "headers": value}),
-            line(Kind.DECOY_TOUCHED, "c1", decoy="d", operation="open", path=value, to=value),
-            line(Kind.PROBE_COMPLETED, "c1", **any_data(Kind.PROBE_COMPLETED)),
-            line(Kind.CELL_DESTROYED, "c1", **{**any_data(Kind.CELL_DESTROYED), "checked": [7]}),
-        ]
-        timelines = Timelines()
-        for each in odd:
-            timelines.take(each)
-        assert timelines.events == len(odd)
-
-
 def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
     """A run of so many samples with so many commands each."""
     lines: list[Line] = []
@@ -347,16 +332,6 @@ def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
     assert "of 10 MiB" in note
     assert len(render(report)) < 4 << 20
     assert shown("y" * (10 << 20)).endswith("characters)")
-
-
-def test_many_samples_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs that exceed the bound give a page below it, with each sample's entries."""
-    monkeypatch.setattr("belljar.report.collect.MAX_DETAIL_BYTES", 2 << 20)
-    lines, transcripts = many(100, 20)
-    report = collect(findings_of(transcripts, lines), source_of(lines, b"z" * 8000))
-    assert len(render(report)) < 3 << 20
-    assert all(len(unit["entries"]) == 20 for unit in report["units"])
-    assert all(unit["entries"][0][-1] for unit in report["units"])
 
 
 def test_a_flood_of_one_kind_hides_nothing_of_another() -> None:

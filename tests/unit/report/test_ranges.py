@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 from tests.unit.report.stories import (
     ENDED,
-    FLOW,
     NAME,
     RANGE,
-    REQUEST,
-    STREAM,
     findings_of,
     judged,
     line,
@@ -113,24 +110,6 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
     (row,) = judged(story(line(Kind.LIMIT_HIT, **limit))).rows
     codes = [(reason.code, reason.detail) for reason in row.reasons]
     assert codes == [(ReasonCode.TRAFFIC_ANALYSIS_ENDED, "it died")]
-
-
-@pytest.mark.promise("5.4")
-def test_requests_are_counted_and_flows_named() -> None:
-    """Traffic between cells apart, that of older runs too; a raw connection when it ends; packets
-    of Belljar's own probes are no flow of the sample's."""
-    lines = story(
-        line(Kind.NETWORK_HTTP, **REQUEST),
-        line(Kind.NETWORK_HTTP, **{**REQUEST, "verdict": "refused"}, traffic_analysis=True),
-        *(line(Kind.NETWORK_STREAM, **STREAM, phase=each) for each in ("opened", "data", "closed")),
-        line(Kind.NETWORK_FLOW, **{**FLOW, "count": 2}),
-        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
-        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.8.8.8"}),
-    )
-    found = ranges_of(lines)[RANGE]
-    counts = (found.requests, found.requests_between_cells, found.requests_refused)
-    assert counts == (3, 1, 1)
-    assert [flow.to.named for flow in found.flows.values()] == [{"10.9.9.9:22": 2}]
 
 
 def test_a_cell_that_ended_while_it_was_probed_hides_nothing_of_the_next() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from tests.unit.report.stories import CONTACT, FLOW, NAME, RANGE, judged, line, story
 
-from belljar.cli.findings import signal_lines
-from belljar.events import Kind, Trust
+from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
-from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.signals import MAX_EVIDENCE, Blind, SampleSignals, SignalCode, SignalGatherer
@@ -131,13 +129,6 @@ def test_each_event_has_its_signal(name: str) -> None:
 
 
 @pytest.mark.promise("5.8")
-def test_probes_of_belljar_are_no_signal() -> None:
-    """A packet that is refused while a cell is probed is the probes'."""
-    began = line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user="")
-    assert codes(began, REFUSED) == []
-
-
-@pytest.mark.promise("5.8")
 def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
     """A workload that floods makes no report without bound."""
     (signal,) = signals(
@@ -145,15 +136,6 @@ def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
     ).signals
     assert (signal.count, signal.more) == (MAX_EVIDENCE + 50, 50)
     assert signal.evidence == [*range(MAX_EVIDENCE)]
-
-
-@pytest.mark.promise("5.8")
-def test_the_word_of_a_guest_is_marked() -> None:
-    """A signal that rests on the guest's reports alone says so."""
-    seen = line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read")
-    said = replace(seen, trust=Trust.GUEST_REPORTED)
-    assert signals(said).signals[0].trust is Trust.GUEST_REPORTED
-    assert signals(said, seen).signals[0].trust is Trust.HOST_OBSERVED
 
 
 @pytest.mark.promise("5.8")
@@ -196,18 +178,3 @@ def test_a_flood_of_own_values_hides_no_other_samples() -> None:
     findings = findings_with_signals(*lines)
     assert [reason.code for reason in findings.rows[0].reasons] == [ReasonCode.DECOY_CARRIED]
     assert len(signals(*lines, *[other] * MAX_EVIDENCE).carried) <= MAX_EVIDENCE
-
-
-@pytest.mark.promise("5.8")
-def test_findings_and_the_terminal_have_them() -> None:
-    """Each sample's JSON has its signals and what was not seen; hostile text stays on its line."""
-    hostile = line(Kind.NETWORK_DNS, **NAME, name="\x1b[31mx\n.example", answer="NXDOMAIN")
-    findings = findings_with_signals(hostile, line(Kind.DECOY_PLACED, "c1", **PLACED))
-    (sample,) = collect(findings)["samples"]
-    assert [each["code"] for each in sample["signals"]] == ["wall_probing"]
-    assert [each["code"] for each in sample["signals_blind"]] == ["no_touch_sensor"]
-    shown = signal_lines(collect(findings), verbose=True)
-    assert all(each.lstrip("\n").isprintable() for each in shown)
-    assert any("wall_probing" in each for each in shown)
-    assert any("no_touch_sensor" in each for each in shown)
-    assert signal_lines(collect(findings_with_signals())) == []

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import inspect_ai
 import pytest
-from inspect_ai.tool import ToolDef, bash, code_execution, python, text_editor, think, web_search
 
 from belljar.report.tools import (
     BUILT_IN,
@@ -19,23 +18,6 @@ from belljar.report.tools import (
     tool_uses,
     with_hidden_operations,
 )
-
-
-def where(tool: object) -> Outside | None:
-    """Of one of Inspect's own tools."""
-    known = ToolDef(tool)  # type: ignore[arg-type]
-    return outside(known.name, known.options)
-
-
-@pytest.mark.promise("1.9")
-def test_inspects_own_tools() -> None:
-    """By what Inspect tells a provider of them: the installed version's own words."""
-    assert where(web_search()) is Outside.WEB_SEARCH
-    assert where(web_search("tavily")) is Outside.WEB_SEARCH
-    assert where(code_execution()) is Outside.HOSTED_CODE
-    local = {"openai": False, "anthropic": False, "google": False, "grok": False, "mistral": False}
-    assert where(code_execution(providers=local)) is None  # type: ignore[arg-type]
-    assert [where(tool) for tool in (bash(), python(), think(), text_editor())] == [None] * 4
 
 
 @pytest.mark.promise("1.9")

@@ -377,34 +377,6 @@ def test_a_reused_sample_is_the_other_runs() -> None:
     assert (alone.verdict, alone.exit_code, codes(alone)) == (Verdict.VOID, 2, {Code.NO_SAMPLES})
 
 
-def test_the_run_is_gathered_from_its_events() -> None:
-    """Who made it, where the logs are, how the evaluation ended, what could not be bound."""
-    ended: dict[str, Any] = {"interrupted": True, "stopped": True, "errors": ["e"]}
-    refused: dict[str, Any] = {"refusal": "no", "refusal_code": 3}
-    run = RunRecord()
-    for each in (
-        line(Kind.RUN_STARTED, run_id="R", kind="inspect", argv=[], key="0" * 64, belljar="1"),
-        *[line(Kind.SAMPLE_STARTED, "c1", sample="s", log="/logs/a.eval")] * 2,
-        line(Kind.RUN_EVALUATED, **ended, **refused),
-        line(Kind.RUN_FINISHED, outcome="failed", exit_code=2, verdicts_not_in_log="n"),
-    ):
-        run.take(each)
-    about: dict[str, Any] = {"kind": "inspect", "logs": ["/logs/a.eval"], "not_in_log": "n"}
-    assert run == replace(RUN, **ended, **refused, **about)
-
-
-@pytest.mark.promise("7.1")
-@pytest.mark.parametrize("code", Code)
-def test_every_code_has_one_sentence_and_spoils_a_verdict(code: Code) -> None:
-    """No cause is without a text, and none leaves a sample contained."""
-    reason = Reason(code=code, where="cell c", detail="{} %s")
-    assert code.text.count("{}") <= 1
-    assert str(reason).startswith("cell c: ")
-    assert ("{} %s" in str(reason)) == ("{}" in code.text)
-    assert verdict_of([reason]) is code.verdict is not Verdict.CONTAINED
-    assert reason.to_json()["code"] == code.value
-
-
 @pytest.mark.promise("7.1")
 def test_the_worst_cause_decides() -> None:
     """A breach outweighs missing evidence; without a cause a sample is contained."""
