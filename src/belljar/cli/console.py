@@ -258,7 +258,8 @@ def reading(path: object, param: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in NO_ROOM:  # nothing that is read: standard output's
+        # Nothing that is read: standard output's
+        if error.errno in NO_ROOM or isinstance(error, BrokenPipeError):
             raise
         raise MisuseError(f"{printable(str(path))}: {error.strerror}", param=param) from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.unit.ledger.conftest import make_run
 
 from belljar.cli.main import run
 from belljar.errors import CellError, ContainmentBreach, LedgerError
@@ -26,10 +27,10 @@ def test_interrupts_are_130(failing: Failing, capsys: pytest.CaptureFixture[str]
         assert "interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["runs --json", "plan low", "run --help"])
+@pytest.mark.parametrize("words", ["runs --json", "run --help", "export last --format jsonl"])
 def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Path) -> None:
     """The exit code is a shell's for SIGPIPE, not a failed evaluation's; whatever prints."""
-    (tmp_path / "runs" / "broken").mkdir(parents=True)
+    make_run(tmp_path)
     reading, writing = os.pipe()
     os.close(reading)
     try:
