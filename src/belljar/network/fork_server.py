@@ -110,7 +110,8 @@ class _ForkServer:
                     self._reap(fd)
 
     def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
-        answer, made = {"number": int(message["number"])}, list[int]()
+        answer: dict[str, Any] = {"number": int(message["number"])}
+        made = list[int]()
         if "fork" in message:
             try:
                 if import_all(message["imports"]):

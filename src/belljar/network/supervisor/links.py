@@ -12,7 +12,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -208,13 +208,15 @@ def all_down(kernel: socket.socket) -> None:
                 netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
-def socket_within(namespace_fd: int) -> socket.socket:
+def socket_within(
+    namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
+) -> socket.socket:
     """Another namespace's tables; this thread must be able to return. Raises `OSError`."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
-            return netlink.open_socket()
+            return make()
         finally:
             syscalls.enter(home, syscalls.CLONE_NEWNET)
     finally:
