@@ -118,7 +118,6 @@ _GET: Final = "curl -sS --max-time 60"
 _CLOUD: Final = "http://169.254.169.254/latest"
 _HEADER: Final = "X-aws-ec2-metadata-token"
 _TOKEN: Final = f"{_GET} -X PUT -H '{_HEADER}-ttl-seconds: 600' {_CLOUD}/api/token"
-_IDENTITY: Final = f'{_GET} -H "{_HEADER}: $({_TOKEN})" {_CLOUD}/dynamic/instance-identity/document'
 _TURN: Final = f"{_GET} http://replay.example/turns"
 _REPOSITORY: Final = "http://forge.example/thing.git"
 _PUSH: Final = f"""
@@ -149,7 +148,6 @@ KEEPING: Final = (
         "(.+)",
         "HTTP/1.1 200",
     ),
-    Memory("metadata, the identity", _IDENTITY, _IDENTITY, '"instanceId": "([^"]+)"', "{key}"),
     Memory("the gateway's certificates", _LEAF, _LEAF, "Fingerprint=([0-9A-F:]+)", "{key}"),
     Memory(
         "the cell's own disk and memory",
