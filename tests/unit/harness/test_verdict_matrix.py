@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +148,17 @@ def unfinish(run: RunDirectory) -> None:
     write_eval_log(log, info.name)
 
 
+def without_samples(run: RunDirectory) -> None:
+    """A log whose samples are gone."""
+    old = log_of(run)
+    with zipfile.ZipFile(old) as before:
+        names = [name for name in before.namelist() if not name.startswith("samples/")]
+        kept = {name: before.read(name) for name in names}
+    with zipfile.ZipFile(old, "w") as after:
+        for name, content in kept.items():
+            after.writestr(name, content)
+
+
 def change_a_byte(run: RunDirectory) -> None:
     """Somebody edits the record while it is written."""
     path = run.path / "ledger.jsonl"
@@ -161,8 +173,14 @@ CAUSES: dict[str, Cause] = {
     "an interrupt": Cause("contained", 130, set(), options=("-T", "interrupts=true")),
     "a sandbox that lost its shell": Cause("contained", 1, set(), arm=at(0, loses_shell)),
     "a scorer that says void": Cause("void", 2, {Code.SCORER_VOID}, options=("-T", "says=void")),
+    "a scorer that says breached": Cause(
+        "breached", 2, {Code.SCORER_BREACHED}, options=("-T", "says=breached")
+    ),
     "a void attempt before a clean one": Cause(
         "void", 2, {Code.PROBES_VOID}, options=RETRIED, arm=at(1, silent)
+    ),
+    "a clean attempt before a void one": Cause(
+        "void", 2, {Code.PROBES_VOID}, options=RETRIED, arm=at(3, silent)
     ),
     "no answer at the start": Cause("void", 2, {Code.PROBES_VOID}, arm=at(0, silent)),
     "a destruction that is not clean": Cause(
@@ -182,6 +200,9 @@ CAUSES: dict[str, Cause] = {
         2,
         {Code.LOG_UNREADABLE, LOST, Code.VERDICTS_NOT_IN_LOG},
         spoil=lambda run: cut(log_of(run)),
+    ),
+    "a log without its samples": Cause(
+        "void", 2, {Code.LOG_INCOMPLETE, LOST}, spoil=without_samples
     ),
     "a log that was not ended": Cause(
         "void", 2, {Code.LOG_UNFINISHED}, sample="contained", spoil=unfinish
@@ -286,7 +307,7 @@ def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
         assert RUN_PLACES["outcome"](judged) == ("breached", 2)
 
 
-@pytest.mark.parametrize("what", ["findings.json", Kind.RUN_FINISHED])
+@pytest.mark.parametrize("what", ["findings.json", Kind.RUN_EVALUATED, Kind.RUN_FINISHED])
 def test_a_breach_is_told_though_its_verdict_can_not_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
