@@ -86,6 +86,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 IN_JAIL = "/run/shared"
+DROP_BOUNDING = {"index": 0, "value": 24, "op": "SCMP_CMP_EQ"}
 
 
 def host_directory(config: dict[str, Any], place: Path, *, how: str) -> None:
@@ -108,10 +109,32 @@ def pretend(*calls: str, **only_if: Any) -> dict[str, Any]:  # noqa: ANN401 - JS
     return {"names": list(calls), "action": "SCMP_ACT_ERRNO", "errnoRet": 0, **only_if}
 
 
+def extra_capability(config: dict[str, Any], _: Path) -> None:
+    """CAP_NET_ADMIN for the runtime's process, which can't take it from the workload."""
+    for held in config["process"]["capabilities"].values():
+        held.append("CAP_NET_ADMIN")
+    rules = config["linux"]["seccomp"]["syscalls"]
+    for rule in rules:
+        rule["names"] = [name for name in rule["names"] if name not in {"capset", "prctl"}]
+    others: dict[str, Any] = {"names": ["prctl"], "action": "SCMP_ACT_ALLOW"}
+    others["args"] = [DROP_BOUNDING | {"op": "SCMP_CMP_NE"}]
+    added = [pretend("capset"), pretend("prctl", args=[DROP_BOUNDING]), others]
+    config["linux"]["seccomp"]["syscalls"] = [*(rule for rule in rules if rule["names"]), *added]
+
+
 def no_seccomp(config: dict[str, Any], _: Path) -> None:
     """Every call is allowed, by the runtime's filter and by the agent's."""
     allowed = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [pretend("seccomp")]}
     config["linux"]["seccomp"] |= allowed
+
+
+def limits_its_own(config: dict[str, Any], _: Path) -> None:
+    """Without the rule for the limit of core dumps: every change downwards is done."""
+    calls = ["setrlimit", "prlimit64"]
+    rules = config["linux"]["seccomp"]["syscalls"]
+    rules = [rule for rule in rules if not set(calls) & set(rule["names"])]
+    allowed = {"names": calls, "action": "SCMP_ACT_ALLOW"}
+    config["linux"]["seccomp"]["syscalls"] = [*rules, allowed]
 
 
 def of_config(
@@ -148,6 +171,7 @@ WEAKNESSES = (
         breached=CANARY | {"files.host_socket", "mounts.shared"},
         standing=(*CAPABILITIES, *CALLS),
     ),
+    Weakness(weaken=extra_capability, breached=frozenset(CAPABILITIES), standing=(*FILES, *CALLS)),
     Weakness(
         weaken=no_seccomp,
         breached=frozenset({*CALLS, "namespaces.clone3_user"}),
@@ -194,3 +218,16 @@ async def test_missing_walls_are_breaches_and_the_others_stand(
     async with open_cell(policy_of(POLICY), home=vm_home) as cell:
         report = await probe_cell(cell, which=[*BREACHED, *STANDING], recorder=MemoryRecorder())
     check(report, BREACHED, STANDING)
+
+
+@pytest.mark.promise("8.2")
+async def test_the_jail_holds_the_limit_of_core_dumps_too(
+    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the container's own rule the jail around it refuses to lower the limit."""
+    plan_carelessly(of_config(limits_its_own, tmp_path), monkeypatch)
+    async with open_cell(with_tier(policy_of(POLICY), "container"), home=vm_home) as cell:
+        report = await probe_cell(cell, which="resources.core_files", recorder=MemoryRecorder())
+        lowered = await cell.exec(["sh", "-c", "ulimit -c 0; ulimit -c"])
+    assert report.verdict is Verdict.CONTAINED
+    assert b"not permitted" in lowered.stderr.lower(), lowered

@@ -223,8 +223,11 @@ def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[...,
     ("place", "step", "times"),
     [
         (kill_module, "strike", 1),
+        (kill_module, "started_for", 3),
         (reap_module, "look", 1),
+        (os, "listdir", 3),
         (Journal, "read", 4),
+        (Journal, "unreadable", 2),
     ],
 )
 def test_want_of_descriptors_is_waited_out(
@@ -256,11 +259,12 @@ def _in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.promise("6.3")
 @pytest.mark.usefixtures("_in_little_time")
+@pytest.mark.parametrize("step", ["read", "unreadable"])
 def test_what_can_never_be_looked_at_is_not_proven(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Its processes are ended; that nothing else is left is not claimed."""
-    monkeypatch.setattr(Journal, "read", without_descriptors(Journal.read, times=10_000))
+    monkeypatch.setattr(Journal, step, without_descriptors(getattr(Journal, step), times=10_000))
     with a_process() as process:
         Journal(tmp_path).write(entry_of(CELL, child=process))
         report = kill_now(tmp_path, (), everything=True)
@@ -271,39 +275,57 @@ def test_what_can_never_be_looked_at_is_not_proven(
 
 @pytest.mark.promise("6.3")
 @pytest.mark.usefixtures("_in_little_time")
-def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
+def test_what_was_never_struck_is_kept_on_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ended by what is known of it, and not proven; the other is halted and proven at once."""
-    group, read_group = tmp_path / f"cell-{CELL}", cgroup.processes_in
+    """Nothing could be struck at first: it is struck while it is removed, before its entry goes."""
+    monkeypatch.setattr(kill_module, "halt", without_descriptors(kill_module.halt, times=1))
+    with a_process() as process:
+        Journal(tmp_path).write(entry_of(CELL, child=process))
+        report = kill_now(tmp_path, [CELL])
+        assert identify(process.pid) is None
+    assert Journal(tmp_path).entries() == ()
+    assert (report.cells[0].halted_ms, report.ok) == (None, False)
+
+
+@pytest.mark.promise("6.3")
+@pytest.mark.usefixtures("_in_little_time")
+@pytest.mark.parametrize("blind", ["entry", "group"])
+def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: str
+) -> None:
+    """Its entry: it is a problem. Its group: it is ended by what is known of it, and not proven.
+    The other is halted and proven at once."""
+    group, refused = tmp_path / f"cell-{CELL}", OSError(errno.ENOMEM, "Cannot allocate memory")
+    read_text, read_group = Path.read_text, cgroup.processes_in
+
+    def text(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
+        if blind == "entry" and path.name == f"{CELL}.json":
+            raise refused
+        return read_text(path, encoding, errors)
 
     def processes(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
-        if directory == group:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        if blind == "group" and directory == group:
+            raise refused
         return read_group(directory, threads=threads)
 
     with a_process() as one, a_process() as other:
         Journal(tmp_path).write(entry_of(CELL, child=one, cgroups=(group,)))
         Journal(tmp_path).write(entry_of(OTHER, child=other))
         with monkeypatch.context() as patched:
+            patched.setattr(Path, "read_text", text)
             patched.setattr(cgroup, "processes_in", processes)
             report = kill_now(tmp_path, (), everything=True)
-        assert (identify(one.pid), identify(other.pid)) == (None, None)
+        left = one if blind == "entry" else None
+        assert (identify(one.pid), identify(other.pid)) == (left, None)
     cells = {cell.cell_id: cell for cell in report.cells}
-    assert (cells[OTHER].ok, cells[CELL].halted_ms, cells[CELL].ok) == (True, None, False)
+    assert cells[OTHER].ok
     assert not report.ok
-
-
-@pytest.mark.promise("6.3")
-def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> None:
-    """With --all; the report names the file."""
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / f"{CELL}.json").write_text("{")
-    with a_process("--cell", CELL) as process:
-        report = kill_now(tmp_path, (), everything=True)
-        assert identify(process.pid) is None
-    assert not report.ok
-    assert CELL in report.problems[0]
+    if blind == "entry":
+        assert CELL not in cells or not cells[CELL].ok
+        assert "Cannot allocate memory" in report.problems[0]
+    else:
+        assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
 
 
 def test_a_process_that_lost_its_words_is_not_gone(
@@ -331,6 +353,18 @@ def test_a_process_that_lost_its_words_is_not_gone(
         assert identify(process.pid) is None
 
 
+@pytest.mark.promise("6.3")
+def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> None:
+    """With --all; the report names the file."""
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / f"{CELL}.json").write_text("{")
+    with a_process("--cell", CELL) as process:
+        report = kill_now(tmp_path, (), everything=True)
+        assert identify(process.pid) is None
+    assert not report.ok
+    assert CELL in report.problems[0]
+
+
 @pytest.mark.promise("6.4")
 @pytest.mark.anyio
 async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,3 +379,28 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Journal, "entries_now", entries_now)
     assert (await kill(everything=True, hold=True, reason="stop", home=tmp_path)).ok
     assert held[-1]
+
+
+def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
+    """Frozen first, then killed, by the kernel's own files; a group without them is left to the
+    pids. A real one ends, where the host has such groups."""
+    files = [tmp_path / name for name in ("cgroup.freeze", "cgroup.kill")]
+    for file in files:
+        file.write_text("0")
+    cgroup.halt(tmp_path)
+    assert [file.read_text() for file in files] == ["1", "1"]
+    cgroup.halt(tmp_path / "nowhere")
+    places = map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"))
+    parent = next((path for path in places if (path / "cgroup.procs").exists()), None)
+    if os.geteuid() != 0 or parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:
+        return
+    group = parent / f"kill-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        if (group / "cgroup.kill").exists():
+            with subprocess.Popen(["sleep", "600"]) as process:
+                (group / "cgroup.procs").write_text(str(process.pid))
+                cgroup.halt(group)
+                assert process.wait(60) == -9
+    finally:
+        cgroup.remove_group(group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,22 @@ from belljar.errors import HostError
 from belljar.isolation.prune import unneeded
 from belljar.store.locks import claimed, in_use, locked
 from belljar.store.scratch import MAKING, is_owned, retire_unclaimed
+
+READ_ONLY = """
+import pathlib, subprocess, sys
+from belljar.store.locks import claimed
+for how in (["--bind", sys.argv[1], sys.argv[1]], ["-o", "remount,bind,ro", sys.argv[1]]):
+    subprocess.run(["mount", *how], check=True)
+with claimed(pathlib.Path(sys.argv[1])):
+    print("claimed")
+"""
+LOOKER = """
+import pathlib, sys
+from belljar.store.locks import in_use
+print(in_use(pathlib.Path(sys.argv[1])), flush=True)
+while True:
+    in_use(pathlib.Path(sys.argv[1]))
+"""
 
 
 @pytest.fixture
@@ -33,6 +51,17 @@ def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> 
     assert not directory.exists()
 
 
+def test_use_is_remembered(home: Path) -> None:
+    """A claimed directory was used now; one that isn't there can't be claimed, nor one that was
+    replaced since it was looked up."""
+    directory = part_of(home, "templates", STALE, 15 * DAY_S)
+    with claimed(directory):
+        pass
+    assert unneeded(home, 14 * DAY_S) == ()
+    with pytest.raises(FileNotFoundError), claimed(directory.with_name("none")):
+        pass
+
+
 def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) -> None:
     """What was taken out bears the name of who takes it out, beside where it was."""
     retired = retire_unclaimed(part_of(home, "templates", STALE, 0))
@@ -41,6 +70,23 @@ def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) ->
     assert retired.parent == home / "templates"
     assert retire_unclaimed(home / "templates" / STALE) is None
     assert not in_use(home / "templates" / STALE)
+
+
+def test_who_only_looks_refuses_no_claim(home: Path) -> None:
+    """To look needs the lock alone, for an instant: a cell that starts in that instant gets its
+    claim all the same."""
+    directory = part_of(home, "templates", STALE, 0)
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE
+    ) as looker:
+        try:
+            assert looker.stdout is not None
+            looker.stdout.readline()
+            for _ in range(2000):
+                with claimed(directory):
+                    pass
+        finally:
+            looker.kill()
 
 
 def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) -> None:
@@ -53,6 +99,20 @@ def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) ->
     ):
         pass
     assert directory.exists()
+
+
+@pytest.mark.root
+def test_a_part_on_a_read_only_file_system_is_claimed(home: Path) -> None:
+    """That it was used can't be noted there; it is used all the same."""
+    argv = [
+        "unshare",
+        "--mount",
+        sys.executable,
+        "-c",
+        READ_ONLY,
+        str(part_of(home, "templates", STALE, 0)),
+    ]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"claimed\n"
 
 
 def test_a_lock_by_name_is_held_by_one(tmp_path: Path) -> None:
