@@ -27,7 +27,7 @@ from typing import Any
 LIBC = ctypes.CDLL(None, use_errno=True)
 MS_BIND, MS_SHARED, CLONE_NEWUSER = 4096, 1 << 20, 0x10000000
 CHARACTER, BLOCK = 0o020666, 0o060666
-KEPT: list[object] = []
+KEPT: list[Any] = []
 """What must live until the program has ended: listeners, processes."""
 
 
@@ -156,7 +156,8 @@ def beside(world: World) -> None:
     loopback_up()
     world.told["canary"] = str(write("/tmp/host/notes.txt", "host"))
     world.told["pid"] = str(child("cat"))
-    child("unshare", "--pid", "--fork", "cat")
+    child("unshare", "--pid", "--fork", "sh", "-c", "echo inside; exec cat")
+    KEPT[-1].stdout.readline()  # before that word there may be none in another namespace
     world.told["socket"], world.told["abstract"] = "/run/host.sock", "host-abstract"
     stream, unix = socket.SOCK_STREAM, socket.AF_UNIX
     for address in ("/run/host.sock", "\0host-abstract"):
