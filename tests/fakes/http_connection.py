@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
@@ -58,10 +59,17 @@ class Outcome:
         return bodies + b"\0".join(repr(dict(item.data)).encode() for item in self.items)
 
 
+async def _endless() -> AsyncGenerator[bytes]:
+    while True:
+        yield bytes(1 << 16)
+
+
 async def echo(request: Request) -> Answer:
-    """Answers; at `/never` not at all."""
+    """Answers; at `/never` not at all, at `/endless` for 50 ms."""
     if request.path == "/never":
         await asyncio.Event().wait()
+    if request.path == "/endless":
+        return Answer(stream=_endless, until=asyncio.get_running_loop().time() + 0.05)
     return Answer(body=b"ok")
 
 

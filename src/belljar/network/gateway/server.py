@@ -203,7 +203,7 @@ class Exchange:
         if answer.stream is None:
             await self._send(b"" if is_bare else answer.body, is_last=True)
             return
-        async with contextlib.aclosing(answer.stream()) as parts:
+        async with asyncio.timeout_at(answer.until), contextlib.aclosing(answer.stream()) as parts:
             if not is_bare:
                 async for part in parts:
                     await self._send(part, is_last=False)

@@ -167,32 +167,35 @@ class Terminator:
         secure.engine.owner = hello  # type: ignore[attr-defined]
         problem, has_alert = "", False
         try:
-            async with asyncio.timeout(bounds.handshake_timeout_s):
-                await secure.handshake(hello.before_send, bounds.handshake_bytes)
-            version = secure.engine.version() or ""
-            # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't disable
-            # the cache: such a context serves no further connection.
-            if version != "TLSv1.3":
-                self._context = self._first_context()
-            if secure.engine.session_reused:
-                problem = "a resumed session"
-            elif not peer.labels >= _NEEDED_SECRETS[version]:
-                problem = "its secrets were not logged"
-        except asyncio.CancelledError:
-            hello.cut(RANGE_ENDED)
-            raise
-        except TimeoutError:
-            problem = "the handshake took too long"
-        except ssl.SSLError as error:
-            problem, has_alert = getattr(error, "reason", None) or str(error.args[-1]), True
-        except OSError:
-            problem = "cut within the handshake"
+            try:
+                async with asyncio.timeout(bounds.handshake_timeout_s):
+                    await secure.handshake(hello.before_send, bounds.handshake_bytes)
+                version = secure.engine.version() or ""
+                # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't
+                # disable the cache: such a context serves no further connection.
+                if version != "TLSv1.3":
+                    self._context = self._first_context()
+                if secure.engine.session_reused:
+                    problem = "a resumed session"
+                elif not peer.labels >= _NEEDED_SECRETS[version]:
+                    problem = "its secrets were not logged"
+            except asyncio.CancelledError:
+                hello.cut(RANGE_ENDED)
+                raise
+            except TimeoutError:
+                problem = "the handshake took too long"
+            except ssl.SSLError as error:
+                problem, has_alert = getattr(error, "reason", None) or str(error.args[-1]), True
+            except OSError:
+                problem = "cut within the handshake"
+            if problem:
+                # It takes the secrets of the step that failed.
+                await hello.failed(problem)
         finally:
             # In order, so on record before anything that is answered on the connection.
             if peer.secrets:
                 self._site.post(partial(connection_item, hello.peer))
         if problem:
-            await hello.failed(problem)
             if has_alert:
                 await secure.send_last()
             return None

@@ -123,7 +123,8 @@ class UpstreamApp:
                             async with asyncio.timeout_at(until):
                                 http.receive_data(await pipe.receive())
                         elif isinstance(event, h11.Response):
-                            yield Answer(status=event.status_code, headers=_texts(event.headers))
+                            head, status = _texts(event.headers), event.status_code
+                            yield Answer(status=status, headers=head, until=until)
                         elif isinstance(event, h11.Data):
                             yield bytes(event.data)
                 finally:

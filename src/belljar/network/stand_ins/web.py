@@ -105,13 +105,14 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """`stream` replaces `body`; `length`: bytes, or -1."""
+    """`stream` replaces `body`; `length`: bytes, or -1; `until`: cut off then (loop time)."""
 
     status: int = 200
     headers: Pairs = ()
     body: bytes = b""
     stream: Callable[[], AsyncGenerator[bytes]] | None = None
     length: int = -1
+    until: float | None = None
 
 
 App: TypeAlias = Callable[[Request], Awaitable[Answer]]
