@@ -112,8 +112,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         kept: see `Snapshot.state`.
 
         Raises:
-            PolicyError: the policy doesn't allow it, or the cell is on a network, of a model, or
-                with decoys.
+            PolicyError: the policy doesn't allow it, or the cell is on a network, of a model, with
+                decoys or with a `secret` file.
             CellError: a command runs in it; or it died; or the image has no GNU find and tar.
             HostError: no space; it goes on.
         """

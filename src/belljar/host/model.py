@@ -45,7 +45,7 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvmFact:
-    """Whether KVM works, else why it isn't proven."""
+    """States if KVM works here, or why that isn't proven."""
 
     state: KvmState
     reason: str = ""

@@ -50,7 +50,7 @@ class ProgramRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootRecipe:
-    """How a root is made: `files` are (path in the root, original); `inside` is the program there.
+    """Describes a root: `files` are (path in the root, original); `inside` is the program there.
 
     `own`: files of this installation; others may share the store. `…_points`: empty, to mount on.
     `unreadable`: paths that others may run, not read.

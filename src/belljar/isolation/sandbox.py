@@ -53,7 +53,7 @@ _NAMELESS_CHILD_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """What each engine's sandbox has. `directories`: removed with it."""
+    """Holds the fields of each engine's sandbox. `directories`: removed with it."""
 
     cell_id: str
     kind: EntryKind

@@ -41,7 +41,7 @@ _OWN_PORTS: Final = range(20_000, 32_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """What a pattern resolves to; `stand_in` is an id."""
+    """Maps a pattern to an address; `stand_in` is an id."""
 
     pattern: str
     stand_in: str

@@ -161,7 +161,7 @@ def _time_and_output(resources: Resources) -> tuple[str, ...]:
 
 
 def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
-    """What the cells can make grow by what they send."""
+    """Return the bounds of what grows with the bytes that cells send."""
     most = network.bounds
     connections = f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one"
     packets = f"{format_size(most.packet_record_bytes)}; a cell that sends more makes the sample"

@@ -200,7 +200,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
 
 class _Transport(asyncio.Transport):
-    """What asyncssh writes, on its way to the client."""
+    """Queues asyncssh's bytes until the client has them."""
 
     def __init__(self) -> None:
         super().__init__()
