@@ -29,7 +29,7 @@ from belljar.report.verdict import LedgerState
 from belljar.store.home import belljar_home
 
 # What of a request is on record.
-_KEPT: Final = (*("inspect_args", "policy", "tier", "allow_upstreams", "require_contained"),)
+_KEPT: Final = ("inspect_args", "policy", "tier", "allow_upstreams", "require_contained")
 
 
 def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:

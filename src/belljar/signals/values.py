@@ -170,6 +170,8 @@ def _refused(item: Protected, what: str) -> PolicyError:
 def _texts(item: Protected, content: bytes | None) -> Iterator[str]:
     if content is None or len(content) > MAX_FILE_BYTES:
         raise _refused(item, f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB")
+    if item.file.endswith((".jsonl", ".ndjson")):  # else each line would be one value
+        raise _refused(item, "JSON lines are not read")
     try:
         text = content.decode("utf-8-sig")
         if not item.columns:

@@ -65,6 +65,7 @@ def test_a_file_that_can_not_be_used_is_refused() -> None:
     for name, columns, content in (
         ("c.csv", ("iban",), CSV),
         ("c.csv", ("email",), b"\xff\xfe\x00broken"),
+        ("c.jsonl", (), b'{"name": "Ada Lovelace"}\n'),
         *(("c.txt", (), each) for each in lines),
     ):
         with pytest.raises(PolicyError) as refused:

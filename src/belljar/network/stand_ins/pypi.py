@@ -65,8 +65,8 @@ def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
     if file is None or not body.startswith(b"--"):
         return fields, "", body
     if (begin := body.find(b"\r\n\r\n", file.end()) + 4) > 4:
-        mark = b"\r\n" + body[: body.find(b"\r\n")]
-        content = body[begin : body.find(mark, begin)]
+        end = body.find(b"\r\n" + body[: body.find(b"\r\n")], begin)
+        content = body[begin : end if end >= 0 else len(body)]
     return fields, file[1].decode("utf-8", "replace"), content
 
 
