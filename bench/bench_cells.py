@@ -134,11 +134,7 @@ def percentile(samples: Sequence[float], share: int) -> float | None:
 
 # The smallest policy in which all tiers run all measures: 100 cells at once are 25 GiB at most,
 # and far less as long as they are idle.
-POLICY: Final[dict[str, Any]] = {
-    "belljar": 1,
-    "risk": "low",
-    "resources": {"memory": "256MiB", "disk": "128MiB"},
-}
+POLICY: Final[dict[str, Any]] = {"belljar": 1, "risk": "low", "resources": {"memory": "256MiB", "disk": "128MiB"}}
 # The first is slower, as it fills the page cache; with three the median is none of the extremes.
 _FILE_ROUNDS: Final = 3
 _BLOB: Final = "/tmp/blob"  # noqa: S108 - the guest's

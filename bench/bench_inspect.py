@@ -73,14 +73,9 @@ def evaluate(spec: SandboxEnvironmentSpec, folder: str) -> float:
     dataset = MemoryDataset([Sample(id=number, input="sort") for number in range(SAMPLES)])
     task = Task(dataset=dataset, solver=work(), scorer=sorted_right(), sandbox=spec)
     began = time.perf_counter()
-    log = eval(
-        task,
-        model="mockllm/model",
-        display="none",
-        log_dir=folder,
-        max_samples=AT_ONCE,
-        max_sandboxes=AT_ONCE,
-    )[0]
+    log = eval(task, model="mockllm/model", display="none", log_dir=folder, max_samples=AT_ONCE, max_sandboxes=AT_ONCE)[
+        0
+    ]
     took_s = time.perf_counter() - began
     if log.status != "success" or log.results is None or log.results.scores[0].metrics["accuracy"].value != 1:
         raise SystemExit(f"{spec.type}: the evaluation ended as {log.status}: {log.error}")

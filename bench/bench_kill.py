@@ -192,10 +192,7 @@ async def one_round(policy: Path, cells: int, *, network: bool) -> dict[str, lis
             sniffer.end()
     if not ok:
         raise RuntimeError("not all was halted, with proof")
-    figures = {
-        "last sign": [count.since_ms(trip_ns) for count in counted],
-        "no process left": halted,
-    }
+    figures = {"last sign": [count.since_ms(trip_ns) for count in counted], "no process left": halted}
     if sniffers:
         figures["last packet"] = [(sniffer.last_ns - trip_real_ns) / 1e6 for sniffer in sniffers]
     return figures

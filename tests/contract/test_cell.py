@@ -106,8 +106,7 @@ async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) ->
 
 @pytest.mark.promise("1.6")
 @pytest.mark.parametrize(
-    "by",
-    ["death", pytest.param("destroying", marks=pytest.mark.thorough_in("gvisor", "microvm"))],
+    "by", ["death", pytest.param("destroying", marks=pytest.mark.thorough_in("gvisor", "microvm"))]
 )
 async def test_an_end_is_an_error_not_a_result(
     tier: str, vm_home: Path, tmp_path: Path, by: str

@@ -108,10 +108,7 @@ class FakeProbed:
         self.id, self.tier, self.host_pid = "c-000000000000", tier, host_pid
         self.has_port = has_port
         self.plan: Any = SimpleNamespace(
-            limits=Resources(),
-            oci=None,
-            rights=NOTHING_GRANTED,
-            policy=SimpleNamespace(model=None),
+            limits=Resources(), oci=None, rights=NOTHING_GRANTED, policy=SimpleNamespace(model=None)
         )
         self.run_probe_program = FakeProgram()
 

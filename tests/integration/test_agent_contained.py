@@ -21,16 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.guest import (
-    CONFIG,
-    CONFIGURED,
-    EXITED,
-    READY,
-    SIGNAL,
-    SIGNALED,
-    STARTED,
-    text,
-)
+from tests.fakes.guest import CONFIG, CONFIGURED, EXITED, READY, SIGNAL, SIGNALED, STARTED, text
 from tests.fakes.raw_host import EXEC, MIB, Ended, Wire, exec_body
 from tests.machine import public_folder
 

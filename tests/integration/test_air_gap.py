@@ -164,10 +164,7 @@ def test_a_device_in_another_namespace_is_a_way(
 @pytest.mark.promise("1.10")
 @pytest.mark.parametrize(
     ("covered", "state"),
-    [
-        ("exec 7<in/net; umount -l in/net", "present"),
-        ("mount --bind ready in/net", "can't tell"),
-    ],
+    [("exec 7<in/net; umount -l in/net", "present"), ("mount --bind ready in/net", "can't tell")],
 )
 def test_a_namespace_without_a_process_is_found(tmp_path: Path, covered: str, state: str) -> None:
     """A process holds it open, or sees it mounted below a FIFO, which whoever looks must not open:

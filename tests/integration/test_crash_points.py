@@ -14,13 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.crash_owner import ANY_LINE
-from tests.integration.crashes import (
-    Owners,
-    choose,
-    kill_at,
-    rehearse,
-    root_owners,
-)
+from tests.integration.crashes import Owners, choose, kill_at, rehearse, root_owners
 from tests.integration.remains import cells_of, tables_of
 from tests.machine import Templates
 

@@ -7,14 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.crashes import (
-    Owners,
-    choose_in,
-    kill_at,
-    rehearse,
-    root_owners,
-    spread,
-)
+from tests.integration.crashes import Owners, choose_in, kill_at, rehearse, root_owners, spread
 from tests.machine import Templates
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]

@@ -19,14 +19,7 @@ from typing import Any
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.conftest import copy_store
-from tests.integration.fleets import (
-    Fleet,
-    failures,
-    keys_of,
-    lines_until,
-    nothing_runs,
-    placed,
-)
+from tests.integration.fleets import Fleet, failures, keys_of, lines_until, nothing_runs, placed
 from tests.integration.processes import wait_for
 from tests.machine import PATIENCE_S
 

@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.gateway import (
-    DEADLINE_S,
-    MAIL,
-    SHOP,
-    Gateway,
-    read_all,
-    running,
-)
+from tests.fakes.gateway import DEADLINE_S, MAIL, SHOP, Gateway, read_all, running
 
 from belljar.events import Kind
 from belljar.network.gateway.reporter import OWNER_GONE

@@ -110,10 +110,7 @@ def test_inspects_tools_and_a_samples_files(home: Path, tmp_path: Path, tier: st
         ("bash", {"command": "cat /tmp/seen; test -e $(cat /tmp/name) || echo gone"}),
         ("python", {"code": "print(sum(range(10)))"}),
         ("text_editor", {"command": "create", "file_text": "alpha\nbeta\n", **notes}),
-        (
-            "text_editor",
-            {"command": "str_replace", "old_str": "beta", "new_str": "gamma", **notes},
-        ),
+        ("text_editor", {"command": "str_replace", "old_str": "beta", "new_str": "gamma", **notes}),
         ("bash", {"command": "cat /tmp/notes.txt"}),
         ("bash_session", {"action": "type_submit", "input": "cd /tmp && export MARK=kept"}),
         ("bash_session", {"action": "type_submit", "input": "echo $MARK-$PWD-$(id -un)"}),

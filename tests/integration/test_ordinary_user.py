@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.as_user import (
-    UsersBelljar,
-    own,
-    started,
-)
+from tests.integration.as_user import UsersBelljar, own, started
 from tests.integration.crashes import OWNER, choose, kill_at, owners_of, rehearse
 from tests.integration.processes import capabilities, status_of, vmm_of
 from tests.machine import PATIENCE_S

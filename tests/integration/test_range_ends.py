@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 from tests.integration.faults import mounted
-from tests.integration.range_programs.between import (
-    ANSWER_BYTES,
-    CLOSED,
-    DEAF,
-    ECHO,
-    UNNAMED,
-)
+from tests.integration.range_programs.between import ANSWER_BYTES, CLOSED, DEAF, ECHO, UNNAMED
 from tests.integration.test_range import Who, assert_gone, installed, who
 
 __all__ = ["installed", "who"]

@@ -17,10 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from ocsf_json_schema import (  # type: ignore[import-untyped]
-    OcsfJsonSchemaEmbedded,
-    get_ocsf_schema,
-)
+from ocsf_json_schema import OcsfJsonSchemaEmbedded, get_ocsf_schema  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from pymerkle import InmemoryTree  # type: ignore[import-untyped]
 from securesystemslib.dsse import Envelope

@@ -123,9 +123,7 @@ class Client:
 
 
 def with_client(
-    tmp_path: Path,
-    world: World,
-    act: Callable[[Client], dict[str, Any]],
+    tmp_path: Path, world: World, act: Callable[[Client], dict[str, Any]]
 ) -> tuple[Scene, dict[str, Any]]:
     """What `act` saw in a range, which is gone afterwards without a trace."""
     scene = scene_of(tmp_path)

@@ -16,13 +16,7 @@ from tests.fakes.compiled import compile_static
 from tests.integration.as_user import own
 from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S, public_folder
-from tests.security.stages import (
-    UserStage,
-    all_end,
-    program_of,
-    ready,
-    said_by,
-)
+from tests.security.stages import UserStage, all_end, program_of, ready, said_by
 
 HERE = Path(__file__).parent
 # Root in the container that tests run in may lack these; elsewhere the control shows them to work.

@@ -20,13 +20,7 @@ from tests.fakes.compiled import compile_static
 from tests.integration.processes import capabilities, status_of
 from tests.machine import PATIENCE_S, public_folder
 from tests.security.jail_runner import COUNT, STAGE_ID, TREE_ID
-from tests.security.stages import (
-    UserStage,
-    all_end,
-    program_of,
-    ready,
-    said_by,
-)
+from tests.security.stages import UserStage, all_end, program_of, ready, said_by
 
 from belljar.isolation.jail import launcher_path
 from belljar.isolation.oci.container import BUSY_SEALS

@@ -15,13 +15,7 @@ import pytest
 
 from belljar import process as process_module
 from belljar.isolation.survivors import look, remove_survivors
-from belljar.process import (
-    identify,
-    is_alive,
-    kill,
-    namespaces_of,
-    namespaces_of_threads,
-)
+from belljar.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
 from belljar.store.journal import new_cell_id, own_entry
 
 # The first thread ends (system call 60 on x86-64, 93 on arm64) and leaves a corpse; the other one

@@ -8,18 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.units import (
-    parse_duration,
-    parse_size,
-    printable,
-)
+from belljar.units import parse_duration, parse_size, printable
 
-SIZES = {
-    "512MiB": 512 << 20,
-    "1.5 GiB": 3 << 29,
-    "2kb": 2000,
-    "1GB": 10**9,
-}
+SIZES = {"512MiB": 512 << 20, "1.5 GiB": 3 << 29, "2kb": 2000, "1GB": 10**9}
 DURATIONS = {"30m": 1800, "1h30m": 5400, "850ms": 0.85, "1d": 86400, "1h 5 s": 3605}
 NO_SIZES = ["", "512", "-1MiB", "1e3MiB", "1MiB2", "1,5GiB", "٣MiB"]
 NO_DURATIONS = ["", "30", "30 minutes", "1h-5m", "22:22"]

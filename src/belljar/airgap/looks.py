@@ -137,7 +137,7 @@ def _entries(folder: Path) -> list[str]:
 
 # ENODEV, EINVAL, EOPNOTSUPP: an attribute of a device that has none.
 _NO_TEXT: Final = {
-    *(errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP),
+    *(errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
 }
 
 

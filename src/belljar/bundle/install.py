@@ -196,13 +196,7 @@ def check_host(about: Mapping[str, Any]) -> None:
 
 
 def install_bundle(
-    home: Path,
-    path: Path,
-    *,
-    expected_key: str,
-    packages: bool,
-    allow_older: bool,
-    report: Report,
+    home: Path, path: Path, *, expected_key: str, packages: bool, allow_older: bool, report: Report
 ) -> Bundle:
     """Install all of a bundle; call it again after an interruption.
 

@@ -70,10 +70,7 @@ class CellStream(ByteStream):
     """
 
     def __init__(
-        self,
-        running: Operation,
-        died: Callable[[BaseException], None],
-        keep_bytes: int,
+        self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int
     ) -> None:
         self.sent, self.received = (
             Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")

@@ -245,11 +245,7 @@ class CommandRecord:
     """What is recorded of one command: its start, its streams, the limits it hits, and its end."""
 
     def __init__(
-        self,
-        operation: RecordedOperation,
-        request: ExecRequest,
-        recorder: Recorder,
-        live: Sandbox,
+        self, operation: RecordedOperation, request: ExecRequest, recorder: Recorder, live: Sandbox
     ) -> None:
         self.operation = operation
         self.request = request

@@ -401,9 +401,7 @@ class GuestClient:
                 result.outcome is Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
             ):
                 raise FileTooLargeError(
-                    path,
-                    max_bytes=max_bytes,
-                    size_bytes=max(operation.size_bytes, max_bytes + 1),
+                    path, max_bytes=max_bytes, size_bytes=max(operation.size_bytes, max_bytes + 1)
                 )
             judge(operation, path, timeout_s)
         return bytes(contents)

@@ -276,8 +276,7 @@ class Operation:
         while self.result is None:
             await self._return_credit()
             await self._pump.wait_until(
-                self,
-                lambda: self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES,
+                self, lambda: self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES
             )
 
 

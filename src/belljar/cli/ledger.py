@@ -85,12 +85,7 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
 @click.option("--output", "with_output", is_flag=True, help="Also bodies, escaped.")
 @json_option("One JSON object per line, beyond ASCII escaped.")
 def show(
-    run: str,
-    kinds: tuple[str, ...],
-    cell: str | None,
-    *,
-    with_output: bool,
-    as_json: bool,
+    run: str, kinds: tuple[str, ...], cell: str | None, *, with_output: bool, as_json: bool
 ) -> None:
     """Print the events of RUN. Does not verify them.
 

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.cli.console import (
-    json_option,
-    print_json,
-    progress,
-    run_async,
-    tier_option,
-)
+from belljar.cli.console import json_option, print_json, progress, run_async, tier_option
 from belljar.errors import HostError
 from belljar.units import format_size, printable
 

@@ -40,12 +40,7 @@ _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 @click.option("--group", "groups", multiple=True, metavar="GROUP", help="Or one probe's name.")
 @json_option()
 def probe(
-    policy: str | None,
-    tier: str | None,
-    *,
-    every: bool,
-    groups: tuple[str, ...],
-    as_json: bool,
+    policy: str | None, tier: str | None, *, every: bool, groups: tuple[str, ...], as_json: bool
 ) -> int:
     """Try to get out of a fresh cell, from inside, and let the host judge what came of it.
 
@@ -80,11 +75,7 @@ def probe(
 
 
 async def _probe(
-    policy: str | None,
-    tier: str | None,
-    wanted: str | list[str],
-    *,
-    as_json: bool,
+    policy: str | None, tier: str | None, wanted: str | list[str], *, as_json: bool
 ) -> int:
     from belljar.cell.parts import start_run
     from belljar.probe.model import worst

@@ -131,12 +131,7 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) ->
 @click.option("-v", "--verbose", is_flag=True, help="Signals' evidence; what was not seen.")
 @json_option()
 def verdict(
-    run: str,
-    logs: tuple[Path, ...],
-    fingerprint: str | None,
-    *,
-    verbose: bool,
-    as_json: bool,
+    run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
 ) -> int:
     """Judge RUN offline, by its ledger and Inspect's log. Both are verified first.
 

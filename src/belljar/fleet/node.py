@@ -168,12 +168,7 @@ def take_image(
 
 
 def run_unit(
-    fleet: str,
-    unit: str,
-    words: Sequence[str],
-    settings: Mapping[str, str],
-    *,
-    lease: str = LEASE,
+    fleet: str, unit: str, words: Sequence[str], settings: Mapping[str, str], *, lease: str = LEASE
 ) -> Iterator[dict[str, Any] | bytes]:
     """Run a unit: yields its run directory as a tar stream, and how it ended.
 
@@ -226,11 +221,7 @@ def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
     """Halt every cell of this node's store; returns the node's name, an exit code and words."""
     command = [sys.executable, "-m", "belljar", "kill", "--all", "--reason", reason]
     done = subprocess.run(
-        [*command, *more],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=END_S,
-        check=False,
+        [*command, *more], stdin=subprocess.DEVNULL, capture_output=True, timeout=END_S, check=False
     )
     return _name(), done.returncode, _tail(done.stdout + done.stderr)
 

@@ -136,12 +136,7 @@ class SlurmEngine:
             return dict(zip(nodes, pool.map(call, nodes), strict=True))
 
     def start(
-        self,
-        arguments: Sequence[Any],
-        *,
-        cells: int,
-        memory_mib: int,
-        nodes: Sequence[str],
+        self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
         """Queue a job."""
         # `--nodelist` would ask for all of these nodes at once, so the others are excluded.

@@ -112,11 +112,7 @@ def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) 
     missing = [name for name in CONTROLLERS if name not in parents]
     why = "can't be used here" if is_root else "not handed to this user"
     reason = f"{', '.join(missing)}: {why}" if missing else ""
-    return CgroupFact(
-        version=version,
-        parents=dict(sorted(parents.items())),
-        reason=reason,
-    )
+    return CgroupFact(version=version, parents=dict(sorted(parents.items())), reason=reason)
 
 
 def _delegated(found: Hierarchies) -> Path | None:

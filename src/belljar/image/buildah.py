@@ -330,10 +330,7 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
     except (OSError, ValueError) as error:  # not what the tools write
         raise LayerError(f"its files can't be read: {printable(str(error))}") from error
     return BuildResult(
-        rootfs=rootfs,
-        config=config,
-        document=document,
-        setuid_programs=tree.setuid_programs,
+        rootfs=rootfs, config=config, document=document, setuid_programs=tree.setuid_programs
     )
 
 

@@ -228,14 +228,7 @@ class _Translator:
         if not is_known or not target or path == "/":
             raise DockerfileError(f"--mount={text} has an unknown type or option, or no target")
         is_fixed = given.pop("readonly", str(kind == "bind")).lower() in TRUE
-        options = {
-            "type": kind,
-            "target": path,
-            "from": source,
-            **given,
-            "sharing": "",
-            "size": "",
-        }
+        options = {"type": kind, "target": path, "from": source, **given, "sharing": "", "size": ""}
         words = [f"{key}={value}" for key, value in options.items() if value]
         if not all(map(_OPTION.fullmatch, words)) or "$" in "".join(words):
             raise DockerfileError(f"--mount={text} has a variable, blank, comma or quote in it")

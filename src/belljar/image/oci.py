@@ -278,12 +278,7 @@ def obtain(
 
 
 def _fetched(
-    home: Path,
-    wanted: WantedImage,
-    limits: ImportLimits,
-    report: Report,
-    *,
-    has_daemon: bool,
+    home: Path, wanted: WantedImage, limits: ImportLimits, report: Report, *, has_daemon: bool
 ) -> Obtained:
     if wanted.why:
         raise HostError(f"its image is not known: {wanted.why}", where=wanted.image)

@@ -71,11 +71,7 @@ class KillOrder:
 
     def triggered(self, evidence: int | None = None) -> dict[str, JsonValue]:
         """As `kill.triggered` records it; `evidence`: an event's number."""
-        data: dict[str, JsonValue] = {
-            "scope": self.scope,
-            "reason": self.reason,
-            "rule": self.rule,
-        }
+        data: dict[str, JsonValue] = {"scope": self.scope, "reason": self.reason, "rule": self.rule}
         return data if evidence is None else data | {"evidence": evidence}
 
     def __str__(self) -> str:

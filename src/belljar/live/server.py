@@ -254,12 +254,7 @@ class LiveServer:
             return _refused("there is no such action", 404)
         names, reason = [name] if is_stop else [], "stopped from the live page"
         act = partial(
-            kill_now,
-            self.home,
-            names,
-            everything=not is_stop,
-            hold_too=not is_stop,
-            reason=reason,
+            kill_now, self.home, names, everything=not is_stop, hold_too=not is_stop, reason=reason
         )
 
         try:

@@ -223,8 +223,7 @@ def plan_network(
 
 def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
     bounds = NetworkBounds(
-        packet_record_bytes=network.record.packets,
-        recorded_bytes=network.record.events,
+        packet_record_bytes=network.record.packets, recorded_bytes=network.record.events
     )
     has_cells = network.own_cell is not None or any(
         item.kind in TARGET_KINDS for item in network.stand_ins.values()

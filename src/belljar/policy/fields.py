@@ -153,11 +153,7 @@ def read_text(value: object, what: str) -> str:
 
 
 def checked(
-    what: str,
-    error: str,
-    accepts: Callable[[str], object],
-    *,
-    convert: Callable[[str], Any] = str,
+    what: str, error: str, accepts: Callable[[str], object], *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
     """Text that `accepts` finds true; `error` follows one that it doesn't."""
 

@@ -255,9 +255,7 @@ def above_floor(
 
 
 def under_policy(
-    run_policy: LoadedPolicy,
-    own: LoadedPolicy | None,
-    asked: Mapping[str, Any],
+    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """Return the task's content within the operator's isolation, and the differences from it.
 
@@ -403,11 +401,7 @@ def _limited(asked: Resources, held: Resources, more: str, *, where: str) -> Ite
 
 
 def _fact(
-    key: str,
-    detail: str,
-    kind: DifferenceKind = DifferenceKind.CHANGED,
-    *,
-    where: str = TASK,
+    key: str, detail: str, kind: DifferenceKind = DifferenceKind.CHANGED, *, where: str = TASK
 ) -> Difference:
     where, key = printable(where), printable(key)
     return Difference(kind=kind, where=where, key=key, detail=detail)

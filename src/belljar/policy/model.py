@@ -118,8 +118,7 @@ class Policy(Strict):
         default=False, description="Whether a cell in use may be saved and forked."
     )
     model: ModelBlock | None = Field(
-        default=None,
-        description="Makes this the policy of a model cell, which has no network.",
+        default=None, description="Makes this the policy of a model cell, which has no network."
     )
     on: StopsField = Field(
         default_factory=dict,

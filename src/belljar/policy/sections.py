@@ -138,7 +138,7 @@ class HostRules(Strict):
 
     air_gap: Literal["required"] = Field(
         description="`required`: a run is refused unless `belljar airgap check` finds every way "
-        "beyond the host absent, and void if one appears while it runs.",
+        "beyond the host absent, and void if one appears while it runs."
     )
 
 
@@ -175,9 +175,7 @@ def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
 
 # A list of files, no two of them with one target.
 FilesField: TypeAlias = Annotated[
-    tuple[FileCopy, ...],
-    list_of(MAX_FILES, min_count=0),
-    AfterValidator(_each_target_once),
+    tuple[FileCopy, ...], list_of(MAX_FILES, min_count=0), AfterValidator(_each_target_once)
 ]
 
 

@@ -166,8 +166,7 @@ class ProtectedText(Strict):
 
     id: Id = Field(description="Names it in events.")
     file: Annotated[str, kinds.SOURCE] = Field(
-        default="",
-        description="A file below the policy's directory: CSV, or one value a line.",
+        default="", description="A file below the policy's directory: CSV, or one value a line."
     )
     columns: Annotated[
         tuple[Annotated[str, kinds.LINE], ...], list_of(MAX_COLUMNS, min_count=0)
@@ -199,8 +198,7 @@ class GuardText(Strict):
         default=(), description="Data of your own that may not leave."
     )
     classes: Annotated[
-        tuple[Literal["card", "iban", "email"], ...],
-        list_of(len(GUARD_CLASSES), min_count=0),
+        tuple[Literal["card", "iban", "email"], ...], list_of(len(GUARD_CLASSES), min_count=0)
     ] = Field(
         default=(),
         description="Personal data that is looked for. Credentials, private keys and seed "

@@ -227,9 +227,7 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     known = {name: {tier: why} for name, why in router.known.items() if why}
     return tuple(
         replace(
-            probe,
-            witness=Witness.ROUTER,
-            expected={**probe.expected, **known.get(probe.name, {})},
+            probe, witness=Witness.ROUTER, expected={**probe.expected, **known.get(probe.name, {})}
         )
         if probe.beyond
         else probe

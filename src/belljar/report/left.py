@@ -192,9 +192,7 @@ class LeftGatherer:
             elif provider == _IN_CELL and not self._has_model_cell:
                 unknown.append(f"no model cell is on record, and {each.name} was called")
         return Left(
-            destinations=tuple(found),
-            unknown=tuple(unknown),
-            host_processes=self._programs,
+            destinations=tuple(found), unknown=tuple(unknown), host_processes=self._programs
         )
 
     def _by_process(self, name: str, times: int = 1) -> None:

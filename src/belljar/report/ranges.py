@@ -8,14 +8,7 @@ from typing import Any, Final
 from belljar.dataclass import asdict, dataclass, field
 from belljar.events import Kind
 from belljar.ledger.schema import Line
-from belljar.report.reading import (
-    ProbeTracker,
-    is_between_cells,
-    place,
-    size_of,
-    times_of,
-    word,
-)
+from belljar.report.reading import ProbeTracker, is_between_cells, place, size_of, times_of, word
 from belljar.report.reasons import Ending, Reason, ReasonCode
 from belljar.units import printable
 

@@ -174,13 +174,7 @@ def _bodies(event: Event) -> Iterator[Carried]:
             content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
         kind = Channel.STREAM if "operation" in event.data else channel
         yield from _part(
-            event,
-            kind,
-            body.name,
-            operation,
-            content,
-            contact=contact,
-            missing_bytes=missing_bytes,
+            event, kind, body.name, operation, content, contact=contact, missing_bytes=missing_bytes
         )
 
 

@@ -11,13 +11,7 @@ from contextlib import (
 )
 from functools import partial, wraps
 from pathlib import Path
-from typing import (
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    TypeVar,
-)
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import anyio
 

@@ -13,15 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_programs import (
-    between,
-    blows,
-    ends,
-    floods,
-    groups,
-    ordinary,
-    scene,
-)
+from tests.integration.range_programs import between, blows, ends, floods, groups, ordinary, scene
 
 from belljar.network.owner.processes import started_fork_server
 

@@ -13,11 +13,7 @@ from unittest import mock
 
 from tests.integration.range_programs.blows import ended
 from tests.integration.range_programs.ordinary import full_disk
-from tests.integration.range_programs.scene import (
-    Scene,
-    cell,
-    processes,
-)
+from tests.integration.range_programs.scene import Scene, cell, processes
 
 from belljar.network.owner.processes import SERVE
 from belljar.plan.network import PortPlan, StandInPlan

@@ -123,6 +123,4 @@ def _stat(group: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines}
 
 
-SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
-    "groups": all_groups,
-}
+SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {"groups": all_groups}

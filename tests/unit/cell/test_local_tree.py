@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cell.local_tree import (
-    TreeDestination,
-    TreeManifest,
-    list_source,
-    records_of,
-)
+from belljar.cell.local_tree import TreeDestination, TreeManifest, list_source, records_of
 from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeReader, TreeRecord, encode
 

@@ -149,10 +149,7 @@ def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(
 
 @pytest.mark.promise("5.2")
 def test_the_verdict_of_a_redacted_copy_says_what_is_missing(
-    home: Path,
-    ran: Path,
-    said: Said,
-    capsys: pytest.CaptureFixture[str],
+    home: Path, ran: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is the same without bodies, and void without Inspect's log; page and export say so too."""
     before, copy = said(ran.name)[1]["verdict"], home.parent / "copy"

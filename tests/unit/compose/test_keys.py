@@ -63,7 +63,7 @@ WIDENING: dict[str, list[Any]] = {
     "cap_add": [{"SYS_PTRACE": 1}, ["SYS_PTRACE", "SYS_TIME"]],
     "network_mode": ["host", "service:default", 7.5, "anything"],
     "security_opt": [
-        *(["systempaths=unconfined"], [7], ["no-new-privileges:perhaps"], "no-new-privileges"),
+        *(["systempaths=unconfined"], [7], ["no-new-privileges:perhaps"], "no-new-privileges")
     ],
     "cpus": ["many", -2],
     "extra_hosts": [

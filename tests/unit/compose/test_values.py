@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import parse_duration
 
-from belljar.compose.values import (
-    MAX_COMMAND_CHARS,
-    mapping,
-    seconds,
-    size,
-    switch,
-    text,
-    words,
-)
+from belljar.compose.values import MAX_COMMAND_CHARS, mapping, seconds, size, switch, text, words
 from belljar.policy.reference import is_idle
 from belljar.policy.yaml_tree import number
 
@@ -78,10 +70,7 @@ def test_a_command_is_split_as_compose_does(command: str, split: list[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        *("(a)", "'a", 'a "', "a `b`", "a $(b)", "a\\", "a; b", "a&&b", "a|b", "a <b"),
-    ],
+    "command", [*("(a)", "'a", 'a "', "a `b`", "a $(b)", "a\\", "a; b", "a&&b", "a|b", "a <b")]
 )
 def test_a_command_that_compose_cannot_read(command: str) -> None:
     """Is refused; so is one that it reads to its first operator alone."""

@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai._util.json import to_json_safe
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
-from inspect_ai.model import (
-    ChatMessage,
-    GenerateConfig,
-    ModelOutput,
-    ModelUsage,
-    get_model,
-)
+from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage, get_model
 from inspect_ai.model._model import init_active_model
 from inspect_ai.util import LimitExceededError
 from inspect_ai.util._concurrency import init_concurrency

@@ -94,11 +94,7 @@ def test_what_becomes_of_set_user_id_programs(
     assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds
 
 
-OPTIONS: OperatorOptions = {
-    "run_policy": "",
-    "tier": "",
-    "allow_upstreams": False,
-}
+OPTIONS: OperatorOptions = {"run_policy": "", "tier": "", "allow_upstreams": False}
 
 
 @pytest.fixture(autouse=True)

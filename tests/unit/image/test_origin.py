@@ -54,10 +54,7 @@ def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
     """It is the one that a registry has the image under; if its bytes are others, the layout is
     refused, and so is one without an index, with a link in its place, a too large one or none."""
     layout, digest, manifest = layout_with_index(tmp_path / "a")
-    assert origin.image_in_layout(origin.files_in(layout), LIMITS).digests == (
-        digest,
-        manifest,
-    )
+    assert origin.image_in_layout(origin.files_in(layout), LIMITS).digests == (digest, manifest)
     refused = [layout_with_index(tmp_path / "b", holds=b"{}")[0]]
     for number, content in enumerate((None, "link", "x" * 20_000, "[]", "{")):
         (directory := tmp_path / str(number)).mkdir()

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, LedgerError
-from belljar.ledger.keys import (
-    KEY_FILE,
-    load_or_make_key,
-    local_fingerprint,
-    signature_is_good,
-)
+from belljar.ledger.keys import KEY_FILE, load_or_make_key, local_fingerprint, signature_is_good
 
 
 def test_made_once_and_private(home: Path) -> None:

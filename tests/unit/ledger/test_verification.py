@@ -281,8 +281,7 @@ def test_paths_in_a_forged_manifest_open_nothing(
     with create_run(home, "exec", []) as run:
         forged = {path: {"sha256": "0" * 64, "bytes": 1}}
         monkeypatch.setattr(
-            "belljar.ledger.rundir.digests_of",
-            lambda run_dir: digests_of(run_dir) | forged,
+            "belljar.ledger.rundir.digests_of", lambda run_dir: digests_of(run_dir) | forged
         )
     result = verify(run.path)
     assert result.problem is not None

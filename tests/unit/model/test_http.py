@@ -185,8 +185,7 @@ async def test_a_request_that_is_given_up_takes_its_stream_along() -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/", "/slots", "/v1", "/v1//x", "/v1/../slots", "/v1/%2e%2e/x", "/v1/x?y"],
+    "path", ["/", "/slots", "/v1", "/v1//x", "/v1/../slots", "/v1/%2e%2e/x", "/v1/x?y"]
 )
 def test_nothing_else_of_the_server_is_reached(path: str) -> None:
     """Its other endpoints, and what a server may resolve to them; by whatever client."""

@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from belljar.errors import HostError
-from belljar.image.layers import (
-    MAX_DEPTH,
-    MAX_PATH_BYTES,
-    MAX_TEXT_BYTES,
-    ImportLimits,
-    LayerError,
-)
+from belljar.image.layers import MAX_DEPTH, MAX_PATH_BYTES, MAX_TEXT_BYTES, ImportLimits, LayerError
 from belljar.image.layers.blob import LayerBlob
 from belljar.image.layers.headers import (
     EntryPath,

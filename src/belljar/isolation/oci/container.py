@@ -26,13 +26,7 @@ from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
 from belljar.isolation.renewal import GivenPort, Renewal, fresh_renewal, judge, renew, renewed_event
-from belljar.isolation.sandbox import (
-    Sandbox,
-    SandboxSpec,
-    elapsed_ms,
-    owned,
-    recorded_lifetime,
-)
+from belljar.isolation.sandbox import Sandbox, SandboxSpec, elapsed_ms, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailMount, JailSpec
 from belljar.plan.model import OciPlan

@@ -131,9 +131,7 @@ class _Metadata:
         data = {
             "ami-id": f"ami-0{self._image}",
             "hostname": host,
-            "iam": {
-                "security-credentials": {self._role: json.dumps(secrets, indent=2)},
-            },
+            "iam": {"security-credentials": {self._role: json.dumps(secrets, indent=2)}},
             "instance-id": self._instance,
             "instance-type": "t3.medium",
             "local-hostname": host,

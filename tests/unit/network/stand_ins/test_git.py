@@ -109,10 +109,7 @@ def test_check_names_the_repositories(tmp_path: Path) -> None:
         link.symlink_to(target)
     faults = [str(fault) for fault in check({}, served)]
     text = "\n".join(faults)
-    for part in (
-        "borrows.git: it borrows",
-        "broken.git: its reference refs/heads/main",
-    ):
+    for part in ("borrows.git: it borrows", "broken.git: its reference refs/heads/main"):
         assert part in text
     assert (text.count("a symbolic link"), len(faults), "hunter2" in text) == (2, 4, False)
 

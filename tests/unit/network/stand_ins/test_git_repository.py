@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git_store import (
-    ZERO,
-    GitObject,
-    MissingObjectError,
-    Repository,
-)
+from belljar.network.stand_ins.git_store import ZERO, GitObject, MissingObjectError, Repository
 
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
 NAMES = {COMMIT: "commit", TREE: "tree", BLOB: "blob"}

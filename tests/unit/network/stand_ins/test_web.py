@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.web import Client, request_to
 
-from belljar.network.stand_ins.web import (
-    Answer,
-    Request,
-    header_text,
-    http_app,
-    parse_json,
-)
+from belljar.network.stand_ins.web import Answer, Request, header_text, http_app, parse_json
 
 
 @pytest.mark.parametrize(
