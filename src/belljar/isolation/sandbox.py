@@ -30,7 +30,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
-from belljar.isolation.hold import KillOrder, killed_error, read_order, refuse_if_forbidden
+from belljar.isolation.hold import KillOrder, check_may_start, killed_error, read_order
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
@@ -138,7 +138,7 @@ class Sandbox:
         where = self._journal.directory
         with host_errors("the journal can't be written", where=where, hint=STORE_HINT):
             self._journal.write(self._entry)
-        self._refuse_if_forbidden()
+        self._check_may_start()
         limits = replace(self.limits, cpu_quota_percent=None) if cpu_later else self.limits
         cgroup.make_groups(self.groups, limits)
 
@@ -175,7 +175,7 @@ class Sandbox:
         self._entry = self._journal.update(
             self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
         )
-        self._refuse_if_forbidden()  # a kill before didn't know its processes
+        self._check_may_start()  # a kill before didn't know its processes
 
     def ready(self, owner: AsyncExitStack) -> None:
         """It is a cell: `destroy` may end it before its owner does."""
@@ -401,8 +401,9 @@ class Sandbox:
     def _release(self) -> None:
         """After its death: close the jail's resources. Idempotent."""
 
-    def _refuse_if_forbidden(self) -> None:
-        refuse_if_forbidden(self._home, self.cell_id, is_proof=self._spec.kind == "proof")
+    def _check_may_start(self) -> None:
+        # A proof ignores a hold
+        check_may_start(self._home, cell=self.cell_id, is_held=self._spec.kind != "proof")
 
     def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
         group = self.groups.paths.get(controller)
