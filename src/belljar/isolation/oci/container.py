@@ -21,6 +21,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
+from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
@@ -160,7 +161,7 @@ class Container(Sandbox):
         except CellError as exc:
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
-        self.limit_cpu()  # before anything of the workload's has run
+        cgroup.limit_cpu(self.groups, self.limits)  # before anything of the workload's has run
         if self._recorder is not None:
             self._recorder.record(renewed)
 
@@ -238,9 +239,8 @@ class Container(Sandbox):
             raise CellError(what, where=f"cell {self.spec.cell_id}") from None
         except BelljarError:
             # One that is dying has no namespaces any more, but lives for a moment.
-            if await anyio.to_thread.run_sync(
-                self.final_status, _FINAL_STATUS_TIMEOUT_S
-            ) is None and is_alive(stage):
+            end = await anyio.to_thread.run_sync(self.end, _FINAL_STATUS_TIMEOUT_S)
+            if end is None and is_alive(stage):
                 raise
         jail.go_on()  # or says how the stage ended
 
