@@ -37,7 +37,7 @@ from belljar.isolation.microvm.guest_files import (
 )
 from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
-from belljar.isolation.program_root import STORE_HINT, VmmRoot, ensure_vmm_root, file_stamp
+from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_vmm_root, file_stamp
 from belljar.isolation.sandbox import elapsed_ms
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -82,7 +82,7 @@ class Template:
     key: str
     memory: Path
     state: bytes
-    root: VmmRoot
+    root: ProgramRoot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class _MakingJob:
     kernel: Kernel
     home: Path
     guest: GuestParts
-    root: VmmRoot
+    root: ProgramRoot
     key: str
     weights: Path | None
 
@@ -139,7 +139,9 @@ async def ensure_template(
             return template
 
 
-def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tuple[str, VmmRoot]:
+def find_key(
+    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
+) -> tuple[str, ProgramRoot]:
     """The key of this plan's template here and now, and the VMM that would run it."""
     job = _find_job(plan, image, kernel, home, None)
     return job.key, job.root

@@ -24,7 +24,7 @@ from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
-from belljar.isolation.program_root import VmmRoot
+from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
@@ -42,7 +42,7 @@ class VmmSpec(SandboxSpec):
 
     role: Role
     shape: VmShape
-    root: VmmRoot
+    root: ProgramRoot
     binds: tuple[JailBind, ...]
     keeps_monitor: bool = False
     """Its clone's monitor stays open, for snapshots."""
