@@ -60,7 +60,7 @@ _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorTask:
-    """The owner's document (`making.fork_pair`)."""
+    """The owner's document (`processes.fork_pair`)."""
 
     layout: RangeLayout
     network: NetworkPlan
@@ -77,9 +77,12 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     document = ipc.from_file(fds[2])
     try:
         _make_namespace(owner, document["uid"], parent)
-        netfilter.load_rules(document["nft"], fds[4])
-        supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
-        supervisor.make(gateway)
+        rules = ipc.from_file(os.dup(fds[4]))
+        # Loaded while everything else is made: there is no port yet to reach it by
+        with netfilter.rules_loaded(document["nft"], fds[4]):
+            task = from_json(SupervisorTask, document)
+            supervisor = _Supervisor(task, owner, known_rules(rules), fds[5])
+            supervisor.make(gateway)
         supervisor.confine()
         supervisor.work()
     except ipc.ClosedError:
@@ -135,8 +138,10 @@ class _OwnerTimeoutError(OSError):
 
 
 class _Supervisor:
-    def __init__(self, task: SupervisorTask, owner: socket.socket, rules: int, file: int) -> None:
-        self._task, self._owner, self._rules = task, owner, rules
+    def __init__(
+        self, task: SupervisorTask, owner: socket.socket, known: KnownRules, file: int
+    ) -> None:
+        self._task, self._owner, self._known = task, owner, known
         self._file = PacketFile(file, task.network.bounds.packet_record_bytes)
         # Else an owner that reads nothing would hold the thread that watches the rules.
         owner.setsockopt(
@@ -147,7 +152,6 @@ class _Supervisor:
         self._flows = Flows(task.layout)
         self._next_check = 0.0
         self._ports: dict[int, links.LivePort] = {}
-        self._known: KnownRules | None = None
         self._dialler: CellDialler | None = None
 
     def make(self, gateway: socket.socket) -> None:
@@ -293,7 +297,6 @@ class _Supervisor:
         # What has changed until now is in the listing
         notices = sum(1 for _ in netfilter.read_all(self._changes))
         listed = netfilter.list_rules(self._task.nft)
-        self._known = self._known or known_rules(ipc.from_file(self._rules))
         # From the end of the last one: on a slow host there is time for other work.
         self._next_check = time.monotonic() + self._task.check_every_s
         changed = (*changed_rules(self._known, listed), *unexpected)
