@@ -48,7 +48,7 @@ _MAX_PREFIX_CHARS: Final = 32
 _Packet: TypeAlias = bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Logged:
     """One logged packet; `bytes` by its IP header; may lack addresses. `packet`: its beginning."""
 
@@ -107,17 +107,8 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
             prefix = found.get(_AT_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")
             device = found.get(_AT_IN_DEVICE, b"")
             packet = found.get(_AT_PAYLOAD, b"")
-            protocol, source, destination, port, length = parse_packet(packet)
-            yield Logged(
-                reason=prefix[:_MAX_PREFIX_CHARS],
-                device=int.from_bytes(device, "big") if len(device) == 4 else 0,
-                protocol=protocol,
-                source=source,
-                destination=destination,
-                port=port,
-                bytes=length,
-                packet=packet,
-            )
+            number = int.from_bytes(device, "big") if len(device) == 4 else 0
+            yield Logged(prefix[:_MAX_PREFIX_CHARS], number, *parse_packet(packet), packet)
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
@@ -269,18 +260,10 @@ class Flows:
     def _flow(
         self, cell: str, reason: str, destination: _Destination, size: int, count: int
     ) -> Flow:
-        protocol, address, port = destination
-        return {
-            "cell": cell,
-            "protocol": protocol,
-            "address": address,
-            "port": port,
-            "verdict": _verdict(reason),
-            "reason": reason,
-            "bytes": size,
-            "count": count,
-            "name": self._names.get(address, ""),
-        }
+        flow = dict(zip(("protocol", "address", "port"), destination, strict=True))
+        verdict, name = _verdict(reason), self._names.get(destination[1], "")
+        about = {"verdict": verdict, "reason": reason, "bytes": size, "count": count}
+        return {"cell": cell, **flow, **about, "name": name}
 
 
 def _verdict(reason: str) -> str:
