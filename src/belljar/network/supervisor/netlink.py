@@ -102,7 +102,6 @@ class Route:
         return self.kind == _TYPE_UNICAST and self.device is not None and not has_gateway
 
     def __str__(self) -> str:
-        """For people."""
         return f"{self.to} by device {self.device} in table {self.table}, kind {self.kind}"
 
 
@@ -191,11 +190,8 @@ def line(index: int, bytes_per_s: int) -> bytes:
 def exchange(kernel: socket.socket, *requests: bytes) -> None:
     """Send each, awaiting its acknowledgement. Raises `OSError`."""
     for request in requests:
-        kernel.send(request)
-        reply = kernel.recv(_MAX_REPLY_BYTES)
-        for kind, payload in messages(reply):
-            if kind == _ERROR:
-                raise_error(payload)
+        for _ in _replies(kernel, request):
+            pass
 
 
 def list_links(kernel: socket.socket) -> list[Link]:
@@ -233,7 +229,7 @@ def list_routes(kernel: socket.socket, family: int) -> list[Route]:
 
 def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
     """Every rule that chooses a routing table. Raises `OSError`."""
-    return list(_dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE))
+    return _dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE)
 
 
 def parse_route(payload: bytes) -> Route:
@@ -260,20 +256,25 @@ def as_listed(request: bytes) -> Route:
     return parse_route(request[_HEADER.size :])
 
 
-def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> Iterator[bytes]:
+def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> list[bytes]:
     """The payloads of a listing. Raises `OSError`."""
-    kernel.send(message(request, body, flags=_DUMP, ack=False))
+    replies = _replies(kernel, message(request, body, flags=_DUMP, ack=False))
+    return [payload for kind, payload in replies if kind == wanted]
+
+
+def _replies(kernel: socket.socket, request: bytes) -> Iterator[tuple[int, bytes]]:
+    """What comes before the acknowledgement, or a list's end. Raises `OSError`."""
+    kernel.send(request)
     taken = 0
     while taken < _MAX_DUMP_BYTES:
         reply = kernel.recv(_MAX_REPLY_BYTES)
         taken += len(reply)
         for kind, payload in messages(reply):
-            if kind == _DONE:
+            if kind == _ERROR and (code := int.from_bytes(payload[:4], sys.byteorder, signed=True)):
+                raise OSError(-code, os.strerror(-code), "netlink")
+            if kind in (_DONE, _ERROR):  # 0 acknowledges
                 return
-            if kind == _ERROR:
-                raise_error(payload)
-            if kind == wanted:
-                yield payload
+            yield kind, payload
     raise OSError("the kernel's list is too long")
 
 
@@ -298,13 +299,6 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
         # Without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER.
         yield kind & 0x3FFF, payload[at + _ATTRIBUTE.size : at + length]
         at += (length + 3) & ~3
-
-
-def raise_error(payload: bytes) -> None:
-    """Raises an error message's `OSError`, if any."""
-    (code,) = struct.unpack_from("=i", payload)
-    if code:  # 0 acknowledges
-        raise OSError(-code, os.strerror(-code), "netlink")
 
 
 def _route(prefix: str, index: int, table: int, scope: int, kind: int, rest: bytes = b"") -> bytes:
