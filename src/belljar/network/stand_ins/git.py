@@ -274,7 +274,11 @@ class _Fetch:
                 unshallow = (self._shallow & found) - border
                 lines = [b"shallow " + each for each in sorted(border - self._shallow)]
                 yield pkt_seq(*lines, *(b"unshallow " + each for each in sorted(unshallow)))
-            common = [have for have in self._haves if have in repository]
+            common = list[bytes]()
+            for number, have in enumerate(self._haves):
+                common += [have] if have in repository else []
+                if number % 64 == 0:  # Each may be looked for on disk.
+                    await checkpoint()
             # By `multi_ack_detailed`, which every git asks for. One common commit is enough to make
             # a right pack, if not the smallest.
             lines = [b"ACK " + have + b" common\n" for have in common]
