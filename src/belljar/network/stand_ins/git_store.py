@@ -11,7 +11,7 @@ import re
 import stat
 import weakref
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -152,12 +152,10 @@ class Repository:
             identity = found[1]
         return identity
 
-    async def walk(
-        self, starts: Iterable[bytes], seen: set[bytes], border: Set[bytes]
-    ) -> AsyncGenerator[bytes]:
-        """Give each object below `starts` once, but those in `seen`, and add it there.
+    async def walk(self, starts: Iterable[bytes], seen: set[bytes]) -> AsyncGenerator[bytes]:
+        """Give each object below `starts` that is not in `seen`, and add it there.
 
-        Beyond the commits of `border` nothing is given. Raises `MissingObjectError`.
+        Raises `MissingObjectError`.
         """
         todo = [(0, identity) for identity in starts]
         while todo:
@@ -167,33 +165,9 @@ class Repository:
             seen.add(identity)
             yield identity
             if kind != Blob.type_num:
-                below = self.links(identity)
-                if identity in border:
-                    below = [link for link in below if link[0] != Commit.type_num]
-                todo += below
+                todo += self.links(identity)
             if len(seen) % 64 == 0:
                 await checkpoint()
-
-    async def depths(
-        self, starts: Iterable[bytes], max_depth: int
-    ) -> tuple[set[bytes], set[bytes]]:
-        """Return the commits up to a depth (1: the starts), and those at its border."""
-        found, border, level = set[bytes](), set[bytes](), list(starts)
-        for depth in range(1, max_depth + 1):
-            following: list[bytes] = []
-            for identity in level:
-                if identity in found:
-                    continue
-                found.add(identity)
-                older = [at for kind, at in self.links(identity) if kind == Commit.type_num]
-                if depth == max_depth and older:
-                    border.add(identity)
-                following += older
-            await checkpoint()
-            if not following:
-                break
-            level = following
-        return found, border
 
 
 def read_pack(

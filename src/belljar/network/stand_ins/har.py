@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
-from belljar.network.stand_ins.faults import Fault, Faults, read_file
+from belljar.network.stand_ins.files import Fault, Faults, read_file
 from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
