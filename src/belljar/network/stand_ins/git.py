@@ -77,11 +77,12 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Return what is wrong with a directory of bare repositories."""
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
-    reasons = {path: git_store.why_not(path) for _, path in git_store.find_repositories(directory)}
-    if not reasons:
+    found = git_store.find_repositories(directory)
+    if not found:
         what = "there is no bare repository in it; make one by git clone --bare"
         return (Fault(what, file=str(directory)),)
-    return tuple(Fault(reason, file=str(path)) for path, reason in reasons.items() if reason)
+    wrong = ((name, why) for name, why in found.items() if isinstance(why, str))
+    return tuple(Fault(why, file=str(directory / name)) for name, why in wrong)
 
 
 @dataclass(kw_only=True)
@@ -100,12 +101,12 @@ class _Git:
 
     @cached_property
     def _repositories(self) -> Mapping[str, git_store.Repository]:
-        there = git_store.find_repositories(self._context.files)
-        found = {
-            name: git_store.Repository(path) for name, path in there if not git_store.why_not(path)
-        }
-        for name, repository in list(found.items()):
+        found, there = dict[str, git_store.Repository](), self._context.files
+        for name, repository in git_store.find_repositories(there).items():
+            if isinstance(repository, str):
+                continue
             bare = name.removesuffix(".git")
+            found[name] = repository
             found.setdefault(bare, repository)
             found.setdefault(f"{bare}.git", repository)
         return found

@@ -240,24 +240,26 @@ def _value(raw: bytes) -> int:
     return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw))
 
 
-def find_repositories(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Give name and path of each bare repository, at most two levels deep; no link is followed."""
+def find_repositories(directory: Path) -> dict[str, Repository | str]:
+    """Return each bare repository, or why it can't be served, at most two levels deep."""
+    found = dict[str, Repository | str]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
         is_link = path.is_symlink() or path.parent.is_symlink()
         if is_bare and not is_link and (path / "HEAD").is_file():
-            yield str(path.relative_to(directory)), path
+            found[str(path.relative_to(directory))] = _opened(path)
+    return found
 
 
-def why_not(path: Path) -> str:
-    """Return why a bare repository can't be served; "" when it can."""
+def _opened(path: Path) -> Repository | str:
     if any(below.is_symlink() for below in path.rglob("*")):
         return "it has a symbolic link, which is not followed; put the file itself there"
     if (path / "objects/info/alternates").exists():
         return "it borrows objects (objects/info/alternates): git repack -a, and remove the file"
     try:
         repository = Repository(path)
-        broken = next((name for name, at in repository.refs.items() if not repository.get(at)), b"")
+        broken = [name for name, at in repository.refs.items() if not repository.get(at)]
     except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
         return f"it can't be read: {error}"
-    return f"its reference {broken.decode('utf-8', 'replace')} leads to no object" if broken else ""
+    named = "".join(name.decode("utf-8", "replace") for name in broken[:1])
+    return f"its reference {named} leads to no object" if broken else repository
