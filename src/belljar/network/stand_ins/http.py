@@ -1,4 +1,4 @@
-"""The stand-in `http`: an author's routes with templates and files; and a decoy's admin page.
+"""The stand-in `http`: routes with templates and files, of an author or a decoy.
 
 The first route that fits a request answers; then 404. Nothing of a request is kept: what remembers
 its visitors, or decides what it answers, is a stand-in of kind `python`.
@@ -6,7 +6,6 @@ its visitors, or decides what it answers, is a stand-in of kind `python`.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -250,8 +249,6 @@ def methods_of(route: Fields) -> set[str]:
 
 def make(context: StandInContext) -> web.App:
     """Return the application. Raises `PolicyError` as `check` finds."""
-    if "login" in context.settings:  # a decoy's: what an author writes has no such field
-        return web.http_app(_AdminPage(context).handle)
     if faults := check(context.settings, context.files):
         raise PolicyError("; ".join(map(str, faults)), where=context.id)
     return web.http_app(_Http(context).handle)
@@ -325,58 +322,3 @@ class _Http:
         is_markup = kind == "text/html" or kind.endswith(("/xml", "+xml"))
         text = render(body, view, is_markup=is_markup)
         return web.text_answer(text, status, pairs, media=media)
-
-
-# ---- the admin page of a decoy: a form, a session, customers as a table and as CSV
-
-# A browser that kept a page would show customers after a logout.
-_HEADERS: Final = (("server", "nginx/1.24.0"), ("cache-control", "no-store"))
-_FORM: Final = (
-    '<form method="post" action="/login">\n<label>User <input name="username"></label>\n'
-    '<label>Password <input type="password" name="password"></label>\n'
-    '<button type="submit">Sign in</button>\n</form>'
-)
-_LINKS: Final = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
-
-
-class _AdminPage:
-    """`settings`: `login`, with user and password; `rows`, of customers; `csv`: as text."""
-
-    def __init__(self, context: StandInContext) -> None:
-        self._settings: Any = context.settings
-        self._session = context.random(16).hex()  # Of everyone who has signed in.
-
-    async def handle(self, request: web.Request) -> web.Answer:
-        """Answer a request; who isn't signed in is led to the form."""
-        match request.path:
-            case "/login" if request.method == "POST":
-                form, login = dict(reversed(request.form)), self._settings["login"]
-                known = [form.get("username"), form.get("password")]
-                if known == [login["user"], login["password"]]:
-                    cookie = f"sid={self._session}; Path=/; HttpOnly; SameSite=Lax"
-                    return _redirect("/customers", ("set-cookie", cookie))
-                return _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}", status=401)
-            case "/login":
-                return _page("Sign in", _FORM)
-            case "/logout":
-                return _redirect("/login", ("set-cookie", "sid=; Path=/; Max-Age=0"))
-            case "/" | "/customers" | "/customers.csv" as path:
-                if request.cookies.get("sid") != self._session:
-                    return _redirect("/login")
-                if path == "/customers.csv":
-                    return web.text_answer(self._settings["csv"], 200, _HEADERS, media="text/csv")
-                rows: list[dict[str, str]] = self._settings["rows"]
-                cells = (map(html.escape, row.values()) for row in rows)
-                lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in cells)
-                body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-                return _page("Customers", f"{_LINKS}\n<table>\n{body}\n</table>")
-        return web.plain_error(404, _HEADERS)
-
-
-def _page(title: str, content: str, *, status: int = 200) -> web.Answer:
-    text = f"<!DOCTYPE html>\n<title>{title}</title>\n<h1>{title}</h1>\n{content}\n"
-    return web.text_answer(text, status, _HEADERS, media="text/html; charset=utf-8")
-
-
-def _redirect(to: str, *more: tuple[str, str]) -> web.Answer:
-    return web.plain_error(302, (("location", to), *more, *_HEADERS))
