@@ -17,6 +17,7 @@ from typing import Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import PrivateApt, debian_sources, host_acquire_options, host_sources
 from belljar.image.config import ImageConfig, debian_arch
+from belljar.image.layers import LayerError
 from belljar.image.oci import pack_layer
 from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool
@@ -157,8 +158,11 @@ def build_image(
         own = {"TMPDIR": str(scratch)} if mode == "root" else {}
         argv = [*mmdebstrap_argv(recipe, mode), str(layer), str(listed)]
         _run(argv, plain_env(SOURCE_DATE_EPOCH=str(made_s), **own), report)
-        with layer.open("rb") as file:
-            pack_layer(file, recipe.config, rootfs, keep_setuid=True)
+        try:
+            with layer.open("rb") as file:
+                pack_layer(file, recipe.config, rootfs, keep_setuid=True)
+        except LayerError as error:
+            raise error.refusal(f"mmdebstrap {recipe.codename}") from error
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
         source = f"mmdebstrap {recipe.codename}"
         return Store(home).add(

@@ -6,6 +6,7 @@ climbs above the root is refused.
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import tarfile
@@ -309,7 +310,7 @@ def _shown(path: EntryPath) -> str:
 
 # In an emulated guest, lz4 reads as fast as plain data at half the size (design/policy.md).
 SQUASHFS: Final = (
-    *("-comp", "lz4", "-b", "128K", "-root-mode", "755", "-root-uid", "0", "-root-gid", "0"),
+    *("-comp", "lz4", "-b", "128K", "-root-mode", "755"),
     *("-exit-on-error", "-no-progress", "-quiet"),
 )
 
@@ -321,7 +322,9 @@ def pack(
 
     Directories come before their content. No time is later than `made_s`. Raises `HostError`.
     """
-    argv = [tool("sqfstar"), *SQUASHFS, str(into)]
+    # It also ignores its options for the root directory's owner, who is who runs it.
+    as_root = [] if os.geteuid() == 0 else [tool("unshare"), "--user", "--map-root-user", "--"]
+    argv = [*as_root, tool("sqfstar"), *SQUASHFS, str(into)]
     # squashfs-tools 4.5 ignores its option for the root directory's time; this sets and caps all.
     env = plain_env(SOURCE_DATE_EPOCH=str(made_s))
     with started(argv, stdin=subprocess.PIPE, env=env) as process, drained(process) as complaint:
