@@ -44,8 +44,6 @@ _DAEMON_STALLS: Final = 5
 _LOOPBACK: Final = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 # More than any of these programs needs for an image of any size: layers stream to the disk.
 _MAX_DATA_BYTES: Final = 2 << 30
-# A daemon that is there answers at once; one that isn't is not waited for at each image.
-_PING_S: Final = 5
 # Documents and headers beside an image's layers.
 _SLACK_BYTES: Final = 64 << 20
 # skopeo copies nothing without one; digests are checked here, whatever it says of signatures.
@@ -111,16 +109,6 @@ def fetched(
     with files_of_archive(work / "source", work, limits) as files:
         found = image_in_archive(files, limits)
         yield replace(found, names=(name,))
-
-
-def daemon_programs() -> tuple[str, ...]:
-    """Return the programs that are here and whose daemon, if they need one, answers."""
-    found = list[str]()
-    for program in _installed():
-        with suppress(HostError):
-            run_tool([program, "version"], timeout_s=_PING_S)
-            found.append(program)
-    return tuple(found)
 
 
 def _installed() -> list[str]:

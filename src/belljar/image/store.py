@@ -448,7 +448,6 @@ def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
     if len(missing) == 1:
         raise HostError(missing[0].sentence, where=missing[0].why.where, hint=missing[0].why.hint)
     listed = "".join(f"\n  {each.sentence}: `{each.command}`" for each in missing)
-    get_all = "`belljar image import --from-compose FILE` or `--from-task TASK`"
-    hint = f"run these commands; {get_all} runs them all, and asks the local Docker daemon first"
+    hint = "run these commands; one `belljar image import` takes several sources"
     what = f"{len(missing)} images are missing{listed}"
     raise HostError(what, where=missing[0].why.where, hint=hint)
