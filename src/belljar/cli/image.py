@@ -217,7 +217,7 @@ def build(
         if context or dockerfile or target or not (name and network):
             hint = "add packages to an image with -t NAME --network [--base IMAGE] --apt PACKAGE"
             raise MisuseError("--apt and --pip need --tag and --network, and no CONTEXT", hint=hint)
-        from belljar.image.packages import build_packages
+        from belljar.image.build import build_packages
 
         with termination_as_interrupt():
             made = build_packages(home, name, base=base, apt=apt, pip=pip, report=report)

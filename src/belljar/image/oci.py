@@ -17,13 +17,10 @@ from typing import IO, Any, Final, TypeAlias
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
-from belljar.image.fetch import fetched, transport_of
-from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.blob import LayerBlob, open_layer
-from belljar.image.layers.headers import EntryPath, ImageEntryKind
-from belljar.image.layers.tree import MergedTree, TreeNode, pack
-from belljar.image.origin import ImageParts, parse_document, read_bounded
+from belljar.image.layers import EntryPath, ImageEntryKind, ImportLimits, LayerError
+from belljar.image.origin import ImageParts, fetched, parse_document, read_bounded, transport_of
 from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
+from belljar.image.tree import LayerBlob, MergedTree, TreeNode, open_layer, pack
 from belljar.store.home import HINT_SPACE, need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import format_size, printable

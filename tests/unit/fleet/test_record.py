@@ -18,9 +18,8 @@ from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet import archive
 from belljar.fleet.archive import pack
-from belljar.fleet.judge import KIND, Try
 from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record_of
-from belljar.fleet.units import Unit
+from belljar.fleet.units import KIND, Try, Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger.keys import load_or_make_key, local_fingerprint
 from belljar.ledger.redaction import CLASSES, choose, share
