@@ -30,8 +30,7 @@ def check(*, as_json: bool) -> int:
       0  all are absent: this host is air-gapped as far as it can be seen from here
       3  one is present, or can't be told
     """
-    from belljar.airgap.check import check_air_gap
-    from belljar.airgap.looks import is_air_gapped
+    from belljar.airgap import check_air_gap, is_air_gapped
 
     findings = check_air_gap()
     is_gapped = is_air_gapped(findings)

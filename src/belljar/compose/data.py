@@ -12,19 +12,11 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.compose.document import HOME_KEY, files_named_by, services_of
-from belljar.compose.interpolate import MAX_VARIABLES, interpolate, read_dotenv
-from belljar.compose.keys import INSPECTS_IMAGE, Converted, image_of
+from belljar.compose.document import files_named_by, services_of
+from belljar.compose.interpolate import MAX_VARIABLES, read_dotenv
+from belljar.compose.keys import Converted
 from belljar.compose.model import Build, Mount, Volume, parse, read_part
-from belljar.compose.values import (
-    TMPFS,
-    CannotKeepError,
-    Refusals,
-    mapping,
-    refusal,
-    text,
-    tmpfs_of,
-)
+from belljar.compose.values import TMPFS, Refusals, mapping, refusal, text, tmpfs_of
 from belljar.dataclass import dataclass, field
 from belljar.policy.files import reason
 from belljar.policy.reference import parse_reference
@@ -150,16 +142,6 @@ class ServiceBuild:
     inline: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceImage:
-    """A service's image, by its normalised name; or the reason why it is not known."""
-
-    service: str
-    image: str = ""
-    build: ServiceBuild | None = None
-    why: str = ""
-
-
 def read_build(
     name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
 ) -> ServiceBuild | None:
@@ -195,25 +177,3 @@ def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
         if image := text(service.get("image") or ""):
             found.append(read_build(name, service, document, parse_reference(image).familiar))
     return tuple(build for build in found if build is not None)
-
-
-def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
-    """Each service's image. Raises `CannotKeepError`."""
-    return tuple(_image(name, of, document) for name, of in services_of(document).items())
-
-
-def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -> ServiceImage:
-    keys = ("image", "build", HOME_KEY)
-    only = {key: service[key] for key in keys if service.get(key) is not None}
-    try:
-        # Only what decides the image: other keys may need metadata that only a sample has.
-        made = interpolate({"services": {name: only}}, {}, blanks=True).document
-        settled = made["services"][name]
-        written = text(settled.get("image") or "")
-        image = image_of(written) or "default"
-        if "build" in settled and written.removesuffix(":latest") in ("", INSPECTS_IMAGE):
-            raise CannotKeepError("it is built, and nothing names what is built")
-        build = read_build(name, settled, document, image)
-    except (TypeError, ValueError, AttributeError, RecursionError) as error:
-        return ServiceImage(service=name, why=printable(str(error), max_chars=300))
-    return ServiceImage(service=name, image=image, build=build)
