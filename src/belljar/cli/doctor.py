@@ -153,14 +153,14 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
-    from belljar.host.model import KvmState
+    from belljar.host.model import TrialState
     from belljar.plan.obstacles import KVM_HINTS
 
     kvm = facts.kvm
-    if kvm.state is KvmState.PROVEN:
+    if kvm.state is TrialState.PROVEN:
         yield Check("KVM", "ok", "works: a guest booted under it")
     else:
-        state = {KvmState.UNPROVEN: "not tested", KvmState.REFUTED: "does not work"}
+        state = {TrialState.UNPROVEN: "not tested", TrialState.REFUTED: "does not work"}
         what = f"{state.get(kvm.state, 'not available')}: {kvm.reason.rstrip('.')}."
         detail = f"{what} MicroVM cells are emulated, and risk `critical` is refused."
         yield Check("KVM", "note", detail, KVM_HINTS.get(kvm.state, ""))

@@ -43,7 +43,7 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.node import NAME_VARIABLE
     from belljar.fleet.ray_engine import HINT_EXTRA
     from belljar.host.cgroups import free_bytes
-    from belljar.host.model import KvmState
+    from belljar.host.model import TrialState
     from belljar.plan.obstacles import tier_obstacles
     from belljar.policy.limits import Tier
     from belljar.store.home import belljar_home
@@ -61,7 +61,7 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     tiers = [f"belljar_{tier}" for tier in Tier if not tier_obstacles(tier, facts)]
     if not tiers:
         raise HostError("no tier can be used here", hint="see `belljar doctor`")
-    hardware = [HARDWARE] if facts.kvm.state is KvmState.PROVEN else []
+    hardware = [HARDWARE] if facts.kvm.state is TrialState.PROVEN else []
     # A cell's start takes a processor for a moment. Of a resource of 0 Ray says nothing.
     room = {CELLS: cells or 2 * facts.cpus, MEMORY: max(1, free_bytes() >> 20)}
     offered = {**room, **dict.fromkeys([*tiers, *hardware], 1)}
