@@ -41,6 +41,7 @@ from belljar.harness.operator import (
     read_operator,
 )
 from belljar.policy.files import check_below
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import resolve_policy, with_changes
 from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
 from belljar.policy.merge import TASK, above_floor, under_policy
@@ -245,13 +246,15 @@ def _check_read_here(directories: Iterable[str]) -> None:
 
 
 def _check_own_files(ours: BelljarConfig) -> None:
-    cells = ours.data.cells.values() if ours.data is not None else ()
-    if ours.data is not None and any(cell.files for cell in cells):
+    cells = ours.data.cells if ours.data is not None else {}
+    if ours.data is not None and any(cell.files for cell in cells.values()):
         _check_read_here([ours.data.root or "."])
     _check_read_here(each.root or "." for each in ours.builds)
-    services = ours.network.stand_ins.values() if isinstance(ours.network, Network) else ()
-    if any(not isinstance(each, CellStandIn) or each.files for each in services):
-        what = "its network holds more than the services of a compose file"
+    services = ours.network.stand_ins if isinstance(ours.network, Network) else {}
+    is_plain = all(isinstance(each, CellStandIn) and not each.files for each in services.values())
+    # Data of any other cell would reach one of the operator's policy by its name.
+    if not is_plain or cells.keys() - {OWN_CELL, *services}:
+        what = "its network or data are of more than the services of a compose file"
         hint = "put stand-ins and files into a policy, and name that"
         raise PolicyError(what, where="the task's sandbox", hint=hint)
 

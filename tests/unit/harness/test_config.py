@@ -224,6 +224,7 @@ def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
         "compose": {"compose": {"services": services, "x-belljar-directory": root}},
         "stand-in": {"network": {"stand_ins": {"web": git}}},
         "files": {"network": {"stand_ins": {"web": copied}}},
+        "another's cell": {"data": {"cells": {"web": {"hosts": [["x", "10.0.0.1"]]}}}},
     }
     made = {name: of_log(config) for name, config in logged.items()}
     return {name: each for name, each in made.items() if isinstance(each, BelljarConfig)}
@@ -235,11 +236,12 @@ def test_a_configuration_from_a_log_takes_no_files(
 ) -> None:
     """Of this host: a directory is one that this process read a task's file from, also when its
     configuration went through a log, or refused; also where the operator's policy has a directory
-    of its own. Nothing of it is in the error."""
+    of its own. Nor does it give anything to a cell of that policy. Nothing of it is in the error."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text("belljar: 1\nrisk: low\n")
+    lab = "network: {stand_ins: {web: {kind: cell, names: [web], ports: [all], command: [x]}}}"
+    (tmp_path / "run.yaml").write_text(f"belljar: 1\nrisk: low\n{lab}\n")
     configs = forged(tmp_path)
-    assert len(configs) == 6
+    assert len(configs) == 7
     for name, config in configs.items():
         for run_policy in ("", "run.yaml"):
             with pytest.raises(PolicyError) as caught:
