@@ -27,7 +27,7 @@ from belljar.image.store import MADE_HERE
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
-    from belljar.compose.data import ServiceBuild
+    from belljar.compose.document import ServiceBuild
     from belljar.image.oci import ImportLimits, Obtained, WantedImage
     from belljar.image.store import Image, Store
 
@@ -280,8 +280,7 @@ def build(
 
 def wanted_by_files(files: Sequence[str]) -> list[WantedImage]:
     """Raises `PolicyError` for a file that can't be read."""
-    from belljar.compose.data import service_images
-    from belljar.compose.document import read_document
+    from belljar.compose.document import read_document, service_images
     from belljar.compose.values import CannotKeepError
     from belljar.image.oci import WantedImage
 

@@ -11,24 +11,23 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 
-from belljar.compose.document import TaskFiles
+from belljar.compose.document import (
+    GENERIC_DETAIL,
+    GENERIC_IMAGE,
+    INSPECTS_IMAGE,
+    TaskFiles,
+    image_of,
+)
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
 from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
-from belljar.policy.reference import IMAGE_ID, is_idle, parse_reference
+from belljar.policy.reference import is_idle
 from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
-# Belljar's image for tasks that name none, or the one of Inspect's Docker provider.
-GENERIC_IMAGE: Final = "inspect"
-INSPECTS_IMAGE: Final = "aisiuk/inspect-tool-support"
-GENERIC_DETAIL: Final = (
-    f"Belljar's image `{GENERIC_IMAGE}` instead of `{INSPECTS_IMAGE}`: Debian 12 with its Python "
-    "3.11, as root in `/`, without a browser and that image's tool server"
-)
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
 # By any tier: only a capability that none grants is refused.
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
@@ -164,15 +163,6 @@ def _image(name: str, converted: Converted) -> None:
         converted.changed("image", GENERIC_DETAIL)
     if image:
         converted.words["image"] = image
-
-
-def image_of(name: str) -> str:
-    """The image that a service's `image` stands for, "" for none. Raises `ValueError`."""
-    if not name or IMAGE_ID.fullmatch(name):
-        return name
-    reference = parse_reference(name)
-    is_inspects = replace(reference, tag="", digest="").familiar == INSPECTS_IMAGE
-    return GENERIC_IMAGE if is_inspects else reference.familiar
 
 
 def _build(_value: object, converted: Converted) -> None:

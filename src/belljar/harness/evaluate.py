@@ -274,7 +274,7 @@ def load_tasks(
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.task.util import task_run_dir
 
-    from belljar.harness.adapt import adapt_task
+    from belljar.harness.config import adapt_task
 
     params = options.context.params
     specs = []

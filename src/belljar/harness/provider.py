@@ -32,10 +32,9 @@ from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError, first_of
 from belljar.harness import config as configs
 from belljar.harness import lifecycle
-from belljar.harness.adapt import of_active_sample
 from belljar.harness.attach import AttachSocket, login_command
 from belljar.harness.bridge import ModelBridge
-from belljar.harness.operator import read_operator
+from belljar.harness.operator import SamplePolicy, load, read_operator, sample_policy, within
 from belljar.harness.sample_record import SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
@@ -161,7 +160,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     def default_concurrency(cls) -> int | None:
         """Twice the processors, if memory holds so many cells with full use; at least 1."""
         try:
-            resources = configs.load(None, **current_session().operator_options).policy.resources
+            resources = load(None, **current_session().operator_options).policy.resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
             return None
         return max(1, min(2 * len(os.sched_getaffinity(0)), free_bytes() // cell_bytes(resources)))
@@ -196,7 +195,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             session.directories.append(Path.cwd())  # the task's, here
             operator = read_operator(**session.operator_options)
             ours = configs.settled(configs.as_config(config), None)
-            made = configs.within(ours, operator)
+            made = within(ours, operator)
             loaded = made.policy
             session.show_once(() if session.is_previewed else sentences(made.differences))
             session.show_once(announcements(loaded))
@@ -239,32 +238,30 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """
         session = current_session()
         await session.check_running()
-        own = of_active_sample(config, session.directories)
-        sample = configs.sample_policy(own, metadata, **session.operator_options)
+        own = configs.of_active_sample(config, session.directories)
+        sample = sample_policy(own, metadata, **session.operator_options)
         if own is not config:  # `task_init` has not seen it
             session.show_once(sentences(sample.differences))
             await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
         session.show_once(announcements(sample.policy))
-        policy = sample.policy.policy
+        policy, asked = sample.policy.policy, sample.asked
         session.models.need(demanded_tier(policy.risk, policy.tier))
         await start_model(session)
         environment = await cls._open(session, sample, identify(task_name, metadata))
         try:
             session.models.need(Tier(environment.cell.tier))
             await environment.probe_start()
-            await environment._act(lambda cell: start_program(cell, sample.service, sample.program))
+            await environment._act(lambda cell: start_program(cell, asked.service, asked.program))
             others = {
                 name: environment.beside(cell) for name, cell in environment.range.targets.items()
             }
         except BaseException:
             await environment.close(outcome="stopped")
             raise
-        return {sample.service or OWN_CELL: environment, **others}
+        return {asked.service or OWN_CELL: environment, **others}
 
     @classmethod
-    async def _open(
-        cls, session: Session, sample: configs.SamplePolicy, identity: SampleIdentity
-    ) -> Self:
+    async def _open(cls, session: Session, sample: SamplePolicy, identity: SampleIdentity) -> Self:
         of_images = session.source.image_differences(sample.policy, home=session.home)
         stack = AsyncExitStack()
         try:

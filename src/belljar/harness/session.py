@@ -45,7 +45,7 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.range import Range
-    from belljar.compose.data import ServiceBuild
+    from belljar.compose.document import ServiceBuild
     from belljar.ledger.rundir import RunDirectory
     from belljar.model.serve import ModelCell
     from belljar.policy.loaded import LoadedPolicy

@@ -29,7 +29,7 @@ from belljar.waiting import FIRST_CELL, print_status, reported_if_slow
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.range import Range
-    from belljar.compose.data import ServiceBuild
+    from belljar.compose.document import ServiceBuild
     from belljar.image.store import Image, MissingImage
     from belljar.ledger.rundir import RunDirectory
     from belljar.policy.loaded import LoadedPolicy

@@ -31,7 +31,7 @@ from belljar.store.scratch import scratch_dir
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.compose.data import ServiceBuild
+    from belljar.compose.document import ServiceBuild
 
 __all__ = ["ImportLimits", "import_image"]
 

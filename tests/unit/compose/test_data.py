@@ -10,8 +10,13 @@ import pytest
 from tests.unit.compose.test_translate import two
 
 from belljar.compose import keys
-from belljar.compose.data import ServiceBuild, builds_of, service_images
-from belljar.compose.document import TaskFiles, read_document
+from belljar.compose.document import (
+    ServiceBuild,
+    TaskFiles,
+    builds_of,
+    read_document,
+    service_images,
+)
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind

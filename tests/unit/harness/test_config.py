@@ -15,16 +15,8 @@ from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.config import (
-    BelljarConfig,
-    as_config,
-    expanded,
-    load,
-    of_log,
-    sample_policy,
-    within,
-)
-from belljar.harness.operator import read_operator
+from belljar.harness.config import BelljarConfig, as_config, of_log
+from belljar.harness.operator import expanded, load, read_operator, sample_policy, within
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.network import Network
 from belljar.policy.stand_ins import ServiceProgram
@@ -89,7 +81,10 @@ def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
     policy = sample.policy.policy
     assert policy.network is not None
     assert (policy.env, getattr(policy.network.stand_ins["web"], "env", {})) == (flag, flag)
-    assert (sample.service, sample.program) == ("agent", ServiceProgram(arguments=("serve",)))
+    assert (sample.asked.service, sample.asked.program) == (
+        "agent",
+        ServiceProgram(arguments=("serve",)),
+    )
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         sample_policy(str(compose_file), {})
 
