@@ -14,11 +14,9 @@ import pytest
 from tests.fakes.cell import FakeCells
 
 from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
-from belljar.harness import models
-from belljar.harness.lifecycle import CloseModels
-from belljar.harness.models import ModelCells
+from belljar.harness import session as session_module
 from belljar.harness.options import check_models
-from belljar.harness.session import Session
+from belljar.harness.session import CloseModels, ModelCells, Session
 from belljar.harness.source import MAX_STARTS, RealCells, start_slot
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
@@ -139,7 +137,7 @@ async def test_each_error_of_an_end_is_the_runs(
         ended.append(policy.source)
         raise CellError(f"{policy.source} left something")
 
-    monkeypatch.setattr(models, "open_model", opened)
+    monkeypatch.setattr(session_module, "open_model", opened)
     for name in ("one", "two"):
         policy = replace(policy_of({"belljar": 1, "risk": "low"}), source=name)
         await session.model_cell(policy)
