@@ -30,7 +30,6 @@ from belljar.harness.options import (
     explicit_arguments,
     read_options,
     read_selection,
-    was_given,
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
@@ -131,7 +130,7 @@ def load_only(
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
     selection = read_selection(options)
-    if not selection.is_foreseen:
+    if selection.shuffle is True:
         selection = Selection(ids=selection.ids)
     with standard_output_to_error(), _controlled(session), _stops(session):
         loaded = load_tasks(options, read_operator(**session.operator_options), selection)
@@ -412,7 +411,7 @@ def invoke(
         "detach": False,
         "json_output": False,
     }
-    if not was_given(context, "display"):
+    if context.get_parameter_source("display") is click.core.ParameterSource.DEFAULT:
         display = "rich" if sys.stdout.isatty() else "plain"
         context.params["display"] = "none" if request.quiet else display
     from inspect_ai._util.error import PrerequisiteError

@@ -117,12 +117,12 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     known = set(Verdict)
     found = [Verdict(word) if word in known else Verdict.VOID for word in words if word]
     shown: dict[str, str] = {}
-    for name, value in [(name, each.value) for name, each in scores.items()]:
-        if not is_own_score(scores[name]):
+    for name, score in scores.items():
+        value = score.value
+        if isinstance(value, dict):
+            value = ", ".join(f"{key}={each}" for key, each in value.items() if each) or "0"
+        if not is_own_score(score):
             shown[name] = str(value)
-            if isinstance(value, dict):
-                parts = (f"{key}={each}" for key, each in value.items() if each)
-                shown[name] = ", ".join(parts) or "0"
     error = sample.error.message if sample.error else ""
     if error.startswith(("CancelledError", "Cancelled")):
         error = "cancelled"
