@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.interpolate import interpolate
 from belljar.compose.model import Build, read_part
-from belljar.compose.values import CannotKeepError, OutsideTaskError, each, mapping, refusal, text
+from belljar.compose.values import OUTSIDE_TASK, CannotKeepError, each, mapping, refusal, text
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import Tree, list_tree, read_regular, reason
@@ -73,10 +73,10 @@ class TaskFiles:
     def path(self, written: str) -> str:
         """A written path, from the root. Raises `ValueError`."""
         if not written or written.startswith(("/", "~", "\\")) or written[1:2] == ":":
-            raise OutsideTaskError
+            raise ValueError(OUTSIDE_TASK)
         found = posixpath.normpath(posixpath.join(self.directory, written))
         if found == ".." or found.startswith(("../", "/")) or "\0" in found:
-            raise OutsideTaskError
+            raise ValueError(OUTSIDE_TASK)
         return found
 
     def of(self, service: Mapping[str, Any]) -> TaskFiles:

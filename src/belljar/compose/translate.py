@@ -106,14 +106,6 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
 
-def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
-    """The one with `x-default: true`, else `default`, else the first."""
-    marked = (
-        name for name, each in services.items() if values.switch(each.get("x-default") or False)
-    )
-    return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
-
-
 def _read(
     compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]
 ) -> Composed:
@@ -123,7 +115,9 @@ def _read(
         if compose.get(key) and key not in SECTIONS and not key.startswith("x-"):
             why = KEYS[key].why if key in KEYS else "cells have no use for this part of a file"
             refused.add("", key, why)
-    default = default_service(written)
+    marked = (each for each, of in written.items() if values.switch(of.get("x-default") or False))
+    named = (each for each in written if each == _DEFAULT)
+    default = next(iter([*marked, *named, *written]))
     converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
     services = {name: each.model for name, each in converted.items()}
     waits = waits_of(services)
@@ -137,7 +131,12 @@ def _read(
     differences += [fact for each in converted.values() for fact in each.differences]
     refused.raise_all()
     for each in converted.values():
-        add_program(each)
+        made = [*each.directories, *each.model.tmpfs]
+        each.program = program_of(each.model) | ({"directories": made} if made else {})
+        if each.model.restart:
+            each.program["restart"] = each.model.restart
+        if each.model.healthcheck is not None and each.model.healthcheck.model_fields_set:
+            each.health = _health(each.model.healthcheck)
     check_waits(waits, converted, default=default)
     own = converted[default]
     network = None
@@ -262,16 +261,6 @@ def add_env_files(cell: Converted) -> None:
 
 
 # ---- programs and health
-
-
-def add_program(cell: Converted) -> None:
-    """Add its program, directories and health check. Raises `CannotKeepError`."""
-    made = [*cell.directories, *cell.model.tmpfs]
-    cell.program = program_of(cell.model) | ({"directories": made} if made else {})
-    if cell.model.restart:
-        cell.program["restart"] = cell.model.restart
-    if cell.model.healthcheck is not None and cell.model.healthcheck.model_fields_set:
-        cell.health = _health(cell.model.healthcheck)
 
 
 def program_of(service: Service) -> dict[str, Any]:
