@@ -58,7 +58,7 @@ _PROJECT: Final = re.compile(r"[a-z0-9_-]")
 # A file that has them may be quoted in an error: any other may hold a secret.
 _SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
 # Directories and roots of the files read so far.
-_read_here: Final[set[str]] = set()
+READ_HERE: Final[set[str]] = set()
 # Directories above a compose file that are looked at for its package.
 _MAX_ABOVE: Final = 8
 
@@ -126,13 +126,8 @@ def files_of(directory: Path) -> TaskFiles:
 def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """The parsed file with its directory, whose files it may name."""
     own = directory.resolve()
-    _read_here.update((str(own), str(files_of(own).root)))
+    READ_HERE.update((str(own), str(files_of(own).root)))
     return {**document, DIRECTORY_KEY: str(own)}
-
-
-def was_read_here(directory: str) -> bool:
-    """Return whether this process read a task's file there."""
-    return directory in _read_here
 
 
 def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from belljar.compose.document import (
     DIRECTORY_KEY,
+    READ_HERE,
     ServiceBuild,
     as_document,
     beside,
@@ -28,7 +29,6 @@ from belljar.compose.document import (
     is_dockerfile_name,
     read_document,
     services_of,
-    was_read_here,
 )
 from belljar.compose.interpolate import METADATA_PREFIX, interpolate, literal, references
 from belljar.compose.translate import Composed, read_compose
@@ -337,7 +337,7 @@ def settled(
 def _check_read_here(directories: Iterable[str]) -> None:
     # A forged log would have any file of this host copied into a cell or image.
     for directory in directories:
-        if directory and not was_read_here(directory):
+        if directory and directory not in READ_HERE:
             raise PolicyError(
                 f"it takes files of {printable(directory)}, where no file of a task was read: a"
                 " configuration from a log has no say in that",

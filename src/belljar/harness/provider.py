@@ -266,12 +266,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 sample.policy, run=session.ensure_run(), home=session.home
             )
             opened = await stack.enter_async_context(opening)
-            about: dict[str, Any] = {
-                "session": session,
-                "identity": identity,
-                "policy": sample.policy,
-            }
-            environment = cls(opened, opened.cell, stack=stack, **about)
+            policy, cell = sample.policy, opened.cell
+            environment = cls(
+                opened, cell, session=session, identity=identity, stack=stack, policy=policy
+            )
             environment.containment.differences = (*sample.differences, *of_images)
             session.live.append(environment)
             stack.push_async_callback(environment._forget)

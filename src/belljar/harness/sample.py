@@ -53,14 +53,10 @@ class SampleCell:
         stack: AsyncExitStack,
         policy: LoadedPolicy,
     ) -> None:
-        self.range = opened
-        self.cell = cell
-        self.identity = identity
-        self.policy = policy
-        self._session = session
-        self._stack = stack
-        self._closed = False
-        self._running = False
+        super().__init__()  # Inspect keeps attributes of its own
+        self.range, self.cell, self.identity, self.policy = opened, cell, identity, policy
+        self._session, self._stack = session, stack
+        self._closed = self._running = False
         self.is_own = True
         self.containment = Containment(machines=[cell.id])
         self.health = HealthWatch(cell, session.record)
@@ -147,12 +143,14 @@ class SampleCell:
 
     def beside(self, cell: Cell) -> Self:
         """Another cell of this range; ends with it."""
-        about: dict[str, Any] = {
-            "session": self._session,
-            "identity": self.identity,
-            "policy": self.policy,
-        }
-        environment = type(self)(self.range, cell, stack=AsyncExitStack(), **about)
+        environment = type(self)(
+            self.range,
+            cell,
+            session=self._session,
+            identity=self.identity,
+            stack=AsyncExitStack(),
+            policy=self.policy,
+        )
         environment.is_own = False
         self._beside.append(environment)
         self._stack.push_async_callback(environment.attach_socket.close)
