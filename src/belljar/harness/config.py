@@ -396,10 +396,10 @@ def adapt_task(task: Task, *, directory: Path) -> list[SampleSandbox]:
                 settled(found, metadata, where=where)  # now, not in the middle of the run
             except PolicyError as error:
                 found = error
-        error = found if isinstance(found, PolicyError) else None
+        refused = found if isinstance(found, PolicyError) else None
         config = found if isinstance(found, BelljarConfig) else BelljarConfig()
-        made.append(SampleSandbox(task.name, str(sample.id), metadata, config, error))
-        if written is not None and error is None:
+        made.append(SampleSandbox(task.name, str(sample.id), metadata, config, refused))
+        if written is not None and refused is None:
             sample.sandbox = SandboxEnvironmentSpec(OURS, config)
     of_task = default if isinstance(default, BelljarConfig) else BelljarConfig()
     task.sandbox = SandboxEnvironmentSpec(OURS, of_task)

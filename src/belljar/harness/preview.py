@@ -83,8 +83,8 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
             differences = made.differences if isinstance(made, TaskRefused) else ()
             yield replace(found, error=made, differences=differences)
         else:
-            of_it = {"policy": made.policy, "builds": made.asked.builds}
-            yield replace(found, differences=made.differences, **of_it)
+            builds, differences = made.asked.builds, made.differences
+            yield replace(found, policy=made.policy, builds=builds, differences=differences)
 
 
 def with_images(

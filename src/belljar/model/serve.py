@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
 import h11
-from anyio.abc import ByteStream, SocketListener
+from anyio.abc import ByteStream, Listener
 
 from belljar.capture import Capture, body_of
 from belljar.cell.base import spawn_task
@@ -431,7 +431,7 @@ async def _read_question(client: ByteStream, http: h11.Connection, token: str) -
     return Question(method=method, path=path, body=bytes(body))
 
 
-async def serve_clients(listener: SocketListener, served: ModelCell, token: str) -> None:
+async def serve_clients(listener: Listener[Any], served: ModelCell, token: str) -> None:
     """Serve until cancelled. Raises `CellError` when the server or its cell has ended.
 
     More than `MAX_CLIENTS` at a time are not answered.
