@@ -19,7 +19,7 @@ from belljar.cli.console import (
     task_args_option,
 )
 from belljar.cli.setup import needs
-from belljar.compose.data import ServiceBuild
+from belljar.compose.document import ServiceBuild
 from belljar.errors import PolicyError
 from belljar.harness.evaluate import load_only
 from belljar.harness.source import build_missing

@@ -10,8 +10,7 @@ import pytest
 from tests.unit.compose.test_translate import two
 
 from belljar.compose import keys
-from belljar.compose.data import ServiceBuild, builds_of
-from belljar.compose.document import TaskFiles, read_document
+from belljar.compose.document import ServiceBuild, TaskFiles, builds_of, read_document
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind
