@@ -28,7 +28,7 @@ from belljar.compose.values import (
 from belljar.dataclass import dataclass, field
 from belljar.policy.files import reason
 from belljar.policy.reference import parse_reference
-from belljar.policy.task_data import TaskFile
+from belljar.policy.sections import TaskFile
 from belljar.units import format_size, printable
 
 _NO_DIRECTORY: Final = (

@@ -21,7 +21,7 @@ from belljar.compose.values import CannotKeepError, OutsideTaskError, each, mapp
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.policy.files import Tree, list_tree, read_regular, reason
-from belljar.policy.task_data import MAX_ENTRIES
+from belljar.policy.sections import MAX_ENTRIES
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from belljar.differences import Difference, DifferenceKind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
 from belljar.policy.reference import IMAGE_ID, is_idle, parse_reference
-from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
+from belljar.policy.sections import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
 # Belljar's image for tasks that name none, or the one of Inspect's Docker provider.

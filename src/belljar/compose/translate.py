@@ -21,10 +21,10 @@ from belljar.compose.model import ComposeNetwork, Condition, Healthcheck, Servic
 from belljar.compose.values import CannotKeepError, Refusals, mapping, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
+from belljar.policy.fields import read_host
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.hosts import read_host
 from belljar.policy.reference import is_idle
-from belljar.policy.task_data import CellData, TaskData
+from belljar.policy.sections import CellData, TaskData
 from belljar.units import printable
 
 # The keys of a file; others are refused.

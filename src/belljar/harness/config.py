@@ -45,9 +45,8 @@ from belljar.policy.load import resolve_policy, with_changes
 from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
 from belljar.policy.merge import TASK, above_floor, under_policy
 from belljar.policy.network import Network
-from belljar.policy.sections import Rights
+from belljar.policy.sections import Rights, TaskData
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
-from belljar.policy.task_data import TaskData
 from belljar.units import printable
 
 # Who says nothing gets a strict wall: looser ones are asked for.

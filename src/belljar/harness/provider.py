@@ -39,7 +39,7 @@ from belljar.harness.operator import read_operator
 from belljar.harness.sample_record import SampleIdentity, identify
 from belljar.harness.session import SampleCell, Session, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
-from belljar.plan.explain_cell import announcements
+from belljar.plan.explain import announcements
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
