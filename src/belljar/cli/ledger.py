@@ -56,7 +56,7 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its own
     --strict needs --key: anyone can sign a forged record with a new key.
     """
-    from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
+    from belljar.ledger.verification import HINT_KEY, verification_json, verification_text
     from belljar.ledger.verification import verify as verify_run
 
     path = run_path(run)
@@ -102,7 +102,7 @@ def show(
     import base64
 
     from belljar.ledger.listing import read_lines
-    from belljar.ledger.shown import dump, row
+    from belljar.ledger.verification import dump, row
 
     path = run_path(run)
     lines, is_empty = _readable(path, read_lines(path)), True

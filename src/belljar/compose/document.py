@@ -23,7 +23,7 @@ from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import Tree, list_tree, read_regular, reason
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.policy.task_data import MAX_ENTRIES
+from belljar.policy.sections import MAX_ENTRIES
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:

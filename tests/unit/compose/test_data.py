@@ -14,7 +14,7 @@ from belljar.compose.document import ServiceBuild, TaskFiles, builds_of, read_do
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind
-from belljar.policy.task_data import TaskFile
+from belljar.policy.sections import TaskFile
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
