@@ -19,7 +19,7 @@ from tests.unit.report.stories import (
     story,
 )
 
-from belljar.cli.findings import network_lines
+from belljar.cli.run import network_lines
 from belljar.events import Kind
 from belljar.export.ocsf import ocsf
 from belljar.ledger.schema import BodyRef, Line, check_data
