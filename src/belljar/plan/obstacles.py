@@ -21,8 +21,7 @@ from belljar.host.model import (
     UsernsFact,
 )
 from belljar.plan.model import Obstacle, ObstacleCode
-from belljar.plan.oci import ID_COUNT
-from belljar.plan.seccomp import ARCHITECTURES
+from belljar.plan.oci import ARCHITECTURES, ID_COUNT
 from belljar.policy.limits import GRANTABLE, Resources, Tier
 from belljar.units import format_size, printable
 
