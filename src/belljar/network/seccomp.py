@@ -1,11 +1,8 @@
 """System-call filters of a range's processes. The assembler is pure; `syscalls` installs.
 
-These are allow-lists. Other calls fail with EPERM, so that a library that merely tries goes on.
-Another architecture's calls kill.
-The gateway may serve the sockets it was given.
-Arguments are limited where other uses make executable memory, sockets or device control.
-The supervisor may also use netlink and run `nft`.
-Calls that only a compromised process makes kill it.
+Allow-lists: other calls fail with EPERM, so that a library that merely tries goes on. Another
+architecture's calls kill, and those that only a compromised process makes.
+The gateway may serve the sockets it was given. The supervisor may use netlink, and run `nft`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
 The gateway has no route: it asks, and gets one end of a relay (`owner.relay`) or a reason.
-Host, port and id must be a planned upstream's.
-A name is resolved once a range, by the host's resolver, and every address must be public.
+A name is resolved once a range, by the host's resolver; every address must be public.
 The answer is pinned against DNS rebinding.
 """
 
@@ -85,10 +84,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
 
 
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why an address may not be dialled; empty when it may.
-
-    `own`: this host's addresses; `near`: networks that it is on, which may be public.
-    """
+    """Why an address may not be dialled; "" when it may. `near`: networks that this host is on."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -106,15 +102,13 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
 
 
 def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why the resolver's answer is refused; empty when all of its addresses may be dialled.
-
-    A name that also stands for something private is not what the policy's author meant.
-    """
+    """Why the resolver's answer is refused; "" when all of its addresses may be dialled."""
     if not addresses:
         return "the name has no address"
     if len(addresses) > MAX_ADDRESSES:
         return f"the name has {len(addresses)} addresses"
     for address in addresses:
+        # A name that also stands for something private is not what the policy's author meant.
         if problem := problem_of(address, own, near):
             return f"{printable(address, max_chars=80)} {problem}"
     return ""
@@ -144,9 +138,8 @@ def is_ours(address: str) -> bool:
 def networks_near() -> tuple[Network, ...]:
     """Directly routed networks, in any table. Raises `OSError`."""
     with netlink.open_socket() as kernel:
-        families = (socket.AF_INET, socket.AF_INET6)
-        routes = [route for each in families for route in netlink.list_routes(kernel, each)]
-    direct = (route.to for route in routes if route.is_direct)
+        routes = netlink.list_routes(kernel)
+    direct = (route.to for route in routes if route.is_direct())
     return tuple(to for to in direct if to.prefixlen >= _MIN_PREFIX[to.version])
 
 

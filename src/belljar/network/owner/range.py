@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import anyio.lowlevel
 import anyio.to_thread
 
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
 from belljar.isolation.hold import read_order, refuse_if_forbidden
@@ -147,9 +147,7 @@ class NetworkRange:
             pid: a process in the cell's network namespace.
             offloads: False for a cell that takes frames as they are (a VM).
 
-        Raises:
-            CellError: it can't be attached, or the range is dead.
-            KeyError: the layout has no such cell.
+        Raises `CellError`: it can't be attached, or the range is dead; `KeyError`: no such cell.
         """
         self.layout.cell(cell)
         await anyio.to_thread.run_sync(self._attach, cell, pid, offloads)
@@ -205,16 +203,12 @@ class NetworkRange:
         locks = [each.lock_fd for each in held if each.lock_fd is not None]
         groups = cgroup.plan_groups(self.id, self._spec.network.controllers)
         self._entry = own_entry(self.id, "range", host_uid=gateway_uid, cgroups=groups.directories)
-        try:
+        with host_errors("the journal can't be written", where=self._journal.directory):
             self._journal.write(self._entry)
-        except OSError as exc:
-            what = f"the journal can't be written: {exc.strerror}"
-            raise HostError(what, where=str(self._journal.directory)) from exc
         self._groups = groups
         cgroup.make_groups(groups, self._spec.network.group_limits)
-        fork_server = self._fork_server.enter_context(
-            started_fork_server(self._home, self._spec.serve)
-        )
+        started = started_fork_server(self._home, self._spec.serve)
+        fork_server = self._fork_server.enter_context(started)
         fork_server.wait_ready()
         processes = self._processes = fork_pair(
             fork_server, self._spec, locks, supervisor_uid=supervisor_uid, gateway_uid=gateway_uid

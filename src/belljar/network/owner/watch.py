@@ -1,8 +1,7 @@
 """Reads one range's events from its gateway and supervisor, records and acknowledges them.
 
-The gateway's messages are checked as a guest's are.
-A violation, a changed rule, an ended process or an unrecordable event ends the range, once.
-Both processes are killed first.
+The gateway's messages are checked as a guest's are. A violation, a changed rule, an ended process
+or an unrecordable event ends the range, once. Both processes are killed first.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
 from belljar.network.ipc import Item, WireViolationError
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
-from belljar.network.owner.processes import RangeProcesses, wait_readable
+from belljar.network.owner.processes import HINT_ENDED, RangeProcesses, wait_readable
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
@@ -54,9 +53,6 @@ BLOCK_BYTES: Final = 4096  # A body is a file: it takes whole blocks.
 RECORD_LIMIT: Final = "range_record"
 _HINT_RECORD_LIMIT: Final = (
     "its ledger shows what fills it; `network.record.events` in the policy allows more"
-)
-HINT_ENDED: Final = (
-    "nothing of the range runs on: start again; `belljar ledger show last` shows what came before"
 )
 # Answers a gateway's request (kind, body); `ValueError` refuses.
 RequestHandler = Callable[[str, bytes], bytes]

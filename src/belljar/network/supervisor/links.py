@@ -248,9 +248,7 @@ class Baseline:
 
 def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
     """This thread's namespace, as `kernel` sees it. Raises `OSError`."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    routes = (route for family in families for route in netlink.list_routes(kernel, family))
-    policy = (rule for family in families for rule in netlink.list_rules(kernel, family))
+    routes, policy = netlink.list_routes(kernel), netlink.list_rules(kernel)
     settings = read_settings((*_ALWAYS, *devices), _WRITTEN)
     return Baseline(routes=frozenset(routes), policy=frozenset(policy), settings=settings)
 

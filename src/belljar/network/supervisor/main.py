@@ -1,10 +1,8 @@
 """The supervisor of one range: namespace, rules, ports, listeners and packet record.
 
-A fork of the fork server. The rules are in force before any port exists.
-It handles its owner's requests (`attach`, `check`, `end`) and reports logged packets.
-It reads the rules back every few seconds, and at each change.
-Any failure, or an owner that reads nothing, ends it with every port down.
-Of a guest's packets it parses fixed headers only.
+A fork of the fork server. The rules are in force before any port exists; it reads them back every
+few seconds, and at each change. It handles its owner's requests (`attach`, `check`, `end`) and
+reports logged packets. Any failure, or an owner that reads nothing, ends it with every port down.
 """
 
 from __future__ import annotations
@@ -133,7 +131,7 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
 
-class _OwnerTimeoutError(OSError):
+class _OwnerTimeoutError(Exception):
     """The owner reads nothing: an unwatched range ends."""
 
 
@@ -246,8 +244,6 @@ class _Supervisor:
                     self._check()
                 case "end":
                     self._end(number)
-        except _OwnerTimeoutError:
-            raise
         except (OSError, KeyError, StopIteration) as exc:
             reason = _reason(exc) if isinstance(exc, OSError) else repr(exc)
             self._report(refused=number, reason=reason)
@@ -283,7 +279,7 @@ class _Supervisor:
         self._ports[made.index] = made
         settings = {**self._baseline.settings, **read_settings((made.device,))}
         self._baseline = replace(self._baseline, settings=settings)
-        self._flows.attached(made.index, made.cell)
+        self._flows.cells[made.index] = made.cell
 
     def _check(self) -> None:
         """End, all ports down, when anything has changed."""
@@ -310,8 +306,6 @@ class _Supervisor:
         try:
             self._take_all()
             self._look_at_rules()
-        except _OwnerTimeoutError:
-            raise
         except (BelljarError, OSError) as exc:
             found = f"its rules were changed, and can't be read: {_reason(exc)}"
         self._end_if_changed([found])
@@ -388,7 +382,7 @@ class _Supervisor:
                 break
             if readable:
                 self._tap.read_into(self._file)
-        raise _OwnerTimeoutError(errno.EAGAIN, "it has read nothing for too long", "the owner")
+        raise _OwnerTimeoutError("the owner has read nothing for too long")
 
 
 def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:

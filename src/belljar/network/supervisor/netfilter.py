@@ -220,21 +220,17 @@ class Flows:
 
     def __init__(self, layout: RangeLayout) -> None:
         self.taken = self.lost = 0
-        self._cells: dict[int, str] = {}
+        self.cells: dict[int, str] = {}  # by their ports' device numbers
         # The first name of an address
         self._names = {name.address: name.pattern for name in reversed(layout.names)}
         # By cell and reason: destinations with an event, then packets and bytes counted since.
         self._seen: dict[tuple[str, str], set[_Destination]] = {}
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def attached(self, device: int, cell: str) -> None:
-        """The device with this number is the cell's port."""
-        self._cells[device] = cell
-
     def take(self, logged: Logged) -> Flow | None:
         """The packet's event data, if it needs one."""
         self.taken += 1
-        cell = self._cells.get(logged.device, "")
+        cell = self.cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
         seen = self._seen.setdefault((cell, reason), set())
         destination = (logged.protocol, logged.destination, logged.port)

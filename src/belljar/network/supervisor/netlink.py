@@ -95,7 +95,6 @@ class Route:
     kind: int
     rest: frozenset[tuple[int, bytes]]
 
-    @property
     def is_direct(self) -> bool:
         """Whether its device's peer is reached directly."""
         has_gateway = any(kind in (_RTA_GATEWAY, _RTA_VIA) for kind, _ in self.rest)
@@ -221,15 +220,21 @@ def parse_link(payload: bytes) -> Link:
     )
 
 
-def list_routes(kernel: socket.socket, family: int) -> list[Route]:
+def list_routes(kernel: socket.socket) -> list[Route]:
     """Every route, in whatever table. Raises `OSError`."""
-    listed = _dump(kernel, _GET_ROUTE, _ROUTE.pack(family, *[0] * 8), _NEW_ROUTE)
+    listed = _dump_both(kernel, _GET_ROUTE, _NEW_ROUTE)
     return [parse_route(payload) for payload in listed if len(payload) >= _ROUTE.size]
 
 
-def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
+def list_rules(kernel: socket.socket) -> list[bytes]:
     """Every rule that chooses a routing table. Raises `OSError`."""
-    return _dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE)
+    return _dump_both(kernel, _GET_RULE, _NEW_RULE)
+
+
+def _dump_both(kernel: socket.socket, request: int, wanted: int) -> list[bytes]:
+    # Of IPv4 and of IPv6.
+    heads = [_ROUTE.pack(family, *[0] * 8) for family in (socket.AF_INET, socket.AF_INET6)]
+    return [each for head in heads for each in _dump(kernel, request, head, wanted)]
 
 
 def parse_route(payload: bytes) -> Route:
