@@ -40,8 +40,6 @@ PRELOAD: Final = (
     "stringprep",
     "unicodedata",
 )
-# Children whose end nobody asked for, as it was meant: beyond, the oldest statuses are forgotten.
-_MAX_UNASKED: Final = 1000
 Child = Callable[[list[int], int], NoReturn]
 
 
@@ -154,5 +152,3 @@ class _ForkServer:
         pid = self._pids.pop(pidfd)
         os.close(pidfd)
         self._statuses[pid] = os.waitpid(pid, 0)[1]
-        for pid in [*self._statuses][:-_MAX_UNASKED]:
-            del self._statuses[pid]

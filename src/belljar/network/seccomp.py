@@ -104,17 +104,12 @@ _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLO
 
 
 # The gateway opens for reading alone, removes nothing and takes no connections.
-_NOT_SUPERVISORS: Final = frozenset(
-    {"openat", "openat2", "unlink", "unlinkat", "accept", "accept4", "listen"}
-)
+_NOT_SUPERVISORS: Final = _names("openat openat2 unlink unlinkat accept accept4 listen")
 _ONLY_SUPERVISORS: Final = _names("""
     select pselect6 mmap mprotect setsockopt sendto sendmsg bind connect ftruncate pipe2 dup2 dup3
     chdir vfork execve wait4 waitid arch_prctl set_tid_address prlimit64
 """)
-SUPERVISOR_ALLOWED: Final = (
-    *(name for name in ALLOWED if name not in _NOT_SUPERVISORS),
-    *_ONLY_SUPERVISORS,
-)
+SUPERVISOR_ALLOWED: Final = (*_ONLY_SUPERVISORS, *sorted({*ALLOWED} - {*_NOT_SUPERVISORS}))
 KILLING: Final = _names("""
     ptrace process_vm_readv process_vm_writev pidfd_getfd mount umount2 pivot_root move_mount
     open_tree fsopen mount_setattr chroot unshare open_by_handle_at mknodat bpf perf_event_open

@@ -12,7 +12,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -101,19 +101,6 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
     return ""
 
 
-def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why the resolver's answer is refused; "" when all of its addresses may be dialled."""
-    if not addresses:
-        return "the name has no address"
-    if len(addresses) > MAX_ADDRESSES:
-        return f"the name has {len(addresses)} addresses"
-    for address in addresses:
-        # A name that also stands for something private is not what the policy's author meant.
-        if problem := problem_of(address, own, near):
-            return f"{printable(address, max_chars=80)} {problem}"
-    return ""
-
-
 def resolve(host: str, port: int) -> tuple[str, ...]:
     """The host's resolver's addresses in order, each once. Raises `OSError`.
 
@@ -144,15 +131,8 @@ def networks_near() -> tuple[Network, ...]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address. Raises `OSError`."""
-    end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        end.settimeout(CONNECT_TIMEOUT_S)
-        end.connect((address, port))
-    except BaseException:
-        end.close()
-        raise
-    return end
+    """A TCP connection to exactly this address, which is no name. Raises `OSError`."""
+    return socket.create_connection((address, port), CONNECT_TIMEOUT_S)
 
 
 def read_authorities() -> str:
@@ -170,7 +150,7 @@ def read_authorities() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How upstreams are reached; `judge` decides over `resolve`'s answers."""
+    """How upstreams are reached; `problem_of` judges each of `resolve`'s answers."""
 
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
@@ -248,9 +228,15 @@ class Dialler:
             except OSError as exc:
                 reason = exc.strerror or type(exc).__name__
                 raise NotDialledError(f"this host's own networks can't be read: {reason}") from exc
-            if problem := judge(addresses, own, near):
-                self._refused[host] = problem
-                raise NotDialledError(problem)
+            if 0 < len(addresses) <= MAX_ADDRESSES:
+                # A name that also stands for something private is not what the author meant.
+                judged = ((each, problem_of(each, own, near)) for each in addresses)
+                problems = [f"{printable(each, max_chars=80)} {why}" for each, why in judged if why]
+            else:
+                problems = [f"the name has {len(addresses) or 'no'} addresses"]
+            if problems:
+                self._refused[host] = problems[0]
+                raise NotDialledError(problems[0])
             self._pins[host] = addresses
             return addresses
 

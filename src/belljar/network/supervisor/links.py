@@ -74,7 +74,6 @@ _READ_OF_DEVICE: Final = (
 )
 _ALWAYS: Final = ("all", "default", "lo")
 _MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each device
-_MAX_REPORTED: Final = 8
 _MAX_BYTES: Final = 4096
 
 
@@ -82,9 +81,7 @@ _MAX_BYTES: Final = 4096
 class LivePort:
     """A cell's port that is up, and its peer."""
 
-    cell: str
-    device: str
-    address: str
+    port: CellPort
     index: int
     peer: tuple[int, int | None] | None
 
@@ -173,9 +170,7 @@ def make_port(
             netlink.exchange(kernel, netlink.delete_link(outer_index))
         raise
     peer = next(link.peer for link in netlink.list_links(kernel) if link.index == outer_index)
-    return LivePort(
-        cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer
-    )
+    return LivePort(port=port, index=outer_index, peer=peer)
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
@@ -201,7 +196,7 @@ def unexpected_devices(
         # -1 (NETNSA_NSID_NOT_ASSIGNED): the peer's namespace is ending
         is_ending = link.peer is None or link.peer[1] == -1
         if link.peer != ports[link.index].peer and not is_ending:
-            yield f"the port of the cell {ports[link.index].cell} leads elsewhere"
+            yield f"the port of the cell {ports[link.index].port.name} leads elsewhere"
 
 
 def all_down(kernel: socket.socket) -> None:
@@ -269,8 +264,8 @@ def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[st
     return found
 
 
-def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> tuple[str, ...]:
-    """What differs from the baseline, in words, the first few. Pure.
+def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> list[str]:
+    """What differs from the baseline, in words. Pure.
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
@@ -286,4 +281,4 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
     for name, value in baseline.settings.items():
         if (now := found.settings.get(name, value)) != value:
             changed.append(f"{name} was {value} and is {printable(now, max_chars=40)}")
-    return tuple(changed[:_MAX_REPORTED])
+    return changed

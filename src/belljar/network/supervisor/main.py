@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Final, NoReturn
 
 from belljar.dataclass import dataclass, from_json
@@ -52,7 +51,7 @@ _LIMITS: Final = {
 _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
-_MAX_REPORTED_DEVICES: Final = 8
+_MAX_REPORTED: Final = 20
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
@@ -257,7 +256,7 @@ class _Supervisor:
     def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
         port = self._task.layout.cell(message["cell"])
         # A port of an earlier try, whose namespace the kernel may not have ended yet
-        stale = {index for index, made in self._ports.items() if made.device == port.outer_device}
+        stale = {index for index, made in self._ports.items() if made.port == port}
         for link in netlink.list_links(self._kernel) if stale else ():
             if link.index in stale:
                 with suppress(OSError):  # it has gone meanwhile
@@ -277,9 +276,9 @@ class _Supervisor:
                 bytes_per_s=bytes_per_s,
             )
         self._ports[made.index] = made
-        settings = {**self._baseline.settings, **read_settings((made.device,))}
+        settings = {**self._baseline.settings, **read_settings((port.outer_device,))}
         self._baseline = replace(self._baseline, settings=settings)
-        self._flows.cells[made.index] = made.cell
+        self._flows.cells[made.index] = port.name
 
     def _check(self) -> None:
         """End, all ports down, when anything has changed."""
@@ -314,21 +313,21 @@ class _Supervisor:
     def _end_if_changed(self, differences: Sequence[str]) -> None:
         if differences:
             self._shut()
-            self._report(breach=list(differences))
+            self._report(breach=list(differences[:_MAX_REPORTED]))
             os._exit(1)
 
     def _unexpected(self) -> list[str]:
         """How this namespace differs from its baseline, devices first."""
         devices = links.unexpected_devices(netlink.list_links(self._kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
-        found = [*islice(devices, _MAX_REPORTED_DEVICES)]
-        names = [port.device for port in self._ports.values()]
-        addresses = {index: port.address for index, port in self._ports.items()}
+        found = [*devices]
+        names = [made.port.outer_device for made in self._ports.values()]
+        addresses = {index: made.port.address for index, made in self._ports.items()}
         for _ in range(0 if found else 2):
             now = read_baseline(self._kernel, names)
             if not (changed := differences(self._baseline, now, addresses)):
                 return []
-            found = [*changed]
+            found = changed
         return found
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
