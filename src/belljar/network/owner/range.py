@@ -49,10 +49,7 @@ _START_DEADLINE_S: Final = 20.0
 _LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
 # Of a process in an uninterruptible sleep, which a look at the host may not find.
 _NOT_ENDED: Final = Destruction(
-    survivors=(),
-    looked_for=(),
-    duration_ms=0.0,
-    unproven=(NotChecked("the end of the range's processes", "the kernel holds one of them"),),
+    unproven=(NotChecked("the end of the range's processes", "the kernel holds one of them"),)
 )
 
 
@@ -369,7 +366,7 @@ class NetworkRange:
         with self._held:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
-                return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
+                return Destruction(duration_ms=duration_ms)
             if (memory := self._groups.paths.get("memory")) is not None:
                 self._group_counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
                 self._group_counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
