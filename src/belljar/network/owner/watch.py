@@ -116,14 +116,12 @@ class RangeWatch:
         self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
         os.set_blocking(processes.stderr, False)
-
-    def start(self) -> None:
-        """Begin to listen."""
         # A gateway that reads nothing must not hold the thread that watches the rules.
-        self._processes.events.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0)
-        )
-        self._thread.start()
+        timeout = struct.pack("@ll", SEND_TIMEOUT_S, 0)
+        processes.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+        self.start = self._thread.start
+        """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended: with both processes, or by an error. Kill first."""

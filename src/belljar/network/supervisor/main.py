@@ -40,8 +40,6 @@ _ANY: Final = "0.0.0.0"  # noqa: S104 - of the range's own namespace, which has 
 _BACKLOG: Final = 1024  # The kernel caps it at `net.core.somaxconn`.
 # For rules, devices and routes, and for the packet socket.
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
-# In a user namespace of its own it enters the cells' namespaces itself, which needs this one.
-_RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
 _LIMITS: Final = {
     resource.RLIMIT_NOFILE: 512,  # `select` takes no descriptor above 1,023
     resource.RLIMIT_CORE: NO_CORE,
@@ -113,7 +111,9 @@ def _make_namespace(owner: socket.socket, uid: int | None, parent: int) -> None:
         syscalls.die_with_parent(parent)
     _unshare(syscalls.CLONE_NEWNET, "net")
     syscalls.no_new_privileges()
-    syscalls.become(uid, _RIGHTS_IN_OWN_NAMESPACE if uid is None else _RIGHTS, ambient=True)
+    # In a user namespace of its own it enters the cells' namespaces itself, which needs one more
+    rights = (*_RIGHTS, syscalls.CAP_SYS_ADMIN) if uid is None else _RIGHTS
+    syscalls.become(uid, rights, ambient=True)
     # A search for survivors by an ordinary user needs to see its namespaces
     syscalls.set_dumpable(uid is None)
     syscalls.die_with_parent(parent)
