@@ -1,8 +1,6 @@
 """The prepared parent of a run's supervisors and gateways: imports, then forks.
 
-A gateway can import nothing once it is confined. What its stand-ins need is imported here, before
-the first gateway that has them is forked; later ones share it.
-
+A gateway can import nothing once it is confined: what its stand-ins need is imported here.
 Started by `processes.ForkServer` alone. One thread, one socket to its owner, one request at a time.
 Each child waits for its owner's `go`, so the journal names it first. All end with the owner.
 """

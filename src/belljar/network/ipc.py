@@ -104,10 +104,7 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next object and its descriptors, the caller's to close.
-
-    Raises `ClosedError`, `ValueError`; `BlockingIOError`: a socket that doesn't block has none.
-    """
+    """The next object, and descriptors for the caller to close. Raises `ClosedError`, `OSError`."""
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
         if not text:  # the connection's end, as nothing here sends an empty datagram
@@ -241,10 +238,7 @@ class EventDecoder:
         self._is_ready = self._is_over = False
 
     def feed(self, datagram: bytes) -> Item | None:
-        """The message that this datagram completes.
-
-        Raises `WireViolationError`: feed nothing after it.
-        """
+        """The message that this datagram completes. Raises `WireViolationError`, for good."""
         _must(0 < len(datagram) <= MAX_DATAGRAM_BYTES, "a datagram of no or too many bytes")
         if self._head is None:
             line, _, datagram = datagram.partition(b"\n")

@@ -1,8 +1,7 @@
 """System-call filters of a range's processes. The assembler is pure; `syscalls` installs.
 
-Allow-lists: other calls fail with EPERM, so that a library that merely tries goes on. Another
-architecture's calls kill, and those that only a compromised process makes.
-The gateway may serve the sockets it was given. The supervisor may use netlink, and run `nft`.
+Allow-lists: other calls fail with EPERM, so that a library that merely tries goes on.
+Another architecture's calls kill, and those that only a compromised process makes.
 """
 
 from __future__ import annotations

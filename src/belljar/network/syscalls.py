@@ -73,10 +73,7 @@ def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
 
 
 def become(uid: int | None, kept: tuple[int, ...] = (), *, ambient: bool = False) -> None:
-    """Take the uid (None: stay) and no capabilities but `kept`, for good.
-
-    `ambient`: programs that are executed have them too.
-    """
+    """Take the uid (None: stay) and `kept` capabilities alone; `ambient`: its programs too."""
     # First: it needs CAP_SETPCAP, which is gone with the uid.
     for number in range(CAP_LAST + 1):
         if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:

@@ -104,8 +104,7 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
 def resolve(host: str, port: int) -> tuple[str, ...]:
     """The host's resolver's addresses in order, each once. Raises `OSError`.
 
-    The name is absolute: no search domain is appended (resolv.conf(5)), and a line of `/etc/hosts`
-    counts only with the dot at its name's end.
+    The name is absolute: no search domain is appended (resolv.conf(5)).
     """
     found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -176,9 +175,7 @@ class Dialler:
     def dial(self, body: bytes, record: Record) -> socket.socket:
         """The end of a relay, the caller's to close; recorded before it is dialled or refused.
 
-        Raises:
-            NotAnUpstreamError: the range is to be ended.
-            RefusedDialError: no public address, no budget, or no answer there.
+        Raises `RefusedDialError`; `NotAnUpstreamError`: the range is to be ended.
         """
         try:
             upstream, port = wanted(body, self._network)

@@ -172,10 +172,7 @@ class ForkServer:
             self._is_ready = True
 
     def fork(self, roles: Mapping[str, Sequence[int]], imports: Sequence[str] = ()) -> list[Child]:
-        """A child for each role with copies of its descriptors, all or none. Raises `CellError`.
-
-        `imports`: modules that they need.
-        """
+        """A child for each role with copies of its descriptors, all or none. Raises `CellError`."""
         counts = {role: len(fds) for role, fds in roles.items()}
         given = [fd for fds in roles.values() for fd in fds]
         with ExitStack() as undo, self._lock:
@@ -312,10 +309,7 @@ def fork_pair(
     supervisor_uid: int | None,
     gateway_uid: int | None,
 ) -> RangeProcesses:
-    """Supervisor and gateway, waiting for `go`; the supervisor keeps `held` open.
-
-    Uids are None for an ordinary user's. Raises `HostError`, `CellError`.
-    """
+    """A pair that waits for `go`; the supervisor keeps `held` open."""
     directories = _directories(spec.network, gateway_uid)
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:

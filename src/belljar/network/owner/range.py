@@ -58,14 +58,11 @@ class NetworkRange:
 
     Args:
         recorder: thread-safe; gets every event of the range, from a thread.
-        on_failure: called once, from a thread, when the range ended by itself:
-            `ContainmentBreach`: its rules were changed; `CellError`: a process ended or hangs;
-            `LedgerError`: it could not be recorded. Its processes are dead by then; its cells are
-            the caller's to end.
+        on_failure: called once, from a thread, when the range ended by itself: its processes are
+            dead by then, its cells are the caller's to end.
         handle_request: answers the gateway's requests to the owner (`openai`).
 
-    Entering it raises `HostError`: this host can't; `CellError`: it did not come up. No task group
-    or cancel scope stays open in the block.
+    Entering it raises `HostError`: this host can't; `CellError`: it did not come up.
     """
 
     def __init__(
@@ -138,13 +135,9 @@ class NetworkRange:
         return {} if self._watch is None else self._watch.counters()
 
     async def attach(self, cell: str, pid: int, *, offloads: bool = True) -> None:
-        """Give the cell its port: from here on its packets pass, as the rules have it.
+        """Give the cell its port, by a process in its network namespace: its packets pass.
 
-        Args:
-            pid: a process in the cell's network namespace.
-            offloads: False for a cell that takes frames as they are (a VM).
-
-        Raises `CellError`: it can't be attached, or the range is dead; `KeyError`: no such cell.
+        `offloads`: False for a VM, which takes frames as they are. Raises `CellError`, `KeyError`.
         """
         self.layout.cell(cell)
         await anyio.to_thread.run_sync(self._attach, cell, pid, offloads)
@@ -171,10 +164,7 @@ class NetworkRange:
         return destruction
 
     def make(self) -> None:
-        """Everything but the ports. Blocking; `destroy` must be called, whatever happens.
-
-        Raises `HostError`, `CellError`, recorded.
-        """
+        """Everything but the ports. Blocking; `destroy` must be called, whatever happens."""
         began = time.monotonic()
         self._record(
             Kind.RANGE_OPENING,

@@ -1,8 +1,6 @@
 """Real upstreams' bytes pass through the owner, which counts them against budgets. Thread-safe.
 
-A gateway may be compromised, and knows no other range. So it gets one end of a pair of sockets and
-never the connection itself: each piece is counted before it goes on, and nothing beyond a budget
-does.
+A gateway may be compromised: it gets one end of a pair of sockets, never the connection itself.
 """
 
 from __future__ import annotations

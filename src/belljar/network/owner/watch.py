@@ -144,7 +144,7 @@ class RangeWatch:
         return printable(self._stderr.strip(), max_chars=2000)
 
     def ask_supervisor(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a request, with copies of the descriptors, and wait until it is done. Thread-safe.
+        """Have a request done, with copies of descriptors. Thread-safe.
 
         Raises what the range died of; `CellError`: refused, or no reply within 30 s.
         """
@@ -173,8 +173,7 @@ class RangeWatch:
     def end_gateway(self) -> None:
         """Have the gateway report what is in progress, and wait two seconds at most.
 
-        `unreported_at_end` counts what is in no event: as the gateway reports it, and what has no
-        room on record. It counts one more when the gateway doesn't answer in time.
+        `unreported_at_end` counts what is in no event, and one more if it doesn't answer.
         """
         give_up = time.monotonic() + SHUTDOWN_GRACE_S
         self._is_ending = True

@@ -1,7 +1,6 @@
 """A range's namespace and ports: settings before the rules, and changes since.
 
-Runs in the supervisor. A changed route, routing policy or setting could lead packets past the
-rules, so the whole baseline is read back and compared.
+A changed route, policy or setting could lead packets past the rules: all are read back.
 """
 
 from __future__ import annotations
@@ -127,10 +126,8 @@ def make_port(
 ) -> LivePort:
     """Hang the cell at its port, all set before either end is up. Raises `OSError`: none is left.
 
-    Args:
-        kernel, inner: sockets of the range's and the cell's namespace.
-        offloads: False for a VM: frames leave whole, with checksums, none above the MTU.
-        bytes_per_s: in each direction; see `line_bytes_per_s`.
+    `kernel`, `inner`: sockets of the range's and the cell's namespace. Without `offloads` frames
+    leave whole, with checksums, none above the MTU.
     """
     request = netlink.veth(
         port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd
@@ -174,21 +171,15 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """A port's rate in each direction; all get the same. Pure.
-
-    The buffer must hold what is not yet recorded: an eighth of a second's frames.
-    """
+    """A port's rate each way, so that the buffer holds an eighth of a second's frames. Pure."""
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
 def unexpected_devices(
     listed: Iterable[netlink.Link], ports: Mapping[int, LivePort]
 ) -> Iterator[str]:
-    """Devices that are up or lead elsewhere without the range, in words. Pure.
-
-    One that is down (the kernel makes some itself) lets nothing pass.
-    """
-    for link in listed:
+    """Devices that are up or lead elsewhere without the range, in words. Pure."""
+    for link in listed:  # one that is down (the kernel makes some itself) lets nothing pass
         if link.index not in ports:
             if link.is_up and link.name != "lo":
                 yield f"a device is up that is no cell's port: {link.name}"
@@ -220,10 +211,7 @@ def socket_within(
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """The same, opened in a thread of its own: one coming back may be seen half-way.
-
-    Raises `CellError`.
-    """
+    """The same, by a thread: one coming back may be seen half-way. Raises `CellError`."""
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
             return thread.submit(socket_within, namespace).result()

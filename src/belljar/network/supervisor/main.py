@@ -1,8 +1,7 @@
 """The supervisor of one range: namespace, rules, ports, listeners and packet record.
 
-A fork of the fork server. The rules are in force before any port exists; it reads them back every
-few seconds, and at each change. It handles its owner's requests (`attach`, `check`, `end`) and
-reports logged packets. Any failure, or an owner that reads nothing, ends it with every port down.
+The rules are in force before any port exists; they are read back regularly and at each change.
+Any failure, or an owner that reads nothing, ends it with every port down.
 """
 
 from __future__ import annotations
@@ -170,10 +169,7 @@ class _Supervisor:
         self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
 
     def confine(self) -> None:
-        """Leave itself what its work needs, and report that the rules are in force.
-
-        From here on it can ask the kernel by netlink, run nft, and write frames.
-        """
+        """Leave itself netlink, nft and frames to write; report that the rules are in force."""
         task = self._task
         limit_address_space(task.network.bounds.supervisor_memory_bytes)
         for limit, value in _LIMITS.items():

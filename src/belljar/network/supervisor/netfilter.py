@@ -1,7 +1,6 @@
 """A range's nftables: rules by nft, logged packets (NFLOG), counted flows.
 
-Parses only fixed headers of a guest's packets. Sources: linux/netfilter/nfnetlink_log.h, RFC 791,
-793, 768, 8200 (fixed header).
+Parses only fixed headers of a guest's packets. Source: linux/netfilter/nfnetlink_log.h.
 """
 
 from __future__ import annotations
@@ -147,10 +146,7 @@ _MAX_LISTING_BYTES: Final = 16 << 20
 
 @contextmanager
 def rules_loaded(nft: str, rules: int) -> Iterator[None]:
-    """Put rules from an open file (`ipc.fill`) in force by the block's end, all or none.
-
-    Raises `HostError`.
-    """
+    """Put an open file's rules in force by the block's end, all or none. Raises `HostError`."""
     os.lseek(rules, 0, os.SEEK_SET)
     with _started(nft, "-f", "-", stdin=rules) as process:
         yield
@@ -212,11 +208,7 @@ Flow = dict[str, Any]
 
 
 class Flows:
-    """Logged packets in, events' data out, so few that no guest can flood the record.
-
-    Destinations have events of their own, then counts: 100 for each of a cell's some twenty
-    reasons, and every allowed port.
-    """
+    """Logged packets in, events' data out, so few that no guest can flood the record."""
 
     def __init__(self, layout: RangeLayout) -> None:
         self.taken = self.lost = 0
