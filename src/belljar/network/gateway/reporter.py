@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 from belljar.capture import body_of
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import MAX_ASKED_BYTES
 from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
+from belljar.network.stand_ins.web import MAX_ASKED_BYTES
 from belljar.units import printable
 
 # Together with a URL below `ipc.MAX_DATA_BYTES`, beyond which there is no event.
@@ -93,7 +93,6 @@ class Reporter:
         self._unrecorded = 0
         self._turn, self._freed, self._at_turn = asyncio.Lock(), asyncio.Event(), 0
         self._writing = False
-        self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.Future[Any] | None = None
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
@@ -103,18 +102,9 @@ class Reporter:
         self._beat()
 
     def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._heartbeat_timer = loop.call_later(self._bounds.alive_every_s, self._beat)
+        asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._beat)
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self.post(Item(ALIVE, {}))
-
-    def stop(self) -> None:
-        """For tests: a gateway never stops."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._sock.fileno())
-        loop.remove_writer(self._sock.fileno())
-        if self._heartbeat_timer is not None:
-            self._heartbeat_timer.cancel()
 
     async def record(self, *items: Item) -> None:
         """Return when all are on record; cancelled, they are sent. Raises `ValueError`."""

@@ -22,7 +22,6 @@ from belljar.events import Body, JsonValue, Kind
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL, ENCRYPTED, UPSTREAM
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.dns import DnsServer
 from belljar.network.gateway.reporter import Reporter, TooManyRequestsError, die_without_memory
 from belljar.network.gateway.server import HttpConnection
@@ -39,6 +38,7 @@ from belljar.network.gateway.stream import (
 from belljar.network.gateway.tls import Authority, Terminator
 from belljar.network.gateway.upstream import UpstreamApp
 from belljar.network.ipc import READY, Item
+from belljar.network.stand_ins.web import StandInContext
 from belljar.plan.network import StandInPlan
 
 SETTLE_SHARE: Final = 0.25  # Of the time for the end: the most that what has arrived may take.
@@ -156,7 +156,7 @@ class Front:
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
     ) -> None:
         address, task = source[0], asyncio.current_task()
-        peer = Peer(cell=self._site.cell(address), address="", port=0)
+        peer = Peer(cell=self._site.cells.get(address, ""), address="", port=0)
         try:
             peer = replace(peer, source_port=source[1], number=next(self._site.connections))
             self._connections.add(task)

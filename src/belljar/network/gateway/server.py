@@ -21,7 +21,6 @@ import h11
 from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
-from belljar.network.gateway.context import ClientGoneError, RefusedRequestError
 from belljar.network.gateway.http1 import RequestParser
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
@@ -31,7 +30,7 @@ from belljar.network.gateway.reporter import (
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.gateway.stream import Pipe
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import Answer, Request
+from belljar.network.stand_ins.web import Answer, ClientGoneError, RefusedRequestError, Request
 from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 

@@ -23,10 +23,10 @@ from typing import Any, Final, Protocol
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
-from belljar.network.gateway.context import Stream, StreamApp
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
+from belljar.network.stand_ins.web import Stream, StreamApp
 from belljar.signals.values import Channel
 
 PIECE_BYTES: Final = 64 << 10

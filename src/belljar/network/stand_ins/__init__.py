@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins.web import StandInContext
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from dulwich.protocol import Protocol, pkt_line, pkt_seq
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins import git_store, web
 from belljar.network.stand_ins.files import Fault, Faults
 
@@ -63,12 +62,12 @@ class BadRequestError(ValueError):
     """A body that is not what its service takes, or longer."""
 
 
-def make(context: StandInContext) -> web.App:
+def make(context: web.StandInContext) -> web.App:
     """Return the application. Memory: 64 MiB of pushed objects, and one push at a time."""
     git = _Git(context)
     return web.http_app(
         git.handle,
-        max_body_bytes=MAX_BODY_BYTES,
+        max_body_bytes=web.MAX_BODY_BYTES,
         waits=lambda request: request.path.endswith("/git-receive-pack"),
     )
 
@@ -96,7 +95,7 @@ class _Push:
 
 
 class _Git:
-    def __init__(self, context: StandInContext) -> None:
+    def __init__(self, context: web.StandInContext) -> None:
         self._context, self._kept_bytes = context, 0
 
     @cached_property
@@ -194,7 +193,7 @@ class _Git:
             "commits": b"\n\n".join(commit.content for commit in commits[:_MAX_LISTED]),
             "files": b"\n".join(smallest),
         }
-        bodies = (body_of(name, data, MAX_KEPT_BODY_BYTES) for name, data in contents.items())
+        bodies = (body_of(name, data, web.MAX_KEPT_BODY_BYTES) for name, data in contents.items())
         await self._context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
 
 

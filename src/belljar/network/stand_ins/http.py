@@ -19,7 +19,6 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from belljar.errors import PolicyError
-from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, file_answer, read_file, stored_file
 from belljar.policy.yaml_tree import Path as FieldPath
@@ -247,7 +246,7 @@ def methods_of(route: Fields) -> set[str]:
 # ---- what is answered
 
 
-def make(context: StandInContext) -> web.App:
+def make(context: web.StandInContext) -> web.App:
     """Return the application. Raises `PolicyError` as `check` finds."""
     if faults := check(context.settings, context.files):
         raise PolicyError("; ".join(map(str, faults)), where=context.id)
@@ -255,7 +254,7 @@ def make(context: StandInContext) -> web.App:
 
 
 class _Http:
-    def __init__(self, context: StandInContext) -> None:
+    def __init__(self, context: web.StandInContext) -> None:
         site: Any = context.settings
         self._context = context
         self._routes = [(pattern_of(one["path"]), methods_of(one), one) for one in site["routes"]]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+from belljar.network.stand_ins.web import StandInContext, StreamApp
 
 # A real server takes more. A longer command is refused as one that a real server finds too long.
 MAX_COMMAND_BYTES: Final = 64 << 10

@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 
 import asyncssh
 
-from belljar.network.gateway.context import StandInContext, Stream, StreamApp
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, record
+from belljar.network.stand_ins.web import StandInContext, Stream, StreamApp
 from belljar.signals.credentials import fingerprint, openssh_private, public_line
 
 # What Debian 12 answers: a scan of versions finds an ordinary machine.

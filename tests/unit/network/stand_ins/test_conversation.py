@@ -31,7 +31,7 @@ class Gone:
 class Script:
     """A session of steps that are given."""
 
-    greeting = rest = b""
+    rest = bytearray()
 
     def __init__(self, steps: Iterator[ServiceStep]) -> None:
         self._steps = steps

@@ -16,8 +16,7 @@ from tests.fakes.registries import Ledger, ar_of, ask, context_for, make_deb, ta
 
 from belljar.network.stand_ins import debian as deb
 from belljar.network.stand_ins.debian import make
-from belljar.network.stand_ins.files import StoredFile
-from belljar.network.stand_ins.registry import MAX_MEMBER_BYTES, PackageError
+from belljar.network.stand_ins.files import MAX_MEMBER_BYTES, PackageError, StoredFile
 from belljar.network.stand_ins.web import App
 
 GOOD = (

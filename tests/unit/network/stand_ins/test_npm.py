@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, context_for, make_tar
 
-from belljar.network.stand_ins.files import StoredFile
+from belljar.network.stand_ins.files import PackageError, StoredFile
 from belljar.network.stand_ins.npm import make, read_package
-from belljar.network.stand_ins.registry import PackageError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
