@@ -303,14 +303,14 @@ def gateway_filter(machine: str | None = None) -> bytes:
     column = _COLUMN[machine]
     program = [*_head(machine), *_each(ALLOWED, column, _ALLOW)]
     for name in ("mmap", "mprotect"):
-        program += _when(_number(name, column), _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
+        program += _when(CALLS[name][column], 2, (_ANY_BIT, 1, 0, _PROT_EXEC))
     for name, flags in (("sendto", 3), ("sendmsg", 2)):
         # Urgent bytes of a unix stream are code of the kernel's that nothing here needs.
         test = (_ANY_BIT, 1, 0, int(_MSG_FASTOPEN | socket.MSG_OOB))
-        program += _when(_number(name, column), _argument(flags), test)
+        program += _when(CALLS[name][column], flags, test)
     for level, option in OPTIONS:
         test = (_EQUAL, 0, 1, option)
-        program += _when(_number("setsockopt", column), _argument(2), test, second=level)
+        program += _when(CALLS["setsockopt"][column], 2, test, second=level)
     return _packed(program, column, _IOCTLS)
 
 
@@ -320,13 +320,13 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
     column = _COLUMN[machine]
     program = [*_head(machine), *_each(SUPERVISOR_ALLOWED, column, _ALLOW)]
     program += _each(KILLING, column, _KILL)
-    program += _when(_number("openat", column), _argument(2), (_ANY_BIT, 1, 0, _WRITING))
+    program += _when(CALLS["openat"][column], 2, (_ANY_BIT, 1, 0, _WRITING))
     for family in _FAMILIES:
-        program += _when(_number("socket", column), _argument(0), (_EQUAL, 0, 1, family))
-    program += _when(_number("clone", column), _argument(0), (_ANY_BIT, 1, 0, _NEW_NAMESPACES))
-    program += _when(_number("kill", column), _argument(1), (_EQUAL, 0, 1, signal.SIGKILL))
+        program += _when(CALLS["socket"][column], 0, (_EQUAL, 0, 1, family))
+    program += _when(CALLS["clone"][column], 0, (_ANY_BIT, 1, 0, _NEW_NAMESPACES))
+    program += _when(CALLS["kill"][column], 1, (_EQUAL, 0, 1, signal.SIGKILL))
     if may_enter:
-        program += _when(_number("setns", column), _argument(1), (_EQUAL, 0, 1, CLONE_NEWNET))
+        program += _when(CALLS["setns"][column], 1, (_EQUAL, 0, 1, CLONE_NEWNET))
     # Behind the exception: the first rule that matches decides.
     program += _each(["setns"], column, _KILL)
     return _packed(program, column, _SUPERVISORS_IOCTLS)
@@ -348,13 +348,6 @@ def _head(machine: str) -> Iterator[_Instruction]:
         yield (_RETURN, 0, 0, _KILL)
 
 
-def _number(name: str, column: int) -> int:
-    found = CALLS[name][column]
-    if found is None:
-        raise KeyError(name)
-    return found
-
-
 def _each(names: Iterable[str], column: int, result: int) -> Iterator[_Instruction]:
     for name in names:
         if (number := CALLS[name][column]) is not None:
@@ -365,37 +358,34 @@ def _each(names: Iterable[str], column: int, result: int) -> Iterator[_Instructi
 def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
     """What both filters allow, and the refusal of all else."""
     for command in _FCNTLS:
-        yield from _when(_number("fcntl", column), _argument(1), (_EQUAL, 0, 1, command))
+        yield from _when(CALLS["fcntl"][column], 1, (_EQUAL, 0, 1, command))
     # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
     # checks.
     test = (_ANY_BIT, 1, 0, os.O_ASYNC)
-    yield from _when(_number("fcntl", column), _argument(2), test, second=fcntl.F_SETFL)
+    yield from _when(CALLS["fcntl"][column], 2, test, second=fcntl.F_SETFL)
     # Of another process it would show whether there is one
-    yield from _when(_number("sched_getaffinity", column), _argument(0), (_EQUAL, 0, 1, 0))
+    yield from _when(CALLS["sched_getaffinity"][column], 0, (_EQUAL, 0, 1, 0))
     for request in ioctls:
-        yield from _when(_number("ioctl", column), _argument(1), (_EQUAL, 0, 1, request))
+        yield from _when(CALLS["ioctl"][column], 1, (_EQUAL, 0, 1, request))
     # Its flags are in memory, where no filter can look: told that there is none, a C library takes
     # clone.
-    yield (_EQUAL, 0, 1, _number("clone3", column))
+    yield (_EQUAL, 0, 1, CALLS["clone3"][column] or 0)
     yield (_RETURN, 0, 0, _FAIL | errno.ENOSYS)
     yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
 
 
-def _argument(index: int) -> int:
-    # The low half of the 64 bits: both machines are little-endian.
-    return _ARGUMENTS_AT + 8 * index
-
-
 def _when(
-    number: int, at: int, test: _Instruction, *, second: int | None = None
+    number: int | None, argument: int, test: _Instruction, *, second: int | None = None
 ) -> Iterator[_Instruction]:
     # Allow the call if its argument's test passes, and if the second argument is `second`; loads
-    # the number again after it.
+    # the number again after it. Arguments' low halves: both machines are little-endian.
+    if number is None:
+        raise KeyError
     yield (_EQUAL, 0, 4 if second is None else 6, number)
     if second is not None:
-        yield (_LOAD, 0, 0, _argument(1))
+        yield (_LOAD, 0, 0, _ARGUMENTS_AT + 8)
         yield (_EQUAL, 0, 3, second)
-    yield (_LOAD, 0, 0, at)
+    yield (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument)
     yield test
     yield (_RETURN, 0, 0, _ALLOW)
     yield (_LOAD, 0, 0, _NUMBER_AT)

@@ -52,16 +52,12 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     return kept, dropped
 
 
-OWNER_GONE: Final = 70  # The gateway's exit status without its owner.
+# The gateway's exit status without its owner: nothing unrecorded may be answered.
+OWNER_GONE: Final = 70
 
 
 class TooManyRequestsError(ValueError):
     """The owner has too many unanswered requests."""
-
-
-def die() -> NoReturn:
-    """End the process: nothing unrecorded may be answered."""
-    os._exit(OWNER_GONE)
 
 
 def die_without_memory() -> NoReturn:
@@ -75,7 +71,10 @@ class Reporter:
     """Sends events in order and waits for acknowledgements. `on_lost`: the owner is gone."""
 
     def __init__(
-        self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die
+        self,
+        sock: socket.socket,
+        bounds: Bounds,
+        on_lost: Callable[[], NoReturn] = lambda: os._exit(OWNER_GONE),
     ) -> None:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         self._sock = sock

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from functools import cache, partial
@@ -122,8 +121,9 @@ class UpstreamApp:
                             async with asyncio.timeout_at(until):
                                 http.receive_data(await pipe.receive())
                         elif isinstance(event, h11.Response):
-                            head, status = _texts(event.headers), event.status_code
-                            yield Answer(status=status, headers=head, until=until)
+                            pairs = end_to_end(event.headers)
+                            head = tuple((name.decode(), v.decode("latin-1")) for name, v in pairs)
+                            yield Answer(status=event.status_code, headers=head, until=until)
                         elif isinstance(event, h11.Data):
                             yield bytes(event.data)
                 finally:
@@ -145,8 +145,16 @@ class UpstreamApp:
         async with asyncio.timeout_at(until):
             await self._open.acquire()
         try:
-            async with asyncio.timeout_at(until):
-                pipe: Pipe = _UpstreamPipe(await self._dialled(port))
+            try:
+                async with asyncio.timeout_at(until):
+                    sock = await self._site.reporter.dial(self._host, port, self._id)
+            except TooManyRequestsError:
+                self._site.hit("questions")
+                problem = "not dialled: too many are being dialled"
+                raise RefusedRequestError(problem, 503) from None
+            except ValueError as error:
+                raise _refused("not dialled", str(error)) from None
+            pipe: Pipe = _UpstreamPipe(sock)
             try:
                 if port in self._encrypted:
                     context = client_context(self._authorities)
@@ -159,15 +167,6 @@ class UpstreamApp:
                 await pipe.close()
         finally:
             self._open.release()
-
-    async def _dialled(self, port: int) -> socket.socket:
-        try:
-            return await self._site.reporter.dial(self._host, port, self._id)
-        except TooManyRequestsError:
-            self._site.hit("questions")
-            raise RefusedRequestError("not dialled: too many are being dialled", 503) from None
-        except ValueError as error:
-            raise _refused("not dialled", str(error)) from None
 
     def _request(self, request: Request) -> h11.Request:
         path, query = request.raw_path.encode("latin-1"), request.query_string.encode("latin-1")
@@ -189,10 +188,6 @@ async def _send_all(pipe: Pipe, pieces: Iterable[bytes]) -> None:
     with contextlib.suppress(OSError):  # the reader sees the same end, maybe behind an answer
         for piece in pieces:
             await pipe.send(piece)
-
-
-def _texts(fields: Fields) -> tuple[tuple[str, str], ...]:
-    return tuple((name.decode(), value.decode("latin-1")) for name, value in end_to_end(fields))
 
 
 def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:

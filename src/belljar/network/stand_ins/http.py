@@ -22,10 +22,10 @@ from belljar.errors import PolicyError
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, file_answer, read_file, stored_file
 from belljar.policy.yaml_tree import Path as FieldPath
-from belljar.units import iso_time, kind_of, listed, nearest, quoted
+from belljar.units import iso_time, listed, nearest, quoted
 
 MAX_FAULTS: Final = 50  # More of one policy help no author.
-METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS: Final = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
 _FIELDS: Final = ("path", "method", "methods", "status", "headers", "type", *_BODIES)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
@@ -169,10 +169,7 @@ def check(settings: Fields, directory: Path | None) -> Faults:
 
 
 def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, str]]:
-    headers, texts = route.get("headers", {}), dict[FieldPath, str]()
-    if not isinstance(headers, dict):
-        yield ("headers",), f"a mapping is needed, but this is {kind_of(headers)}"
-        return
+    headers, status, texts = route.get("headers", {}), route.get("status", 200), dict[Any, str]()
     for name in route.keys() - set(_FIELDS):
         near = nearest(name, _FIELDS)
         hint = f"did you mean `{near}`?" if near else f"the fields are {listed(_FIELDS)}"
@@ -181,17 +178,17 @@ def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, s
         pattern_of(str(route.get("path", "")))
     except ValueError as error:
         yield ("path",), str(error)
-    for method in methods_of(route):
-        if method not in METHODS:
-            yield ("method",), f"{quoted(method)} is none of {listed(METHODS)}"
-    if len(bodies := [name for name in _BODIES if name in route]) > 1:
-        yield (bodies[1],), f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}"
-    status, media = route.get("status", 200), str(route.get("type", "text/html"))
-    if type(status) is not int or not 200 <= status <= 599:
-        yield ("status",), f"{quoted(status)} is no status from 200 to 599"
-    if not _MEDIA.fullmatch(media):
-        yield ("type",), f"{quoted(media)} is no content type, as in `text/html`"
-    for name in headers:
+    bodies = [name for name in _BODIES if name in route]
+    for wrong, field, what in (
+        (methods_of(route) - METHODS, "method", f"one or several of {listed(sorted(METHODS))}"),
+        (bodies[1:], "".join(bodies[1:2]), f"at most one of {listed(_BODIES)}"),
+        (type(status) is not int or not 200 <= status <= 599, "status", "a number, 200 to 599"),
+        (not _MEDIA.fullmatch(str(route.get("type", "text/html"))), "type", "as in `text/html`"),
+        (not isinstance(headers, dict), "headers", "a mapping"),
+    ):
+        if wrong:
+            yield (field,), f"{quoted(route.get(field))} is wrong: {what} is needed"
+    for name in headers if isinstance(headers, dict) else ():
         if not _TOKEN.fullmatch(name) or name.lower() in _OWN_HEADERS:
             yield ("headers", name), f"{quoted(name)} can't be set"
     for field in ("headers", "body", "redirect", "json"):

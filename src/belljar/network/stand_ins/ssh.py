@@ -32,19 +32,8 @@ _WINDOW_BYTES: Final = 64 << 10  # Of input that a session takes at once.
 _SETTLE_TURNS: Final = 16  # Of the loop, from a message to its record; asyncssh takes four.
 _PROHIBITED: Final = "administratively prohibited"
 _REFUSAL: Final = b"This account is currently not available.\n"  # What nologin(8) prints
-# Of what OpenSSH offers, without the groups that take a core's time and what asyncssh lacks.
-_ALGORITHMS: Final = {
-    "kex_algs": ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256"),
-    "encryption_algs": (
-        *("chacha20-poly1305@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr"),
-        *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
-    ),
-    "mac_algs": (
-        *("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com"),
-        *("hmac-sha2-256", "hmac-sha2-512"),
-    ),
-    "compression_algs": ("none",),
-}
+# Without the groups that take a core's time.
+_KEX: Final = ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256")
 # Text that a client chose would reach the gateway's standard error.
 asyncssh.set_log_level(logging.CRITICAL)
 
@@ -243,7 +232,8 @@ def make(context: StandInContext) -> StreamApp:
         line_editor=False,
         allow_scp=False,
         send_server_host_keys=False,
-        **_ALGORITHMS,
+        kex_algs=_KEX,
+        compression_algs=("none",),
     )
 
     slots = asyncio.Semaphore(MAX_CONNECTIONS)
