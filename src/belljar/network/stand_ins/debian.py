@@ -140,4 +140,4 @@ class _Debian(files.Registry):
         return "\n".join(lines) + "\n"
 
 
-check, make = files.check, _Debian.app
+check, make = files.check, _Debian

@@ -157,26 +157,16 @@ class PackageError(ValueError):
     """Why a file is no package of its kind."""
 
 
-class Registry:
+class Registry(web.Service):
     """A registry: files with their digests, and a record of what clients change."""
 
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
+    max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
 
     def __init__(self, context: web.StandInContext) -> None:
-        self.context = context
+        super().__init__(context)
         self._digests: dict[str, Mapping[str, str]] = {}
-
-    @classmethod
-    def app(cls, context: web.StandInContext) -> web.App:
-        """Return the application, of the packages in `context.files`."""
-        return web.http_app(
-            cls(context).handle, max_body_bytes=web.MAX_BODY_BYTES, waits=web.writes
-        )
-
-    async def handle(self, request: web.Request) -> web.Answer:
-        """Answer a request; what it changes is recorded first."""
-        raise NotImplementedError
 
     @cached_property
     def files(self) -> Sequence[StoredFile]:

@@ -62,16 +62,6 @@ class BadRequestError(ValueError):
     """A body that is not what its service takes, or longer."""
 
 
-def make(context: web.StandInContext) -> web.App:
-    """Return the application. Memory: 64 MiB of pushed objects, and one push at a time."""
-    git = _Git(context)
-    return web.http_app(
-        git.handle,
-        max_body_bytes=web.MAX_BODY_BYTES,
-        waits=lambda request: request.path.endswith("/git-receive-pack"),
-    )
-
-
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Return what is wrong with a directory of bare repositories."""
     if directory is None:
@@ -94,13 +84,14 @@ class _Push:
     refused: str = ""
 
 
-class _Git:
-    def __init__(self, context: web.StandInContext) -> None:
-        self._context, self._kept_bytes = context, 0
+class _Git(web.Service):
+    """Memory: 64 MiB of pushed objects, and one push at a time."""
+
+    max_body_bytes, writes_wait, _kept_bytes = web.MAX_BODY_BYTES, True, 0
 
     @cached_property
     def _repositories(self) -> Mapping[str, git_store.Repository]:
-        found, there = dict[str, git_store.Repository](), self._context.files
+        found, there = dict[str, git_store.Repository](), self.context.files
         for name, repository in git_store.find_repositories(there).items():
             if isinstance(repository, str):
                 continue
@@ -194,7 +185,7 @@ class _Git:
             "files": b"\n".join(smallest),
         }
         bodies = (body_of(name, data, web.MAX_KEPT_BODY_BYTES) for name, data in contents.items())
-        await self._context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
+        await self.context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
 
 
 def _unpacked(request: web.Request, max_bytes: int) -> bytes:
@@ -309,3 +300,6 @@ class _Fetch:
             for start in range(0, len(piece), _BAND_BYTES):
                 yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])  # Band 1: the pack
         yield pkt_seq(b"\x01" + hasher.digest())
+
+
+make = _Git

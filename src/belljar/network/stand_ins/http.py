@@ -243,21 +243,17 @@ def methods_of(route: Fields) -> set[str]:
 # ---- what is answered
 
 
-def make(context: web.StandInContext) -> web.App:
-    """Return the application. Raises `PolicyError` as `check` finds."""
-    if faults := check(context.settings, context.files):
-        raise PolicyError("; ".join(map(str, faults)), where=context.id)
-    return web.http_app(_Http(context).handle)
-
-
-class _Http:
+class _Http(web.Service):
     def __init__(self, context: web.StandInContext) -> None:
+        """Raises `PolicyError` as `check` finds."""
+        super().__init__(context)
         site: Any = context.settings
-        self._context = context
+        if faults := check(site, context.files):
+            raise PolicyError("; ".join(map(str, faults)), where=context.id)
         self._routes = [(pattern_of(one["path"]), methods_of(one), one) for one in site["routes"]]
 
     async def handle(self, request: web.Request) -> web.Answer:
-        random = self._context.random
+        random = self.context.random
         # An encoded `/` splits no segment.
         parts = (unquote(part, errors="replace") for part in request.raw_path.split("/"))
         path = "/".join(part.replace("/", "\0") for part in parts)
@@ -281,7 +277,7 @@ class _Http:
             "method": request.method,
             "host": request.host,
             "url": request.url,
-            "now": iso_time(self._context.clock()),
+            "now": iso_time(self.context.clock()),
             "random": {"hex": lambda count: random(max(1, min(int(count), 256))).hex()},
         }
         try:
@@ -297,7 +293,7 @@ class _Http:
         status = fields.get("status", 302 if "redirect" in fields else 200)
         media = fields.get("type", "")
         if "file" in fields:
-            file = stored_file(self._context.files / fields["file"], fields["file"])
+            file = stored_file(self.context.files / fields["file"], fields["file"])
             return file_answer(file, status=status, media=media, headers=pairs)
         if "json" in fields:
             value = render_all(fields["json"], view)
@@ -307,7 +303,7 @@ class _Http:
             return web.plain_error(status, (("location", location), *pairs))
         body = str(fields.get("body", ""))
         if "template" in fields:
-            body = (self._context.files / fields["template"]).read_text("utf-8", "replace")
+            body = (self.context.files / fields["template"]).read_text("utf-8", "replace")
         elif not body:
             return web.Answer(status=status, headers=pairs)
         if not media:
@@ -318,3 +314,6 @@ class _Http:
         is_markup = kind == "text/html" or kind.endswith(("/xml", "+xml"))
         text = render(body, view, is_markup=is_markup)
         return web.text_answer(text, status, pairs, media=media)
+
+
+make = _Http

@@ -19,14 +19,13 @@ _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200
 
 
-def make(context: web.StandInContext) -> web.App:
-    """Return the application. All of its paths are the endpoint, as behind many a proxy."""
-    return web.http_app(_Mcp(context, context.settings).handle)
+class _Mcp(web.Service):
+    """All of its paths are the endpoint, as behind many a proxy."""
 
-
-class _Mcp:
-    def __init__(self, context: web.StandInContext, settings: Mapping[str, Any]) -> None:
-        self._context, self._settings = context, settings
+    def __init__(self, context: web.StandInContext) -> None:
+        super().__init__(context)
+        settings: Any = context.settings
+        self._settings: Mapping[str, Any] = settings
         self._tools: Mapping[str, Any] = {str(tool["name"]): tool for tool in settings["tools"]}
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -49,7 +48,7 @@ class _Mcp:
         params = message.get("params")
         result = await self._result(message["method"], params if isinstance(params, dict) else {})
         is_first = message["method"] == "initialize"
-        headers = ((_SESSION, self._context.random(16).hex()),) if is_first else ()
+        headers = ((_SESSION, self.context.random(16).hex()),) if is_first else ()
         return web.json_answer({"jsonrpc": "2.0", "id": number, **result}, headers=headers)
 
     async def _result(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +75,7 @@ class _Mcp:
                     shown = printable(name, max_chars=80)
                     return _error(_INVALID_PARAMS, f"Unknown tool: {shown}")
                 data = {"what": "tool call", "tool": str(tool["name"])}
-                await self._context.record("network.attempt", data)
+                await self.context.record("network.attempt", data)
                 content = [{"type": "text", "text": str(tool["text"])}]
                 return {"result": {"content": content, "isError": False}}
         return _error(_NO_METHOD, "Method not found")
@@ -84,3 +83,6 @@ class _Mcp:
 
 def _error(code: int, message: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message}}
+
+
+make = _Mcp

@@ -25,18 +25,13 @@ _VERSIONS: Final = ("1.0", "2020-10-27", "latest")
 _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
-def make(context: web.StandInContext) -> web.App:
-    """Return the application."""
-    return web.http_app(_Metadata(context).handle)
-
-
-class _Metadata:
+class _Metadata(web.Service):
     """One machine's service. All that it claims is drawn when it is made."""
 
     def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         random = context.random
-        self._context = context
+        super().__init__(context)
         self._needs_token = settings.get("tokens") == "required"
         self._token = base64.b64encode(random(42)).decode()
         octets = random(3)
@@ -72,7 +67,7 @@ class _Metadata:
                 "key_digest": hmac.digest(secret.encode(), key_id.encode(), "sha256").hex(),
                 "path": request.raw_path[:512],
             }
-            await self._context.record("network.attempt", data)
+            await self.context.record("network.attempt", data)
         return web.text_answer(found, headers=headers, media="text/plain")
 
     def _make_token(self, request: web.Request) -> web.Answer:
@@ -92,7 +87,7 @@ class _Metadata:
             return "\n".join(_VERSIONS)
         if parts[0] not in _VERSIONS:
             return None
-        now_s = self._context.clock()
+        now_s = self.context.clock()
         issued_s = now_s - now_s % 3600
         secrets = {
             "Code": "Success",
@@ -123,3 +118,6 @@ class _Metadata:
         if at is None or isinstance(at, str):
             return at
         return "\n".join(f"{name}/" if isinstance(at[name], dict) else name for name in sorted(at))
+
+
+make = _Metadata

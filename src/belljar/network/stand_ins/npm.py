@@ -162,4 +162,4 @@ class _Npm(files.Registry):
         return web.json_answer({"ok": True, "success": True}, 201)
 
 
-check, make = files.check, _Npm.app
+check, make = files.check, _Npm

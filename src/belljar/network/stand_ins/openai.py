@@ -28,15 +28,12 @@ class RefusedError(Exception):
         self.status, self.body = status, {"error": error}
 
 
-def make(context: web.StandInContext) -> web.App:
-    """Return the application."""
-    return web.http_app(_OpenAi(context).handle, max_body_bytes=web.MAX_ASKED_BYTES)
+class _OpenAi(web.Service):
+    max_body_bytes = web.MAX_ASKED_BYTES
 
-
-class _OpenAi:
     def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
-        self.context = context
+        super().__init__(context)
         self.model: str = settings.get("model", DEFAULT_MODEL)  # As it is shown; any is taken.
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -131,3 +128,6 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
             yield {**base, "choices": [{**part, "logprobs": None}]}
     if usage:
         yield {**base, "choices": [], "usage": completion["usage"]}
+
+
+make = _OpenAi

@@ -110,4 +110,4 @@ class _Pypi(files.Registry):
         return web.text_answer(f"<!DOCTYPE html>\n<title>Links</title>\n{lines}", media=_HTML)
 
 
-check, make = files.check, _Pypi.app
+check, make = files.check, _Pypi

@@ -251,25 +251,24 @@ def header_text(text: str) -> str:
     return _UNSAFE.sub("", text[:4096]).strip()
 
 
-def http_app(
-    handle: App,
-    *,
-    max_body_bytes: int = 1 << 20,
-    waits: Callable[[Request], bool] = lambda _: False,
-) -> App:
-    """Return what answers too long a body by 413.
+class Service:
+    """An application with its state. `writes_wait`: one is handled at a time, for its memory."""
 
-    Of requests that wait one is handled at a time: a second client doubles no memory.
-    """
-    turn = Lock()
+    max_body_bytes, writes_wait = 1 << 20, False
 
-    async def app(request: Request) -> Answer:
-        if len(request.body) > max_body_bytes:
+    def __init__(self, context: StandInContext) -> None:
+        self.context, self._turn = context, Lock()
+
+    async def __call__(self, request: Request) -> Answer:
+        """Answer a request; 413 where its body is too long."""
+        if len(request.body) > self.max_body_bytes:
             return plain_error(413)
-        async with turn if waits(request) else nullcontext():
-            return await handle(request)
+        async with self._turn if self.writes_wait and writes(request) else nullcontext():
+            return await self.handle(request)
 
-    return app
+    async def handle(self, request: Request) -> Answer:
+        """Answer a request; what it changes is recorded first."""
+        raise NotImplementedError
 
 
 def writes(request: Request) -> bool:
