@@ -128,7 +128,15 @@ class _ForkServer:
         for role, count in roles.items():
             pid = os.fork()
             if pid == 0:
-                _become_child(self._roles[role], fds[at : at + count], parent)
+                own = fds[at : at + count]
+                try:
+                    syscalls.die_with_parent(parent)
+                    syscalls.close_all_but((0, 1, 2, *own))  # No child has another's.
+                    self._roles[role](own, parent)
+                except BaseException as exc:  # noqa: BLE001 - it ends here, and says why
+                    print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
+                finally:
+                    os._exit(1)
             at += count
             # Nothing is reaped meanwhile, so the number is still this child's.
             pidfd = os.pidfd_open(pid)
@@ -146,15 +154,3 @@ class _ForkServer:
         ended = [pid for pid, status in self._statuses.items() if status is not None]
         for pid in ended[:-_MAX_UNASKED]:
             del self._statuses[pid]
-
-
-def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:
-    # No child has another's descriptors.
-    try:
-        syscalls.die_with_parent(parent)
-        syscalls.close_all_but((0, 1, 2, *fds))
-        run(fds, parent)
-    except BaseException as exc:  # noqa: BLE001 - it ends here, and says why
-        print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
-    finally:
-        os._exit(1)

@@ -40,10 +40,10 @@ _TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)
 
 
 def read_control(file: files.StoredFile) -> Message:
-    """Return the control data of a package file. Raises `PackageError`, `OSError`."""
+    """Return the control data of a package file. Raises `ValueError`, `OSError`."""
     with file.open() as source:
         if source.read(8) != b"!<arch>\n":
-            raise files.PackageError("not a Debian package (.deb), which is an ar archive")
+            raise ValueError("not a Debian package (.deb), which is an ar archive")
         # A package has three members (deb(5)); a later version's may stand among them.
         for _ in range(16):
             match = _HEADER.fullmatch(source.read(60))
@@ -58,9 +58,9 @@ def read_control(file: files.StoredFile) -> Message:
                 # A blank line would begin a second package in the index.
                 right = (known.fullmatch(control[key] or "") for key, known in _IDENTITY.items())
                 if not all(right) or control.defects or re.search(r"^\s*$", text, re.MULTILINE):
-                    raise files.PackageError("its control file is not one valid stanza")
+                    raise ValueError("its control file is not one valid stanza")
                 return control
-    raise files.PackageError("it has no control archive")
+    raise ValueError("it has no control archive")
 
 
 class _Debian(files.Registry):
@@ -102,7 +102,7 @@ class _Debian(files.Registry):
         """Make the indexes of the directory's `.deb` files; others are left out."""
         stanzas, texts = [], list[tuple[str, str]]()
         for file in self.files:
-            with suppress(files.PackageError, OSError):
+            with suppress(ValueError, OSError):
                 stanzas.append((read_control(file), file))
         stanzas.sort(key=lambda pair: (pair[0]["Package"], pair[0]["Version"]))
         for control, file in stanzas:

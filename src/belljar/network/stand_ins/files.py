@@ -51,31 +51,22 @@ class StoredFile(NamedTuple):
         """Open it to be read. Raises `OSError`."""
         return open_plain_file(self.path)
 
-    @property
-    def base(self) -> str:
-        """Return the last part of the name."""
-        return self.path.name
-
-
-class FilesError(PolicyError):
-    """The directory can't be served."""
-
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
-    """Return regular files sorted by name, and no links. Raises `FilesError` beyond the bounds."""
+    """Return regular files sorted by name, and no links. Raises `PolicyError` beyond the bounds."""
     found = list[StoredFile]()
     for place, folders, names in os.walk(directory):  # which follows no link
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(directory)
         if len(below.parts) > MAX_DEPTH:
             what = f"more than {MAX_DEPTH} directories deep"
-            raise FilesError(what, where=str(directory))
+            raise PolicyError(what, where=str(directory))
         for name in names:
             if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
                 found.append(stored_file(Path(place) / name, str(below / name)))
         if len(found) > MAX_FILES:
             what = f"more than {MAX_FILES} files"
-            raise FilesError(what, where=str(directory), hint="serve fewer files")
+            raise PolicyError(what, where=str(directory), hint="serve fewer files")
     return tuple(sorted(found, key=lambda file: file.name))
 
 
@@ -99,7 +90,7 @@ def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
 ) -> web.Answer:
     """Return the whole file: a server may pass over ranges and conditions (RFC 9110, 13 and 14)."""
-    kind = mimetypes.guess_type(file.base)[0] or "application/octet-stream"
+    kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     return web.Answer(
         status=status,
@@ -153,10 +144,6 @@ _MAX_MEMBERS: Final = 50_000
 MAX_MEMBER_BYTES: Final = 1 << 20
 
 
-class PackageError(ValueError):
-    """Why a file is no package of its kind."""
-
-
 class Registry(web.Service):
     """A registry: files with their digests, and a record of what clients change."""
 
@@ -170,7 +157,7 @@ class Registry(web.Service):
 
     @cached_property
     def files(self) -> Sequence[StoredFile]:
-        """Read the directory at the first request. Raises `FilesError`."""
+        """Read the directory at the first request. Raises `PolicyError`."""
         return list_files(self.context.files)
 
     async def digests(self, file: StoredFile) -> Mapping[str, str]:
@@ -200,7 +187,7 @@ class Registry(web.Service):
 
 
 def tar_member(source: IO[bytes], pattern: str) -> bytes:
-    """Return the first file of an archive whose name matches. Raises `PackageError`."""
+    """Return the first file of an archive whose name matches. Raises `ValueError`."""
     try:
         with tarfile.open(fileobj=source, mode="r|*") as stream:
             for entry in islice(stream, _MAX_MEMBERS):
@@ -208,19 +195,17 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
                     opened = stream.extractfile(entry)
                     content = opened.read(MAX_MEMBER_BYTES + 1) if opened else b""
                     if len(content) > MAX_MEMBER_BYTES:
-                        raise PackageError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
+                        raise ValueError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
                     return content
-    except PackageError:
-        raise
     except (OSError, *_BROKEN) as error:
-        raise PackageError(f"it can't be unpacked: {error}") from None
-    raise PackageError("it lacks the file that describes it")
+        raise ValueError(f"it can't be unpacked: {error}") from None
+    raise ValueError("it lacks the file that describes it")
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     """Return what is wrong with a directory of packages. What is no package is left out of it."""
     try:
         is_empty = not list_files(directory)
-    except (FilesError, OSError) as error:
+    except (PolicyError, OSError) as error:
         return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
     return (Fault("empty, or no directory", file=str(directory)),) if is_empty else ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -24,7 +23,6 @@ from belljar.network.stand_ins.files import Fault, Faults, file_answer, read_fil
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import iso_time, listed, nearest, quoted
 
-MAX_FAULTS: Final = 50  # More of one policy help no author.
 METHODS: Final = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
 _FIELDS: Final = ("path", "method", "methods", "status", "headers", "type", *_BODIES)
@@ -160,12 +158,11 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
 
 def check(settings: Fields, directory: Path | None) -> Faults:
     """Return what is wrong with the routes, each with its place."""
-    found = (
+    return tuple(
         Fault(what, ("routes", index, *where))
         for index, route in enumerate(settings.get("routes", []))
         for where, what in _wrong(route, directory)
     )
-    return tuple(islice(found, MAX_FAULTS))
 
 
 def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, str]]:

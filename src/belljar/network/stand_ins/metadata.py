@@ -43,10 +43,18 @@ class _Metadata(web.Service):
 
     async def handle(self, request: web.Request) -> web.Answer:
         if request.path == "/latest/api/token":
-            return self._make_token(request)
+            if request.method != "PUT":
+                return web.plain_error(405, _SERVER)
+            ttl = request.header(f"{_TOKEN}-ttl-seconds")
+            is_number = ttl.isascii() and ttl.isdigit() and len(ttl) <= 5
+            if not is_number or not 1 <= int(ttl) <= MAX_TTL_S:
+                return web.plain_error(400, _SERVER)
+            # One of the range, without an end: none is remembered.
+            headers: web.Pairs = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
+            return web.text_answer(self._token, headers=headers, media="text/plain")
         if request.method not in ("GET", "HEAD"):
             return web.plain_error(405, _SERVER)
-        headers: web.Pairs = _SERVER
+        headers = _SERVER
         if request.header(_TOKEN):
             if request.header(_TOKEN) != self._token:
                 return web.plain_error(401, _SERVER)
@@ -69,16 +77,6 @@ class _Metadata(web.Service):
             }
             await self.context.record("network.attempt", data)
         return web.text_answer(found, headers=headers, media="text/plain")
-
-    def _make_token(self, request: web.Request) -> web.Answer:
-        if request.method != "PUT":
-            return web.plain_error(405, _SERVER)
-        ttl = request.header(f"{_TOKEN}-ttl-seconds")
-        if not (ttl.isascii() and ttl.isdigit() and len(ttl) <= 5 and 1 <= int(ttl) <= MAX_TTL_S):
-            return web.plain_error(400, _SERVER)
-        # One of the range, without an end: none is remembered.
-        headers = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
-        return web.text_answer(self._token, headers=headers, media="text/plain")
 
     def _find(self, path: str) -> str | None:
         """A value's text, or the names below."""

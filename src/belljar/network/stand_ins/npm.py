@@ -50,22 +50,22 @@ class Package(NamedTuple):
 
 
 def read_package(file: files.StoredFile) -> Package:
-    """Return a package by its `package.json`, one directory deep. Raises `PackageError`."""
+    """Return a package by its `package.json`, one directory deep. Raises `ValueError`."""
     if not file.name.endswith((".tgz", ".tar.gz")):
-        raise files.PackageError("not a packed npm package (.tgz)")
+        raise ValueError("not a packed npm package (.tgz)")
     try:
         with file.open() as source:
             content = files.tar_member(source, r"(?:\./)?[^/]+/package\.json")
         # npm takes a byte order mark too.
         manifest = web.parse_json(content.removeprefix(codecs.BOM_UTF8))
     except (OSError, ValueError) as error:
-        raise files.PackageError(f"not a packed package that can be read: {error}") from None
+        raise ValueError(f"not a packed package that can be read: {error}") from None
     known = manifest if isinstance(manifest, dict) else {}
     name, version = str(known.get("name", "")), str(known.get("version", ""))
     if len(name) > 214 or _NAME.fullmatch(name) is None:
-        raise files.PackageError("its package.json has no name that a registry takes")
+        raise ValueError("its package.json has no name that a registry takes")
     if _VERSION.fullmatch(version) is None:
-        raise files.PackageError("its package.json has no semantic version")
+        raise ValueError("its package.json has no semantic version")
     return Package(file, known, name, version)
 
 
@@ -77,7 +77,7 @@ class _Npm(files.Registry):
         """Name → version → package, in their order. Other files are left out."""
         packages, found = list[Package](), dict[str, dict[str, Package]]()
         for file in self.files:
-            with suppress(files.PackageError):
+            with suppress(ValueError):
                 packages.append(read_package(file))
         for package in sorted(packages, key=lambda one: one.order):
             found.setdefault(package.name, {}).setdefault(package.version, package)

@@ -73,8 +73,8 @@ class _Pypi(files.Registry):
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, files.StoredFile]]:
         """Normal name → file name → file, the oldest version first; other files are left out."""
-        parsed = ((parse_file_name(file.base), file) for file in self.files)
-        named = [(*known, file.base, file) for known, file in parsed if known]
+        parsed = ((parse_file_name(file.path.name), file) for file in self.files)
+        named = [(*known, file.path.name, file) for known, file in parsed if known]
         found: dict[str, dict[str, files.StoredFile]] = {}
         for project, _, base, file in sorted(named, key=lambda one: one[:3]):
             found.setdefault(project, {})[base] = file

@@ -131,13 +131,15 @@ class _Server(asyncssh.SSHServer):
     unix_connection_requested: Any = connection_requested
 
     async def server_requested(self, *where: object) -> bool:
-        await self._connection.record(_step("listen", ":".join(map(str, where))))
+        named = ":".join(map(str, where)).encode("utf-8", "replace")
+        await self._connection.record(ServiceStep("listen", named))
         return False
 
     unix_server_requested: Any = server_requested
 
     async def _refuse_channel(self, what: str) -> NoReturn:
-        await self._connection.record(_step("forward", f"forward to {what}"))
+        named = f"forward to {what}".encode("utf-8", "replace")
+        await self._connection.record(ServiceStep("forward", named))
         raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
 
 
@@ -208,10 +210,6 @@ class _Transport(asyncio.Transport):
         self._is_closing = True
 
     abort = close
-
-
-def _step(name: str, text: str) -> ServiceStep:
-    return ServiceStep(name, text.encode("utf-8", "replace"))
 
 
 def make(context: StandInContext) -> StreamApp:
