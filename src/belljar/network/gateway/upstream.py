@@ -30,21 +30,17 @@ HANDSHAKE_BYTES: Final = 256 << 10
 MAX_HEAD_BYTES: Final = 16 << 10
 # RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
 HOP_BY_HOP: Final = frozenset(
-    (
-        b"alt-svc connection expect http2-settings keep-alive proxy-authenticate "
-        b"proxy-authentication-info proxy-authorization proxy-connection te trailer "
-        b"transfer-encoding upgrade"
-    ).split()
+    b"alt-svc connection expect http2-settings keep-alive proxy-authenticate "
+    b"proxy-authentication-info proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade".split()
 )
 _OURS: Final = frozenset({b"host", b"content-length"})  # Written anew, by what is sent
 # By these, and with these beginnings, front ends and frameworks take another method, host or
 # address than the judged one: refused.
 REWRITING: Final = frozenset(
-    (
-        b"forwarded http-method-override method-override request-uri x-host x-host-override "
-        b"x-http-destinationurl x-http-host-override x-http-method x-http-method-override x-method "
-        b"x-method-override x-proxy-host x-proxy-url x-real-url x-request-uri"
-    ).split()
+    b"forwarded http-method-override method-override request-uri x-host x-host-override "
+    b"x-http-destinationurl x-http-host-override x-http-method x-http-method-override "
+    b"x-method x-method-override x-proxy-host x-proxy-url x-real-url x-request-uri".split()
 )
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
 # A method in a query or form: `_method` (Rails, Laravel) and the fields' names, in any case and

@@ -64,11 +64,7 @@ class _Nothing(ChainableUndefined):
     def __eq__(self, other: object) -> bool:
         return False
 
-    def __ne__(self, other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = ChainableUndefined.__hash__
 
 
 class _Environment(ImmutableSandboxedEnvironment):

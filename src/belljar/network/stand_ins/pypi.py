@@ -13,14 +13,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Final
 
-from packaging.utils import (
-    InvalidName,
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging import utils
 from packaging.version import InvalidVersion, Version
 
 from belljar.capture import body_of
@@ -38,11 +31,16 @@ def parse_file_name(name: str) -> tuple[str, Version] | None:
         return None
     try:
         if name.endswith(".whl"):
-            project, version, _, _ = parse_wheel_filename(name)
+            project, version, _, _ = utils.parse_wheel_filename(name)
             return project, version
-        project, version = parse_sdist_filename(name)
-        return canonicalize_name(project, validate=True), version
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidName):
+        project, version = utils.parse_sdist_filename(name)
+        return utils.canonicalize_name(project, validate=True), version
+    except (
+        utils.InvalidWheelFilename,
+        utils.InvalidSdistFilename,
+        InvalidVersion,
+        utils.InvalidName,
+    ):
         return None
 
 
@@ -96,7 +94,7 @@ class _Pypi(files.Registry):
             case ["simple"]:
                 links = {f"{name}/": name for name in sorted(self._projects)}
             case ["simple", name]:
-                for base, file in self._projects.get(canonicalize_name(name), {}).items():
+                for base, file in self._projects.get(utils.canonicalize_name(name), {}).items():
                     digest = (await self.digests(file))["sha256"]
                     links[f"/packages/{base}#sha256={digest}"] = base
             case ["packages", name] if named := parse_file_name(name):
