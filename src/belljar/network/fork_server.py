@@ -27,16 +27,9 @@ from belljar.network.supervisor.main import SupervisorTask, run_supervisor
 
 # What libraries import only when they need it: codecs, and the parts of TLS and certificates.
 PRELOAD: Final = (
-    "asyncio.sslproto",
-    "cryptography.hazmat.backends.openssl.backend",
-    "cryptography.hazmat.primitives.asymmetric.ec",
-    "cryptography.x509",
-    "encodings.idna",
-    "encodings.latin_1",
-    "encodings.utf_8",
-    "h11",
-    "stringprep",
-    "unicodedata",
+    *("asyncio.sslproto", "cryptography.hazmat.backends.openssl.backend", "cryptography.x509"),
+    *("cryptography.hazmat.primitives.asymmetric.ec", "encodings.idna", "encodings.latin_1"),
+    *("encodings.utf_8", "h11", "stringprep", "unicodedata"),
 )
 Child = Callable[[list[int], int], NoReturn]
 

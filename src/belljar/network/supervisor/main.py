@@ -24,11 +24,11 @@ from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
 from belljar.network.gateway.main import NO_CORE, limit_address_space, send_listeners
 from belljar.network.packets import RECORD, PacketFile, Tap
-from belljar.network.seccomp import supervisor_filter
 from belljar.network.supervisor import links, netfilter, netlink
 from belljar.network.supervisor.cell_dialler import IP_TRANSPARENT, CellDialler
 from belljar.network.supervisor.links import differences, read_baseline, read_settings
 from belljar.network.supervisor.netfilter import Flows
+from belljar.network.syscalls import supervisor_filter
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.nft import KnownRules, changed_rules, known_rules
