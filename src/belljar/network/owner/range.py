@@ -19,7 +19,7 @@ import anyio.to_thread
 from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
-from belljar.isolation.hold import read_order, refuse_if_forbidden
+from belljar.isolation.hold import check_may_start, read_order
 from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.survivors import (
     Destruction,
@@ -207,7 +207,7 @@ class NetworkRange:
             child=supervisor,
             processes=(supervisor, gateway),
         )
-        refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
+        check_may_start(self._home, cell=self.id)  # before, no kill order could name them
         watch = RangeWatch(
             self.id,
             processes,
