@@ -93,7 +93,7 @@ def import_image(
 def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
     """Read the configuration; its digest is the image's id."""
     name, wanted = found.config
-    raw = read_bounded(found.files(name), limits)
+    raw = read_bounded(found.files, name, limits)
     config, digest = parse_document(raw), hashlib.sha256(raw).hexdigest()
     if wanted not in {"", digest}:
         raise LayerError("a document's bytes are not those of its digest")

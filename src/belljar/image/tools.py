@@ -28,24 +28,15 @@ _T = TypeVar("_T")
 _KEPT_STDERR_BYTES: Final = 4096
 # How often `watch` looks, such as at the space that is left.
 _POLL_S: Final = 0.2
-# Of tools that are not called like their package.
-_PACKAGES: Final = {
-    **dict.fromkeys(("prlimit", "setpriv", "unshare", "nsenter", "choom"), "util-linux"),
-    **dict.fromkeys(("mksquashfs", "sqfstar", "unsquashfs"), "squashfs-tools"),
-    **dict.fromkeys(("newuidmap", "newgidmap"), "uidmap"),
-    **dict.fromkeys(("apt-get", "apt-cache"), "apt"),
-    "dpkg-deb": "dpkg",
-    "xz": "xz-utils",
-}
 
 
 def tool(name: str) -> str:
-    """Its absolute path. Raises `HostError` that names the package."""
+    """Its absolute path. Raises `HostError`."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
         raise HostError(
             f"the tool {name} is missing",
-            hint=f"run `belljar setup`, or install {_PACKAGES.get(name, name)}",
+            hint=f"run `belljar setup`, or install the package that has {name}",
         )
     return found
 
@@ -119,11 +110,8 @@ def run_logged(
                 process.wait(timeout_s)
                 raise
     if status != 0:
-        raise HostError(
-            str(failed(argv, status, bytes(output))),
-            where=str(log),
-            hint="the log has the whole story; then run it again",
-        )
+        hint = "the log has the whole story; then run it again"
+        raise HostError(failed(argv, status, bytes(output)).what, where=str(log), hint=hint)
 
 
 @contextmanager
@@ -201,23 +189,14 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
         process.wait()
 
 
-class ToolError(HostError):
-    """A tool failed; `output`: its last words, escaped."""
-
-    def __init__(self, what: str, *, where: str, output: str) -> None:
-        super().__init__(what, where=where)
-        self.output = output
-
-
-def failed(argv: Sequence[str], status: int, complaint: bytes) -> ToolError:
+def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
     """A failed tool's error, with its last output escaped."""
-    name = _name(argv)
     how = f"failed with status {status}"
     if status < 0:
         how = f"was killed by {signal.Signals(-status).name}"
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
-    what = f"{name} {how}: {words}" if words else f"{name} {how}"
-    return ToolError(what, where=name, output=words)
+    what = f"{_name(argv)} {how}: {words}" if words else f"{_name(argv)} {how}"
+    return HostError(what, where=_name(argv))
 
 
 def _name(argv: Sequence[str]) -> str:
@@ -242,6 +221,7 @@ _ROOTS_FIRST_ID: Final = 0xB000_0000
 _ROOTS_SLOTS: Final = 1 << 12  # Up to 0xC000_0000
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
+_MAX_FILE_BYTES: Final = 64 << 30
 # For the kernel to end all processes of a namespace whose first one is gone.
 _END_TIMEOUT_S: Final = 10.0
 # The working directory, whose host path may be closed.
@@ -349,7 +329,6 @@ class Inside:
         env: Mapping[str, str],
         timeout_s: float,
         has_network: bool = False,
-        max_file_bytes: int = 64 << 30,
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
@@ -357,7 +336,7 @@ class Inside:
 
         No process of it is left. `watch` is called often; it may raise. Raises `HostError`.
         """
-        limits = [f"--fsize={max_file_bytes}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
+        limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
         apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
