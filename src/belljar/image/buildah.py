@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.config import ImageConfig, config_of
+from belljar.image.config import config_of
 from belljar.image.context import read_ignore, take_context
 from belljar.image.dockerfile import (
     EMPTY,
@@ -41,7 +41,7 @@ from belljar.image.storage import (
     remove_built,
     work_dir,
 )
-from belljar.image.store import MADE_HERE, Image, SetuidPrograms, Store, check_name
+from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
@@ -49,8 +49,6 @@ from belljar.store.locks import alone
 from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
-# Of one tool: a build that compiles takes its time, one that waits for ever ends.
-_TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
 _FORMAT: Final = 2
 RESULT: Final = "localhost/result"
@@ -93,7 +91,6 @@ class BuildRequest:
     target: str = ""
     has_network: bool = False
     keep_setuid: bool = False
-    timeout_s: float = _TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,28 +156,17 @@ def build_dockerfile(
             tools = Tools(
                 inside=inside,
                 report=report,
-                timeout_s=request.timeout_s,
                 driver=next((base.driver for base in bases.values()), ""),
                 bases=tuple(dict.fromkeys(bases.values())),
             )
             try:
                 tools.prepare()
                 _build(tools, request, recipe, bases)
-                tools.tail.clear()
                 report("packing the result")
                 result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
-        image = store.add(
-            result.rootfs,
-            result.config,
-            name=request.name,
-            source=source,
-            created=printable(str(result.document.get("created") or ""), max_chars=40),
-            built=provenance,
-            setuid_programs=result.setuid_programs,
-        )
-        return image, True
+        return store.add(**result, name=request.name, source=source, built=provenance), True
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
@@ -297,21 +283,11 @@ def _build(
 # elsewhere.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
-    """`rootfs`: the packed tree; `document`: buildah's configuration of it, which a step that broke
-    out of its container can have forged."""
-
-    rootfs: Path
-    config: ImageConfig
-    document: dict[str, Any]
-    setuid_programs: SetuidPrograms
-
-
-def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> BuildResult:
+def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> dict[str, Any]:
     """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
 
-    Raises `LayerError` for what an image may not have, `HostError`.
+    Returns what `Store.add` takes of it; a step that broke out of its container can have forged
+    that. Raises `LayerError` for what an image may not have, `HostError`.
     """
     rootfs = tools.inside.work.parent / "rootfs"
     try:
@@ -329,9 +305,9 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
         raise
     except (OSError, ValueError) as error:  # not what the tools write
         raise LayerError(f"its files can't be read: {printable(str(error))}") from error
-    return BuildResult(
-        rootfs=rootfs, config=config, document=document, setuid_programs=tree.setuid_programs
-    )
+    created = printable(str(document.get("created") or ""), max_chars=40)
+    kept = {"created": created, "setuid_programs": tree.setuid_programs}
+    return {"rootfs": rootfs, "config": config, **kept}
 
 
 @contextmanager
