@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from belljar.bundle.create import Contents, create_bundle
-from belljar.bundle.install import install_bundle, installed, open_bundle
+from belljar.bundle import Contents, create_bundle, install_bundle, installed, open_bundle
 from belljar.cli.console import (
     MisuseError,
     json_option,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
+from belljar.image import storage
 from belljar.image.config import config_of
 from belljar.image.context import read_ignore, take_context
 from belljar.image.dockerfile import (
@@ -31,16 +32,6 @@ from belljar.image.dockerfile import (
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
-from belljar.image.storage import (
-    MIN_FREE_BYTES,
-    Base,
-    NoSpaceError,
-    Tools,
-    first_id_of,
-    hold_base,
-    remove_built,
-    work_dir,
-)
 from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
@@ -131,21 +122,21 @@ def build_dockerfile(
             is_named = request.name in image.names
             return (image if is_named else store.name(image, request.name)), False
     tool("buildah")
-    first_uid = first_id_of(home)
+    first_uid = storage.first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
         with suppress(OSError), alone(path) as free:  # another build removes it
             if free:
-                remove_built(home, path, first_uid)
+                storage.remove_built(home, path, first_uid)
     size = sum(base.size_bytes for base in recipe.bases.values())
-    need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
+    need_space(home, storage.MIN_FREE_BYTES + 2 * size, "building an image")
     with ExitStack() as held:
         scratch = held.enter_context(scratch_dir(home))
-        work = held.enter_context(work_dir(home, scratch, first_uid))
+        work = held.enter_context(storage.work_dir(home, scratch, first_uid))
         _take_files(request, recipe, work, first_uid)
         bases = {
-            name: held.enter_context(hold_base(home, image, first_uid, report))
+            name: held.enter_context(storage.hold_base(home, image, first_uid, report))
             for name, image in recipe.bases.items()
         }
         source = printable(f"build {request.context}", max_chars=300)
@@ -153,7 +144,7 @@ def build_dockerfile(
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
-            tools = Tools(
+            tools = storage.Tools(
                 inside=inside,
                 report=report,
                 driver=next((base.driver for base in bases.values()), ""),
@@ -238,7 +229,10 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
 
 
 def _build(
-    tools: Tools, request: BuildRequest, recipe: BuildRecipe, bases: Mapping[str, Base]
+    tools: storage.Tools,
+    request: BuildRequest,
+    recipe: BuildRecipe,
+    bases: Mapping[str, storage.Base],
 ) -> None:
     """Run the steps. Raises as `build_dockerfile`."""
     work, ids = tools.inside.work, {name: base.image_id for name, base in bases.items()}
@@ -262,7 +256,7 @@ def _build(
     argv = tools.buildah("build", *options, str(WORK / "context"))
     try:
         tools.run(*argv, has_network=request.has_network)
-    except NoSpaceError:
+    except storage.NoSpaceError:
         raise
     except HostError as error:
         tail = "\n".join(tools.tail) or error.what
@@ -283,7 +277,9 @@ def _build(
 # elsewhere.
 
 
-def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> dict[str, Any]:
+def pack_result(
+    tools: storage.Tools, volumes: Iterable[str], *, keep_setuid: bool
+) -> dict[str, Any]:
     """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
 
     Returns what `Store.add` takes of it; a step that broke out of its container can have forged
