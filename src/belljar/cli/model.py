@@ -121,8 +121,7 @@ def serve(policy: Path, *, port: int, tier: str | None, as_json: bool) -> None:
 
     from belljar.cell.parts import start_run
     from belljar.events import Actor
-    from belljar.model.front import serve_clients
-    from belljar.model.serve import load_model, open_model
+    from belljar.model.serve import load_model, open_model, serve_clients
     from belljar.policy.loaded import with_tier
 
     loaded = with_tier(load_model(policy), tier)

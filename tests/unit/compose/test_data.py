@@ -10,12 +10,11 @@ import pytest
 from tests.unit.compose.test_translate import two
 
 from belljar.compose import keys
-from belljar.compose.data import ServiceBuild, builds_of
-from belljar.compose.document import TaskFiles, read_document
+from belljar.compose.document import ServiceBuild, TaskFiles, builds_of, read_document
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind
-from belljar.policy.task_data import TaskFile
+from belljar.policy.sections import TaskFile
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
