@@ -1,11 +1,8 @@
 """Bundles, which carry an installation to a host without a network.
 
-A bundle is a plain directory. `SHA256SUMS` is its manifest: the digest and the path of each file.
-`SHA256SUMS.sig` signs that, and `bundle.json`, one of the files, has the names of images and
-weights, and the kind of host. A bundle may come from anyone: what the manifest doesn't list is
-refused, and what is installed is a copy that was hashed while it was made. One that is made is
-everything, or nothing and the names of what is missing; signed are digests of the sources, not of
-what the medium gives back.
+A directory: `SHA256SUMS` is its manifest, `SHA256SUMS.sig` signs that, and `bundle.json` has the
+names of images and weights, and the kind of host. A bundle may come from anyone: what the manifest
+doesn't list is refused, and what is installed is a copy that was hashed while it was made.
 """
 
 from __future__ import annotations
@@ -91,10 +88,7 @@ class Bundle:
     signer: str
 
     def verify(self, report: Report, *, into: Path | None = None) -> None:
-        """Hash every file, and refuse others. `into`: keep a copy of what was hashed.
-
-        Raises `BundleError`, `HostError`.
-        """
+        """Hash every file, and refuse others. `into`: keep a copy of what was hashed."""
         known = {*self.digests, SUMS, SIGNATURE}
         for each in self.path.rglob("*"):
             name = each.relative_to(self.path).as_posix()
@@ -149,10 +143,7 @@ def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> N
 
 
 def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
-    """Open a bundle that its key has signed. `expected_key`: the fingerprint it must have.
-
-    Raises `BundleError`.
-    """
+    """Open a bundle that its key has signed. `expected_key`: the fingerprint it must have."""
     listed = _read(path, SUMS)
     signed = _SIGNATURE.fullmatch(_read(path, SIGNATURE).decode("ascii", "replace"))
     if not (signed and signature_is_good(signed[1], signed[2], _SIGNED + listed)):
@@ -324,10 +315,7 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
 
 
 def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The files of the store and the checkout, by their paths in the bundle; their names.
-
-    Raises `HostError` for all that is missing together.
-    """
+    """The files of the store and the checkout, by their paths in the bundle; their names."""
     missing, files = list[str](), dict[str, Path]()
     about: dict[str, Any] = {"images": [], "weights": []}
 
@@ -444,10 +432,7 @@ class _DebianSource:
             self.files |= self._apt.closure(packages, suite=suite)
 
     def fetch(self, folder: Path) -> dict[str, str]:
-        """Fetch them and make an index, by which apt reads the directory; the digests.
-
-        Raises `HostError` for one that isn't what Debian's signed list says, and removes it.
-        """
+        """Fetch them and make an index, by which apt reads the directory; the digests."""
         for suite, packages in self._groups.items():
             self._apt.download_closure(packages, folder, suite=suite)
         (folder / "lock").unlink()  # apt's own

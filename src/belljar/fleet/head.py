@@ -441,10 +441,7 @@ class Head:
 
 
 def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
-    """Run an evaluation on the fleet; return its outcome and lines for the report.
-
-    Raises as `run_evaluation`, `HostError` when no node can run the task as planned.
-    """
+    """Run an evaluation on the fleet; return its outcome and lines for the report."""
     patience_s = silence_s(os.environ)
     with (
         watched_host(beside="ray") as host,  # it loads the task, and computes its metrics

@@ -188,10 +188,7 @@ def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list
 def send_images(
     engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
 ) -> tuple[list[Sent], dict[str, str]]:
-    """Send images of this store that nodes lack, by node.
-
-    Return what was sent, and the reason of each node that could not take one.
-    """
+    """Send images of this store that nodes lack, by node."""
     sent, failed = list[Sent](), dict[str, str]()
     for name in sorted({name for names in lacking.values() for name in names}):
         nodes = [node for node, names in lacking.items() if name in names and node not in failed]

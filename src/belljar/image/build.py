@@ -141,8 +141,7 @@ def build_image(
 ) -> Image:
     """Build a recipe and put it into the store under its name.
 
-    `report` gets a line for each stage, from any thread. Raises `HostError`; then the store is as
-    it was.
+    `report` is called from any thread. Raises `HostError`; then the store is as it was.
     """
     sources = debian_sources(host_sources(), recipe.codename, mirror=mirror)
     mode = "root" if os.geteuid() == 0 else "unshare"

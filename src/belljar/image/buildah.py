@@ -94,10 +94,7 @@ class BuildRecipe:
     inputs: Mapping[str, Any]
 
     def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
-        """Return what the store keeps of a build with these options; `recipe` digests it all.
-
-        Pure.
-        """
+        """Return what the store keeps of a build with these options; `recipe` digests it all."""
         decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         kept = ("dockerfile", "context", "target", "bases", "network")

@@ -56,10 +56,7 @@ def debian_arch() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """A `HEALTHCHECK` as Docker keeps it.
-
-    `test` begins with `CMD` or `CMD-SHELL`; 0 is Docker's usual.
-    """
+    """A `HEALTHCHECK` in Docker's form; `test` begins with `CMD` or `CMD-SHELL`, 0 is its usual."""
 
     test: tuple[str, ...]
     interval_ns: int = 0

@@ -93,10 +93,7 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """One entry of a layer. `path` has no `.` or `..`; `target` is a link's, as written.
-
-    The content of a file is `size_bytes` bytes at `offset` of the layer.
-    """
+    """One entry of a layer. `path` has no `.` or `..`; `target` is a link's, as written."""
 
     path: EntryPath
     kind: ImageEntryKind
@@ -115,8 +112,7 @@ def read_entries(
 ) -> Iterator[LayerEntry]:
     """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
-    `pread`: like `os.pread` of a file, with a count and an offset. The layer must end with an end
-    marker or exactly after an entry. Raises `LayerError`.
+    It must end with an end marker or exactly after an entry. Raises `LayerError`.
     """
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:

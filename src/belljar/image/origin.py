@@ -67,10 +67,7 @@ Files: TypeAlias = Callable[[str], Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageParts:
-    """An image's parts by their names in `files`, and the SHA-256 that each must have.
-
-    Without a stated digest it is "". `digests`: of an index, of the manifest.
-    """
+    """An image's parts by their names in `files`, and the SHA-256 that each must have, or ""."""
 
     files: Files
     config: tuple[str, str]
@@ -316,11 +313,7 @@ def fetched(
     limits: ImportLimits,
     report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[ImageParts]:
-    """The image `ref`, with the help of an own directory in `scratch`.
-
-    Raises `PolicyError` for no image or a too large one, `LayerError` for a broken one, `HostError`
-    when skopeo, the registry or the daemon fails.
-    """
+    """The image `ref`, with the help of an own directory in `scratch`."""
     transport, _, rest = ref.partition(":")
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
@@ -389,10 +382,7 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
 def _copied(
     rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
 ) -> ImageParts:
-    """Ask a registry for a name's digest, and copy that image as it is: its digests stay the same.
-
-    As in Docker, registries of loopback may speak HTTP.
-    """
+    """Ask a registry for a name's digest, and copy that image as it is: digests stay the same."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]

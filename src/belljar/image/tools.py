@@ -312,10 +312,7 @@ wait $tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A user namespace over one working directory; `first_uid`: its root on the host.
-
-    `user_fd` and `mounts_fd`: the outer namespace, whose mounts the inner one can't change.
-    """
+    """A user namespace over one working directory; `first_uid`: its root on the host."""
 
     first_uid: int
     work: Path
@@ -332,10 +329,7 @@ class Inside:
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the inner namespace's root in `WORK`; returns the end of its output.
-
-        No process of it is left. `watch` is called often; it may raise. Raises `HostError`.
-        """
+        """Run a tool as the inner namespace's root in `WORK`; returns the end of its output."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
@@ -385,10 +379,8 @@ def user_namespace(
 ) -> Iterator[Inside]:
     """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` of this host.
 
-    `work` is below the store `home`.
-    `shown`: directories and where they are seen. `first_uid`: as `draw_first_id` gives it.
-    `has_network`: the names of hosts and authorities are seen too. No /etc, home or socket is.
-    Raises `HostError` where this user can have none.
+    `work` is below the store `home`; `shown`: directories and where they are seen. No /etc, home or
+    socket is. Raises `HostError` where this user can have none.
     """
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
