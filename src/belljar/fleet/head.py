@@ -281,7 +281,7 @@ class Head:
         elif units.has_task_error(findings):
             self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
 
-    def _of_unit(self, kind: Kind, unit: units.Unit, node: str, **more: Any) -> None:
+    def _of_unit(self, kind: Kind, unit: units.Unit, node: str, **more: object) -> None:
         about = {"unit": unit.number, "attempt": unit.attempt, "node": node}
         self.record(kind, **about, samples=unit.samples, **more)
 

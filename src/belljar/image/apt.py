@@ -188,7 +188,7 @@ class PrivateApt:
         return found[0]
 
     def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, tuple[int, str]]:
-        """The files of the packages and of all that they need on an empty host: size and SHA-256."""
+        """The files of the packages and all that they need on an empty host: size and SHA-256."""
         argv = self._install(packages, suite)
         options = ["--print-uris", "-o", "Acquire::ForceHash=SHA256"]
         printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)
