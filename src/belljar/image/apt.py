@@ -6,7 +6,7 @@ Belljar names no mirror of its own. apt needs no root here, and checks the signa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -130,11 +130,6 @@ def kernel_sources(
     main = debian_sources(known, codename, mirror=mirror)[0]
     suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
     return [AptSource(uri=main.uri, suites=(suite,), signed_by=main.signed_by)]
-
-
-def has_suite(known: Iterable[AptSource], suite: str) -> bool:
-    """Return whether a source has `main` of this suite."""
-    return any(suite in source.suites and "main" in source.components for source in known)
 
 
 class PrivateApt:

@@ -128,14 +128,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 
-def recipe(name: str) -> Recipe:
-    """Raises `PolicyError` that lists the names."""
-    if name not in RECIPES:
-        hint = f"recipes are: {', '.join(RECIPES)}"
-        raise PolicyError(f"there is no recipe {printable(name)!r}", hint=hint)
-    return RECIPES[name]
-
-
 def build_image(
     home: Path, recipe: Recipe, *, mirror: str = "", report: Report = lambda _line: None
 ) -> Image:

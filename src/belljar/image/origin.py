@@ -278,7 +278,7 @@ def _hex(digest: str) -> str:
 
 
 # skopeo's words (containers-transports(5)).
-_FILES: Final = ("oci-archive", "oci", "docker-archive")
+_FILES: Final = ("oci-archive", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 # Times `stall_s` without a byte: a daemon packs a large image before it sends the first.
 _DAEMON_STALLS: Final = 5
@@ -318,13 +318,8 @@ def fetched(
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
     if transport in _FILES:
-        path = Path(rest).absolute()
-        if not (path.is_dir() if transport == "oci" else path.is_file()):
-            kind = "directory" if transport == "oci" else "file"
-            raise PolicyError(f"there is no such {kind}", where=printable(rest))
-        if transport == "oci":
-            yield image_in_layout(files_in(path), limits)
-            return
+        if not (path := Path(rest).absolute()).is_file():
+            raise PolicyError("there is no such file", where=printable(rest))
         find = image_in_layout if transport == "oci-archive" else image_in_archive
         with files_of_archive(path, work, limits) as files:
             yield find(files, limits)

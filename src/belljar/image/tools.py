@@ -384,14 +384,10 @@ def user_namespace(
     """
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
-        shows = [
-            str(path)
-            for source, target in (shown or {}).items()
-            for path in (
-                source.relative_to(home) if source.is_relative_to(home) else source,
-                target,
-            )
-        ]
+        shows = list[str]()
+        for source, target in (shown or {}).items():
+            near = source.relative_to(home) if source.is_relative_to(home) else source
+            shows += [str(near), str(target)]
         argv = [
             *(tool("nsenter"), f"--user=/proc/{outer}/ns/user", *_AS_ROOT),
             *(tool("unshare"), "--mount", "--pid", "--fork", "--mount-proc", "--"),
