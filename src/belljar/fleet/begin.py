@@ -23,7 +23,8 @@ from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger
 from belljar.harness.host_processes import watched_host
 from belljar.harness.options import RunRequest, select_task
-from belljar.harness.source import RealCells, standard_output_to_error
+from belljar.harness.source import standard_output_to_error
+from belljar.ledger.rundir import create_run
 from belljar.package import __version__
 from belljar.report.verdict import LedgerState
 from belljar.store.home import belljar_home
@@ -78,7 +79,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             }
             # Only now: a refused evaluation pins no key.
             pin_keys(home, nodes)
-            with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
+            with create_run(home, KIND, argv, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host, silence_s=patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 names = {node.node_id: node.name for node in nodes}

@@ -181,15 +181,15 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
             also = f"{len(more)} more samples are refused: `belljar check` lists all"
             first.hint = "; ".join(filter(None, (first.hint, also)))
         raise first
-    source, home = session.source, session.home
+    source = session.source
     policies = [*dict.fromkeys(each.policy for each in previews if each.policy is not None)]
     for policy in policies:
         check_stand_ins(policy)
     builds = dict.fromkeys(build for each in previews for build in each.builds)
     images = {image for policy in policies for image in policy.policy.images}
-    source.build_images(builds, images=images, home=home)
-    source.check_images(policies, home=home)
-    whole = with_images(previews, lambda policy: source.image_differences(policy, home=home))
+    source.build_images(builds, images)
+    source.check_images(policies)
+    whole = with_images(previews, source.image_differences)
     session.show_once(summary(whole))
     session.is_previewed = True
     return policies
@@ -207,10 +207,7 @@ def _run_tasks(
     what = ", ".join(task.name for task in tasks)
     argv = [*sys.argv[:1], "run", *request.inspect_args]
     params = options.context.params
-    with (
-        request.source.start_run("run", argv, home=request.home, what=what) as run,
-        session_scope(session),
-    ):
+    with request.source.start_run("run", argv, what=what) as run, session_scope(session):
         session.run = run
         if noted := os.environ.get(NOTED_IN):
             Path(noted).write_text(str(run.path))

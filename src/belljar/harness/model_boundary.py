@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 TOO_DEEP: Final = "what was to be sent to the model is nested too deeply to be looked at"
-_called: ContextVar[str] = ContextVar("belljar_called_model", default="")
+_called: ContextVar[str] = ContextVar("belljar_called_model", default="")  # for the record
 _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
 
@@ -81,7 +81,6 @@ async def _look_at(
         model = printable(model, max_chars=200)
         cell = None if environment is None else environment.cell
         guard = None if cell is None else cell.guard
-        # `_scanned_text` puts it on record, far below here.
         _called.set(model)
         if cell is not None and guard is not None:
             for index, message in enumerate(messages):
@@ -105,10 +104,9 @@ async def _look_at(
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "guarded": guard is not None and is_text,
         }
-        cell_id = None if cell is None else cell.id
-        session.record(
-            Event(kind=Kind.MODEL_CALLED, data=about, cell_id=cell_id, actor=Actor.HARNESS)
-        )
+        where = None if cell is None else cell.id
+        event = Event(kind=Kind.MODEL_CALLED, data=about, cell_id=where, actor=Actor.HARNESS)
+        session.record(event)
     except LimitExceededError:
         raise
     except RecursionError:

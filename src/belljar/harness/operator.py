@@ -160,34 +160,27 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         base = resolve_policy(named or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
         made, found = above_floor(base, asked, ours.tier, floor)
-    if ours.is_generic:
-        made, of_image = _generic(made)
-        found = (*found, of_image)
+    changed: list[tuple[str, str, str]] = []
+    if ours.is_generic:  # it asks for plain Docker
+        detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
+        # All presets name it, so that a policy counts as naming an image where it names another.
+        if made.policy.image == DEFAULT_IMAGE:
+            made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
+        changed.append((TASK, "image", printable(detail, max_chars=400)))
     is_named = bool(operator.run_policy or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
     settings, risk = operator.settings, made.policy.risk
     if risk < settings.least_risk:
         where = printable(settings.least_risk_from)
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
-        found = (*found, _changed("policy", "risk", detail))
+        changed.append(("policy", "risk", detail))
+    kind = DifferenceKind.CHANGED
+    more = (Difference(kind=kind, where=at, key=key, detail=why) for at, key, why in changed)
     return SamplePolicy(
-        policy=replace(done, data=ours.data), asked=ours, differences=(*ours.differences, *found)
+        policy=replace(done, data=ours.data),
+        asked=ours,
+        differences=(*ours.differences, *found, *more),
     )
-
-
-def _generic(made: LoadedPolicy) -> tuple[LoadedPolicy, Difference]:
-    """The policy of a task that asks for plain Docker: its image is the policy's or `inspect`.
-
-    All presets name `default`, so a policy counts as naming an image only where it names another.
-    """
-    detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
-    if made.policy.image == DEFAULT_IMAGE:
-        made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
-    return made, _changed(TASK, "image", printable(detail, max_chars=400))
-
-
-def _changed(where: str, key: str, detail: str) -> Difference:
-    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=detail)
 
 
 def sample_policy(
