@@ -90,7 +90,7 @@ def image() -> None:
     Its steps use this host's network, as those of `belljar image build --network`.
     """
     from belljar.cli.image import print_image
-    from belljar.image.packages import build_packages
+    from belljar.image.build import build_packages
     from belljar.image.store import MODEL_IMAGE
     from belljar.model.serve import LLAMA_APT, LLAMA_PIP
     from belljar.store.home import belljar_home

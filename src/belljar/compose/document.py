@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.compose.interpolate import interpolate
 from belljar.compose.model import Build, read_part
 from belljar.compose.values import OUTSIDE_TASK, CannotKeepError, each, mapping, refusal, text
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import Tree, list_tree, read_regular, reason
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.policy.task_data import MAX_ENTRIES
+from belljar.policy.sections import MAX_ENTRIES
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
@@ -339,16 +338,6 @@ class ServiceBuild:
     inline: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceImage:
-    """A service's image, by its normalised name; or the reason why it is not known."""
-
-    service: str
-    image: str = ""
-    build: ServiceBuild | None = None
-    why: str = ""
-
-
 def _build(
     name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
 ) -> ServiceBuild | None:
@@ -384,24 +373,3 @@ def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
         if image := text(service.get("image") or ""):
             found.append(_build(name, service, document, parse_reference(image).familiar))
     return tuple(build for build in found if build is not None)
-
-
-def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
-    """Each service's image. Raises `CannotKeepError`."""
-    found = []
-    for name, service in services_of(document).items():
-        keys = ("image", "build", HOME_KEY)
-        only = {key: service[key] for key in keys if service.get(key) is not None}
-        try:
-            # Only what decides the image: other keys may need metadata that only a sample has.
-            made = interpolate({"services": {name: only}}, {}, blanks=True).document
-            settled = made["services"][name]
-            written = text(settled.get("image") or "")
-            image = image_of(written) or "default"
-            if "build" in settled and written.removesuffix(":latest") in ("", INSPECTS_IMAGE):
-                raise CannotKeepError("it is built, and nothing names what is built")
-            build = _build(name, settled, document, image)
-            found.append(ServiceImage(service=name, image=image, build=build))
-        except (TypeError, ValueError, AttributeError, RecursionError) as error:
-            found.append(ServiceImage(service=name, why=printable(str(error), max_chars=300)))
-    return tuple(found)

@@ -25,7 +25,7 @@ from belljar.differences import Difference, DifferenceKind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
 from belljar.policy.reference import is_idle
-from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
+from belljar.policy.sections import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py

@@ -30,11 +30,11 @@ from belljar.compose.model import (
 from belljar.compose.values import TMPFS, CannotKeepError, Refusals, mapping, refusal, tmpfs_of
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
+from belljar.policy.fields import read_host
 from belljar.policy.files import reason
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.hosts import read_host
 from belljar.policy.reference import is_idle
-from belljar.policy.task_data import CellData, TaskData, TaskFile
+from belljar.policy.sections import CellData, TaskData, TaskFile
 from belljar.units import format_size, printable
 
 # The keys of a file; others are refused.

@@ -42,9 +42,8 @@ from belljar.policy.load import wrong_fields
 from belljar.policy.loaded import PRESETS
 from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.policy.network import Network
-from belljar.policy.sections import Rights
+from belljar.policy.sections import Rights, TaskData
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
-from belljar.policy.task_data import TaskData
 from belljar.units import printable
 
 if TYPE_CHECKING:

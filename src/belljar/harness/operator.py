@@ -107,7 +107,7 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
     Raises `PolicyError` for upstreams that are not allowed.
     """
     from belljar.host.settings import Upstreams, within_settings
-    from belljar.plan.explain_cell import announcements
+    from belljar.plan.explain import announcements
 
     made = within_settings(loaded, operator.settings)
     upstreams = made.policy.network.upstreams if made.policy.network is not None else ()

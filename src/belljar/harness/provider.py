@@ -37,7 +37,7 @@ from belljar.harness.operator import SamplePolicy, load, read_operator, sample_p
 from belljar.harness.sample import SampleCell, SampleIdentity, identify
 from belljar.harness.session import Session, as_prerequisite_error, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
-from belljar.plan.explain_cell import announcements
+from belljar.plan.explain import announcements
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.exec import RunningCommand
     from belljar.ledger.rundir import RunDirectory
-    from belljar.policy.serving import ModelBlock
+    from belljar.policy.sections import ModelBlock
 
 LLAMA_APT: Final = ("libgomp1",)
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
