@@ -19,6 +19,7 @@ import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
+from belljar.harness.config import Preview
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
 from belljar.harness.operator import read_operator
@@ -31,7 +32,7 @@ from belljar.harness.options import (
     read_options,
     read_selection,
 )
-from belljar.harness.preview import Preview, preview, summary, with_images
+from belljar.harness.preview import preview, summary, with_images
 from belljar.harness.session import Session, session_scope
 from belljar.harness.source import hold_required_gap, standard_output_to_error
 from belljar.host.settings import resolve_here
@@ -185,7 +186,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
     policies = [*dict.fromkeys(each.policy for each in previews if each.policy is not None)]
     for policy in policies:
         check_stand_ins(policy)
-    builds = dict.fromkeys(build for each in previews for build in each.builds)
+    builds = dict.fromkeys(build for each in previews for build in each.asked.builds)
     images = {image for policy in policies for image in policy.policy.images}
     source.build_images(builds, images)
     source.check_images(policies)
@@ -296,7 +297,7 @@ def load_tasks(
     if not tasks:
         where = printable(", ".join(params["tasks"]))
         raise PolicyError("no task was found there", where=where, hint=names)
-    previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
+    previews = [Preview(spec, error=error) for spec, error in broken.items()]
     for task in tasks:
         selection.order(task)
         made = adapt_task(task, directory=Path(task_run_dir(task)))

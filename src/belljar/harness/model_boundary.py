@@ -97,9 +97,14 @@ async def _look_at(
         parts = [each.model_dump(exclude_none=True) for each in (*messages, *tools)]
         # About as its provider sends it
         text = json.dumps([*parts, rest], ensure_ascii=False, default=str)
+        address = ""  # its provider's default, or another model's
+        with suppress(Exception):  # no model is being evaluated, or its address is none
+            if str(active := get_model()) == model:
+                # Never a password
+                address = urlsplit(active.api.base_url or "").netloc.rpartition("@")[2]
         about: dict[str, JsonValue] = {
             "model": model,
-            "address": _address_of(model),
+            "address": printable(address, max_chars=200),
             # A text may hold lone surrogates, which strict UTF-8 refuses.
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "guarded": guard is not None and is_text,
@@ -151,16 +156,6 @@ async def _count_looked_at(
 # They too send messages to a provider, and Inspect has no hook for them
 Model.compact = _compact_looked_at  # type: ignore[method-assign]
 Model.count_tokens = _count_looked_at  # type: ignore[method-assign]
-
-
-def _address_of(model: str) -> str:
-    """HOST:PORT of the evaluated model's provider; "": its default, or another model's."""
-    with suppress(Exception):  # no model is being evaluated, or its address is none
-        active = get_model()
-        if str(active) == model:
-            url = urlsplit(active.api.base_url or "")
-            return printable(url.netloc.rpartition("@")[2], max_chars=200)  # never a password
-    return ""
 
 
 async def _scanned(

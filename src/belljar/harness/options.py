@@ -33,7 +33,7 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from inspect_ai import Task
 
-    from belljar.harness.preview import Preview
+    from belljar.harness.config import Preview
     from belljar.policy.loaded import LoadedPolicy, PresetPolicy
     from belljar.policy.model import Policy
 

@@ -17,7 +17,7 @@ from belljar.differences import Difference, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.config import (
     BelljarConfig,
-    SampleSandbox,
+    Preview,
     TaskRefused,
     beside_policy,
     metadata_variables,
@@ -36,29 +36,13 @@ from belljar.harness.operator import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.compose.document import ServiceBuild
     from belljar.host.model import HostFacts
     from belljar.image.store import MissingImage
     from belljar.plan.model import ImageFacts, Plan
     from belljar.policy.loaded import LoadedPolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """One sample: its cell's policy and differences, or its error.
-
-    Metadata in `env` is not expanded. `builds`: as in `BelljarConfig`.
-    """
-
-    task: str
-    sample: str
-    policy: LoadedPolicy | None = None
-    builds: tuple[ServiceBuild, ...] = ()
-    differences: tuple[Difference, ...] = ()
-    error: BelljarError | None = None
-
-
-def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[Preview]:
+def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Preview]:
     """Each sample in turn; a policy is made once for all whose metadata makes it the same.
 
     Raises nothing.
@@ -67,24 +51,23 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
     known: dict[object, SamplePolicy | BelljarError] = {}
     for each in sandboxes:
         variables = metadata_variables(each.metadata)
-        key = (each.config, *map(variables.get, names_in(each.config)))
+        key = (each.asked, *map(variables.get, names_in(each.asked)))
         made = each.error or known.get(key)
         try:
             if made is None:
-                made = known[key] = within(settled(each.config, each.metadata), operator)
+                made = known[key] = within(settled(each.asked, each.metadata), operator)
             if isinstance(made, SamplePolicy):
                 for_sample(made.policy, each.metadata)
         except BelljarError as error:
             if made is None:
                 known[key] = error
             made = error
-        found = Preview(task=each.task, sample=each.sample)
         if isinstance(made, BelljarError):
             differences = made.differences if isinstance(made, TaskRefused) else ()
-            yield replace(found, error=made, differences=differences)
+            yield replace(each, error=made, differences=differences)
         else:
-            builds, differences = made.asked.builds, made.differences
-            yield replace(found, policy=made.policy, builds=builds, differences=differences)
+            asked, policy = made.asked, made.policy
+            yield replace(each, asked=asked, policy=policy, differences=made.differences)
 
 
 def with_images(
@@ -201,8 +184,7 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
 def _one(
     config: BelljarConfig, operator: Operator, target: str, error: PolicyError | None = None
 ) -> list[Preview]:
-    made = SampleSandbox(task=target, sample="", metadata={}, config=config, error=error)
-    return list(preview([made], operator))
+    return list(preview([Preview(target, asked=config, error=error)], operator))
 
 
 # Replaces unknown metadata of a sample.
@@ -228,7 +210,7 @@ def outlooks(
         first, plan = same[0], None
         error, lacking, loaded = first.error, None, first.policy
         if error is None and loaded is not None:
-            builds = {each.image: each for each in first.builds}
+            builds = {each.image: each for each in first.asked.builds}
             for each in missing_images([loaded], home):
                 if each.image in builds:
                     missing.append(replace(each, command=command_of(builds[each.image])))

@@ -12,11 +12,10 @@ from inspect_ai.dataset import Sample
 from tests.fakes.hosts import capable_host
 
 from belljar.differences import DifferenceKind
-from belljar.harness.config import adapt_task
+from belljar.harness.config import Preview, adapt_task
 from belljar.harness.operator import Operator, OperatorOptions
 from belljar.harness.preview import (
     Outlook,
-    Preview,
     as_json,
     check_compose,
     check_policy,
