@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from belljar.compose.document import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
-from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
+from belljar.compose.interpolate import expand_metadata
+from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
@@ -45,11 +46,6 @@ if TYPE_CHECKING:
 # Who says nothing gets a strict wall: looser ones are asked for.
 DEFAULT_POLICY: Final = "high"
 DEFAULT_IMAGE: Final = "default"
-_NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
-# `$$` means a dollar sign before our names alone: others are left to the program.
-_REFERENCE: Final = re.compile(
-    rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
-)
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"
 
@@ -214,32 +210,11 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
 
 
 def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` for `SAMPLE_METADATA_` names.
-
-    `$$` keeps such a name; other dollar signs are left. Raises `PolicyError` for missing metadata,
-    and beyond `MAX_CHARACTERS` of all values together.
-    """
-    room = MAX_CHARACTERS
-
-    def put(match: re.Match[str]) -> str:
-        nonlocal room
-        if match[0] == "$$":
-            return "$"
-        name, operator, default = match[1] or match[4], match[2], match[3]
-        found = variables.get(name)
-        if found is None or (not found and operator == ":-"):
-            if not operator:
-                hint = f"add it to the sample's metadata, or give a default: ${{{name}:-…}}"
-                what = f"{name} is not in this sample's metadata"
-                raise PolicyError(what, where=where, hint=hint)
-            return default
-        room -= len(found)
-        if room < 0:
-            what = f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it"
-            raise PolicyError(what, where=where, hint="give large data as a file of the sample")
-        return found
-
-    return {name: _REFERENCE.sub(put, value) for name, value in env.items()}
+    """As `expand_metadata`. Raises `PolicyError`."""
+    try:
+        return expand_metadata(env, variables)
+    except CannotKeepError as error:
+        raise PolicyError(str(error), where=where, hint=error.hint) from error
 
 
 # ---- `.env` files
