@@ -118,7 +118,7 @@ class Outlook:
     """The outcome of `samples` that have the same as `first`.
 
     `missing`: images that the store does not have, each with the command that gets it. `plan`: what
-    a cell would be here. `error`: the author's to fix. `lacking`: what this host can't do.
+    a cell would be here. `error`: the author's to fix, or a `HostError`: what this host can't do.
     """
 
     first: Preview
@@ -126,23 +126,21 @@ class Outlook:
     missing: tuple[MissingImage, ...] = ()
     plan: Plan | None = None
     error: BelljarError | None = None
-    lacking: HostError | None = None
 
     @property
     def exit_code(self) -> int:
         """0: runs; 3: this host lacks something; 4: refused."""
         if self.error is not None:
             return self.error.exit_code
-        return MISSING_CODE if self.missing or self.lacking is not None else 0
+        return MISSING_CODE if self.missing else 0
 
     @property
     def outcome(self) -> str:
         """In one word: `refused`, `missing`, `differs` or `runs`."""
-        if self.error is not None:
-            return "refused"
-        if self.exit_code:
+        if self.exit_code == MISSING_CODE:
             return "missing"
-        return "differs" if self.first.differences else "runs"
+        how = "differs" if self.first.differences else "runs"
+        return how if self.error is None else "refused"
 
 
 def kind_of(target: str) -> str:
@@ -208,7 +206,7 @@ def outlooks(
     for same in grouped(whole):
         missing: list[MissingImage] = []
         first, plan = same[0], None
-        error, lacking, loaded = first.error, None, first.policy
+        error, loaded = first.error, first.policy
         if error is None and loaded is not None:
             builds = {each.image: each for each in first.asked.builds}
             for each in missing_images([loaded], home):
@@ -220,8 +218,6 @@ def outlooks(
                 check_stand_ins(loaded)
                 image = image_of(loaded.policy.image)
                 plan = make_plan(loaded.policy, facts(), image, base=loaded.base)
-            except HostError as host_lacks:
-                lacking = host_lacks
             except BelljarError as refused:
                 error = refused
         found.append(
@@ -231,7 +227,6 @@ def outlooks(
                 missing=tuple(missing),
                 plan=plan,
                 error=error or (None if loaded else PolicyError("nothing is known of it")),
-                lacking=lacking,
             )
         )
     return found
@@ -246,7 +241,7 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
     """For `--json`; documented in docs/check.md."""
     groups: list[dict[str, Any]] = []
     for each in found:
-        first = each.first
+        first, is_lacking = each.first, isinstance(each.error, HostError)
         absent = {missing.image for missing in each.missing}
         images = first.policy.policy.images if first.policy is not None else ()
         groups.append(
@@ -255,10 +250,10 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
                 "samples": list(each.samples),
                 "outcome": each.outcome,
                 "differences": [fact.data() for fact in first.differences],
-                "error": _error_json(each.error),
+                "error": None if is_lacking else _error_json(each.error),
                 "images": [{"image": name, "present": name not in absent} for name in images],
                 "plan": None if each.plan is None else _plan_json(each.plan),
-                "lacking": _error_json(each.lacking),
+                "lacking": _error_json(each.error) if is_lacking else None,
             }
         )
     return {

@@ -204,7 +204,16 @@ def build_missing(
     from belljar.image.store import Store
 
     store = Store(home)
-    for each in running_builds(builds, images):
+    running = [each for each in dict.fromkeys(builds) if each.image in images]
+    names = [each.image for each in running]
+    for name in names:
+        # Else a sample would run in another's image.
+        if names.count(name) > 1 or name in MADE_HERE:
+            raise PolicyError(
+                f"several builds, or an image that is Belljar's own, are called {printable(name)}",
+                hint="give each of them an `image` of its own in its compose file",
+            )
+    for each in running:
         root = Path(each.root)
         context, dockerfile = root / each.context, root / each.dockerfile
         for path in (context / "in", dockerfile):
@@ -229,20 +238,6 @@ def build_missing(
             network = f"if its steps need the network: {command_of(each, network=True)}"
             hint = network if error.wants_network else error.hint
             raise PolicyError(error.what, where=error.where, hint=hint) from error
-
-
-def running_builds(builds: Iterable[ServiceBuild], images: Set[str]) -> list[ServiceBuild]:
-    """The builds among `images`, each once. Raises `PolicyError`."""
-    running = [each for each in dict.fromkeys(builds) if each.image in images]
-    names = [each.image for each in running]
-    for name in names:
-        # Else a sample would run in another's image.
-        if names.count(name) > 1 or name in MADE_HERE:
-            raise PolicyError(
-                f"several builds, or an image that is Belljar's own, are called {printable(name)}",
-                hint="give each of them an `image` of its own in its compose file",
-            )
-    return running
 
 
 def command_of(build: ServiceBuild, *, network: bool = False) -> str:

@@ -12,6 +12,7 @@ from inspect_ai.dataset import Sample
 from tests.fakes.hosts import capable_host
 
 from belljar.differences import DifferenceKind
+from belljar.errors import HostError
 from belljar.harness.config import Preview, adapt_task
 from belljar.harness.operator import Operator, OperatorOptions
 from belljar.harness.preview import (
@@ -148,7 +149,7 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     )
     previews = check_policy(str(tmp_path / "critical.yaml"), OPTIONS)
     (found,) = outlooks_of(previews, tmp_path / "home")
-    assert found.lacking is not None
+    assert isinstance(found.error, HostError)
     assert [each.image for each in found.missing] == ["gone"]
     assert found.exit_code == 3
 
