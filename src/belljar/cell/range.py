@@ -118,7 +118,7 @@ class Range:
 
     def killed(self) -> KillOrder | None:
         """The order that its own cell is killed by, also one that came too late for it."""
-        late = None if self.rules is None else self.rules.stopper.order
+        late = None if self.rules is None else self.rules.order
         return self.cell._live.killed() or late
 
     def disconnect(self) -> None:
