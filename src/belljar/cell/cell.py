@@ -1,8 +1,7 @@
 """A running cell and its recorded operations.
 
-Each operation is recorded twice: before its first byte goes to the guest, and when its outcome is
-known, whatever that was. An operation on a cell that has died raises `CellError` with the cause of
-death; nothing is retried behind the caller's back.
+Each is recorded twice: before its first byte goes to the guest, and when its outcome is known. On a
+cell that has died it raises `CellError` with the cause of death; nothing is retried.
 """
 
 from __future__ import annotations
@@ -46,12 +45,10 @@ class Snapshot:
 
     @asynccontextmanager
     async def fork(self) -> AsyncIterator[Cell]:
-        """Open a cell that goes on from here with what was kept, and with an identity, randomness
-        and clock of its own.
+        """Open a cell that goes on from here with an identity, randomness and clock of its own.
 
-        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
-        clean state. Raises as `open_cell`, and `CellError` when the snapshot was changed or
-        deleted, `HostError` when it was taken with another VMM, processor, kernel or image.
+        Reverted, it is in the policy's clean state. Raises as `open_cell`, and `CellError` when the
+        snapshot was changed or deleted, `HostError` for another VMM, processor, kernel or image.
         """
         async with self.origin.fork(self) as opened:
             yield opened.cell
@@ -74,10 +71,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         return self._live.host_pid
 
     async def watch(self, paths: Sequence[str]) -> FileWatch:
-        """The tier's sensor for these files, for `belljar.cell.decoys`.
-
-        Raises `HostError` or `CellError` when there can be none.
-        """
+        """The tier's sensor for these files. Raises `HostError` or `CellError`."""
         return await self._live.watch_files(paths)
 
     async def ping(self, *, timeout_s: float = 10) -> float:
@@ -97,8 +91,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
-        """Its range is dead, which is on record: every operation of it ends, and raises `error`
-        from now on. From any thread; `destroy` is still to be called.
+        """End every operation of it, now and later, with `error`, which is on record. From any
+        thread; `destroy` is still to be called.
         """
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self._dead = self._dead or killed or error
@@ -108,8 +102,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
     async def snapshot(self, name: str | None = None) -> Snapshot:
         """Save the cell as it is now, until the end of its run, where it is deleted with proof.
 
-        A microVM stands still meanwhile, and is kept whole. Of another tier the files alone are
-        kept: see `Snapshot.state`.
+        A microVM stands still meanwhile, and is kept whole; of another tier the files alone are.
 
         Raises:
             PolicyError: the policy doesn't allow it, or the cell is on a network, of a model, with
@@ -132,18 +125,15 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
-        The files of the policy are in place, with decoys of its own; nothing else of the old
-        machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the
-        new machine's. Operations that run end with `CellError`. The old machine is destroyed, with
-        proof, while the caller goes on; the end of the cell's block waits for that and raises what
-        it found. A revert that fails leaves the old machine as it was; a breach ends it, too.
+        Nothing else of the old machine is left; `id`, `last_op` and `destruction` are the new
+        one's. Operations that run end with `CellError`. The old machine is destroyed, with proof,
+        while the caller goes on; the end of the cell's block waits for that and raises what it
+        found. A revert that fails leaves the old machine as it was; a breach ends it, too.
 
         Args:
-            to: go on from there, instead of the clean state: one of this run's, of any cell of the
-                same policy.
-            verify: look in the new machine for traces that are left in the old one just before: a
-                file, a process, its memory and environment, a port. Default: at risk `high` and
-                `critical`.
+            to: go on from there: a snapshot of this run's, of any cell of the same policy.
+            verify: look in the new machine for traces that are left in the old one just before.
+                Default: at risk `high` and `critical`.
 
         Raises:
             PolicyError: a range with a network, or a target cell: they can't be reset.
@@ -160,10 +150,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         )
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End the cell now and say what was left of it.
-
-        Leaving `open_cell` does this; calling it twice gives the first answer.
-        """
+        """End the cell now and say what was left of it, as leaving `open_cell` does. Idempotent."""
         end_if_forked(self._pid)
         self._is_ending = True
         try:

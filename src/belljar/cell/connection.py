@@ -1,8 +1,7 @@
 """`Cell.connect`: a byte stream from this host to a server in the cell, through the channel.
 
-The guest agent's own program connects on the cell's loopback. Its standard input and output are the
-stream, so the channel's flow control bounds both directions. No network device leads there, and
-nothing in the cell can open such a stream.
+The guest agent's own program connects on the cell's loopback; its standard input and output are the
+stream, so the channel's flow control bounds both directions.
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from belljar.cell import record
 from belljar.cell.base import CellBase
 from belljar.channel import ExecRequest, Operation
 from belljar.errors import CellError
-from belljar.events import Body, JsonValue, Kind
+from belljar.events import JsonValue, Kind
 from belljar.units import format_duration, printable
 
-CONNECT_TIMEOUT_S: Final = 10.0
 # How much of each direction the ledger keeps: a cell may have many streams.
 KEEP_STREAM_BYTES: Final = 1 << 20
 # A server that never reads must not keep the block from being left.
@@ -35,10 +33,7 @@ _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the c
 
 
 def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
-    """`tcp` and a port (1 to 65535), or `unix` and the absolute path of a socket.
-
-    Raises `ValueError`.
-    """
+    """`tcp` and a port, or `unix` and the absolute path of a socket. Raises `ValueError`."""
     if isinstance(target, int):
         if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
             raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
@@ -158,12 +153,12 @@ class ConnectOperations(CellBase):
         target: int | str | os.PathLike[str],
         *,
         user: str | None = None,
-        timeout_s: float = CONNECT_TIMEOUT_S,
+        timeout_s: float = 10,
     ) -> AsyncIterator[CellStream]:
         """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
 
-        It goes through the channel, not a network or gateway. Leaving the block closes it. It
-        counts as one of a cell's 64 operations at once, and as one process of its user's.
+        It goes through the channel, not a network or gateway, and counts as one of a cell's 64
+        operations at once. Leaving the block closes it.
 
         Raises `ConnectionRefusedError`, `FileNotFoundError` (there is no such socket) or another
         `OSError` of the guest's, `TimeoutError` (not connected in time), `ValueError` (no port and
@@ -175,6 +170,19 @@ class ConnectOperations(CellBase):
         self._recorder.record(operation.event(Kind.CONNECT_STARTED, started))
         began = anyio.current_time()
         stream: CellStream | None = None
+
+        def record_end(error: BaseException | None = None) -> None:
+            captures = () if stream is None else (stream.sent, stream.received)
+            bodies = [each.body() for each in captures if each.total_bytes]
+            if error is not None and (stream is None or isinstance(error, CellError)):
+                kind = Kind.CONNECT_FAILED
+                self._recorder.record(record.failed(operation, kind, error, bodies=bodies))
+                return
+            data: dict[str, JsonValue] = {f"{c.name}_bytes": c.total_bytes for c in captures}
+            data["unread_bytes"] = 0 if stream is None else stream.unread_bytes
+            data["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
+            self._recorder.record(operation.event(Kind.CONNECT_COMPLETED, data, bodies=bodies))
+
         try:
             async with AsyncExitStack() as stack:
                 stream = await self._connected(stack, kind, name, who, timeout_s)
@@ -185,15 +193,10 @@ class ConnectOperations(CellBase):
                     raise
                 await stream.aclose()
         except BaseException as error:
-            if stream is None or isinstance(error, CellError):
-                bodies = [] if stream is None else _bodies(stream)
-                event = record.failed(operation, Kind.CONNECT_FAILED, error, bodies=bodies)
-                self._recorder.record(event)
-            else:
-                self._record_closed(operation, stream, began)
+            record_end(error)
             self._end_if_dead(error)
             raise
-        self._record_closed(operation, stream, began)
+        record_end()
 
     async def _connected(
         self, stack: AsyncExitStack, kind: str, name: str, user: str, timeout_s: float
@@ -226,19 +229,3 @@ class ConnectOperations(CellBase):
             return stream
         limit = format_duration(timeout_s)
         raise TimeoutError(f"{shown} in the cell took no connection within {limit}")
-
-    def _record_closed(
-        self, operation: record.RecordedOperation, stream: CellStream, began: float
-    ) -> None:
-        data = {
-            "sent_bytes": stream.sent.total_bytes,
-            "received_bytes": stream.received.total_bytes,
-            "unread_bytes": stream.unread_bytes,
-            "duration_ms": round((anyio.current_time() - began) * 1000, 3),
-        }
-        event = operation.event(Kind.CONNECT_COMPLETED, data, bodies=_bodies(stream))
-        self._recorder.record(event)
-
-
-def _bodies(stream: CellStream) -> list[Body]:
-    return [c.body() for c in (stream.sent, stream.received) if c.total_bytes]
