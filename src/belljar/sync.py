@@ -35,8 +35,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from belljar.cell import open as cell_open
 from belljar.cell.cell import Cell as AsyncCell
+from belljar.cell.cell import CellStream as AsyncCellStream
 from belljar.cell.cell import Snapshot as AsyncSnapshot
-from belljar.cell.connection import CellStream as AsyncCellStream
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
@@ -134,10 +134,8 @@ class Loop:
     def call(
         self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run a coroutine function in the loop and wait for it.
-
-        Raises `CellError` when the block that made the loop has been left, `RuntimeError` when
-        called in the loop itself (from a callback).
+        """Run a coroutine function in the loop and wait for it. Raises `CellError` when the loop's
+        block has been left, `RuntimeError` in the loop itself (from a callback).
         """
         job = self._job(partial(function, *args, **kwargs))
         job.wait(job.start)
@@ -198,10 +196,7 @@ class Loop:
 
 @contextmanager
 def own_loop() -> Iterator[Loop]:
-    """A loop for the time of the block; all that runs in it is cancelled if the block raises.
-
-    A block that is never left, as in a notebook, is left when the interpreter ends.
-
+    """A loop for the time of the block, which is left when the interpreter ends at the latest.
     Raises `RuntimeError` in the thread of a running event loop, which would stand still.
     """
     is_in_a_loop = False
