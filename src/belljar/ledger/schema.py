@@ -243,12 +243,6 @@ class Omission:
     key: str
     manifest_sha256: str
 
-    def check_of(self, final: Checkpoint, where: str) -> None:
-        """Raise `LedgerError` unless the key that sealed this very run signed it."""
-        sealed = (final.run_id, final.key, final.manifest_sha256)
-        if (self.run_id, self.key, self.manifest_sha256) != sealed:
-            raise LedgerError("of another run or key than the final checkpoint", where=where)
-
     def sentence(self, missing_bodies: int, missing_files: int) -> str:
         """Say what was left out, when and of which kind."""
         what = f"{missing_bodies} bodies and {missing_files} files"
