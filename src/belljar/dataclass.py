@@ -1,8 +1,6 @@
 """The standard library's `dataclass`, with methods generated on first use; its JSON.
 
 Generating them takes half a millisecond a class, a quarter of a short command's time.
-Fields and behaviour are the standard library's.
-It also generates every method of a class that isn't plain.
 """
 
 from __future__ import annotations
@@ -10,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict as asdict
 from dataclasses import field as field
 from dataclasses import fields as fields
 from dataclasses import replace as replace
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,27 +24,76 @@ else:
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:  # noqa: ANN401 - as there
         """As `dataclasses.dataclass`."""
-        if cls is None:
-            return lambda cls: dataclass(cls, **options)
-        if _is_plain(cls, options):
-            # `cls` again, with slots
-            namespace = dict(cls.__dict__)
-            del namespace["__dict__"], namespace["__weakref__"]
-            names = tuple(cls.__annotations__)
-            kinds, defaults, _ = _written.get(cls.__base__ or object, ({}, {}, {}))
-            defaults = defaults | {name: namespace.pop(name) for name in names if name in namespace}
-            own = tuple(name for name in names if name not in kinds)
-            namespace |= _LATE | (_FROZEN if options.get("frozen") else {"__hash__": None})
-            made = type(cls.__name__, cls.__bases__, namespace | {"__slots__": own})
-            made.__qualname__ = cls.__qualname__
-            _written[made] = (kinds | cls.__annotations__, defaults, options)
-            return made
-        return dataclasses.dataclass(**options)(cls)
+        if not options.get("slots") or options.keys() - {"frozen", "slots", "kw_only"}:
+            return dataclasses.dataclass(cls, **options)
+        return partial(_with_late_methods, **options)
+
+
+def _with_late_methods(cls: type, *, frozen: bool = False, **options: bool) -> type:
+    by_hand = {*vars(cls)}
+    made: type = dataclasses.dataclass(init=False, repr=False, eq=False, **options)(cls)
+    methods: dict[str, Any] = {name: _late(made, name) for name in _LATE}
+    # As there: what is equal and may change has no hash
+    methods |= _FROZEN | {"__hash__": _late(made, "__hash__")} if frozen else {"__hash__": None}
+    for name, method in methods.items():
+        if name not in by_hand:
+            setattr(made, name, method)
+    return made
+
+
+def _late(cls: type, name: str) -> Callable[..., Any]:
+    """Return a method that generates the class's methods when it is first called."""
+
+    def first(self: object, *args: object, **options: object) -> object:
+        _generate(cls)
+        return getattr(cls, name)(self, *args, **options)
+
+    return first
+
+
+def _generate(cls: type) -> None:
+    named = [(each.name, each.type, each) for each in dataclasses.fields(cls)]
+    namespace: dict[str, Any] = {"__module__": cls.__module__, "__doc__": "none is written"}
+    if hasattr(cls, "__post_init__"):
+        namespace["__post_init__"] = cls.__post_init__
+    is_frozen = cls.__setattr__ is _refuse
+    full = dataclasses.make_dataclass(cls.__name__, named, namespace=namespace, frozen=is_frozen)
+    for name in (*_LATE, "__hash__"):
+        if getattr(vars(cls).get(name), "__code__", None) is _FIRST:
+            method = vars(full)[name]
+            method.__qualname__ = f"{cls.__qualname__}.{name}"
+            setattr(cls, name, method)
+
+
+_FIRST: Final = _late(object, "").__code__
+
+
+def _refuse(self: object, name: str, *_value: object) -> None:
+    raise dataclasses.FrozenInstanceError(f"{type(self).__name__}.{name} can't be changed")
+
+
+def _state(self: Any) -> list[Any]:  # noqa: ANN401 - any dataclass
+    return [getattr(self, each.name) for each in dataclasses.fields(self)]
+
+
+# As the standard library's of frozen classes with slots: pickle's own would set attributes.
+def _set_state(self: Any, state: list[Any]) -> None:  # noqa: ANN401 - as above
+    for each, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, each.name, value)
+
+
+_LATE: Final = ("__init__", "__repr__", "__eq__")
+_FROZEN: Final = {
+    "__setattr__": _refuse,
+    "__delattr__": _refuse,
+    "__getstate__": _state,
+    "__setstate__": _set_state,
+}
 
 
 def field_names(kind: type) -> Collection[str]:
     """Return the fields of a dataclass in order; none of another class. Nothing is generated."""
-    return _written[kind][0] if kind in _written else getattr(kind, "__dataclass_fields__", ())
+    return getattr(kind, "__dataclass_fields__", ())
 
 
 def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
@@ -114,125 +161,10 @@ def prepare(*kinds: Any) -> None:  # noqa: ANN401 - as the annotations of fields
     for kind in kinds:
         prepare(*typing.get_args(kind))
         if field_names(kind):
-            _ = kind.__init__
+            _generate(kind)
             prepare(*_hints(kind).values())
 
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
-
-
-# They stand among annotations and are no fields: such a class is made at once.
-_PSEUDO_FIELDS: Final = ("ClassVar", "InitVar", "KW_ONLY")
-# What a class writes itself must win over what is generated: such a class is made at once.
-_WRITTEN_BY_HAND: Final = {"__slots__", "__init__", "__repr__", "__eq__", "__hash__"} | {
-    "__setattr__", "__delattr__", "__getstate__", "__setstate__", "__match_args__"
-}  # fmt: skip
-
-_Written = tuple[dict[str, Any], dict[str, Any], dict[str, bool]]
-
-# Each class with late methods: the kinds of its fields, its bases' first, defaults and options.
-_written: Final[dict[type, _Written]] = {}
-
-
-def _is_plain(cls: type, options: dict[str, bool]) -> bool:
-    kinds = vars(cls).get("__annotations__", {})
-    given = [f for name in kinds if isinstance(f := cls.__dict__.get(name), dataclasses.Field)]
-    return (
-        options.get("slots", False)
-        and options.keys() <= {"frozen", "slots", "kw_only"}
-        and type(cls) is type
-        and _has_plain_base(cls, options)
-        and _WRITTEN_BY_HAND.isdisjoint(cls.__dict__)
-        and bool(kinds)
-        and all(isinstance(kind, str) for kind in kinds.values())
-        and not any(word in " ".join(kinds.values()) for word in _PSEUDO_FIELDS)
-        and all(field.init and field.kw_only is dataclasses.MISSING for field in given)
-    )
-
-
-def _has_plain_base(cls: type, options: dict[str, bool]) -> bool:
-    base = cls.__bases__[0]
-    if len(cls.__bases__) > 1 or base in _written:
-        return len(cls.__bases__) == 1 and _written[base][2] == options
-    # Methods alone, as a base of the standard library's has fields
-    return base is object or (base.__bases__ == (object,) and vars(base).get("__slots__") == ())
-
-
-class _Late:
-    """An attribute of a class that is generated when it is looked up."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: object, owner: type) -> Any:  # noqa: ANN401 - an attribute
-        for cls in owner.__mro__:
-            if cls.__dict__.get(self.name) is self:
-                _generate(cls, self.name)
-                made = cls.__dict__[self.name]  # not a subclass's own that calls this one
-                return made.__get__(instance, owner) if hasattr(made, "__get__") else made
-        return getattr(owner if instance is None else instance, self.name)
-
-
-def _generate(cls: type, name: str) -> None:
-    """Give `cls` its attribute `name`, and what is generated together with it."""
-    kinds, defaults, options = _written[cls]
-    asked = {"frozen": options.get("frozen", False)}
-    if name in {"__dataclass_fields__", "__match_args__"}:
-        asked = {"init": False, "repr": False, "eq": False}
-    namespace = {"__annotations__": kinds, "__module__": cls.__module__}
-    namespace["__doc__"] = (
-        "Without one, the standard library writes the signature, which takes long."
-    )
-    if hasattr(cls, "__post_init__"):
-        namespace["__post_init__"] = cls.__post_init__
-    template = type(cls.__name__, (), namespace | defaults)
-    template.__qualname__ = cls.__qualname__
-    template = dataclasses.dataclass(kw_only=options.get("kw_only", False), **asked)(template)
-    for each, value in template.__dict__.items():
-        is_generated = each != "__dataclass_params__" or "frozen" in asked
-        if is_generated and isinstance(cls.__dict__.get(each), _Late):
-            setattr(cls, each, value)
-
-
-def _names(instance: Any) -> list[str]:  # noqa: ANN401 - any dataclass
-    return [field.name for field in dataclasses.fields(instance)]
-
-
-def _refuse_set(self: object, name: str, value: object) -> None:
-    if type(self) in _written or name in _names(self):
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-    object.__setattr__(self, name, value)
-
-
-def _refuse_delete(self: object, name: str) -> None:
-    if type(self) in _written or name in _names(self):
-        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-    object.__delattr__(self, name)
-
-
-# As the standard library's of frozen classes with slots: pickle's own would set attributes.
-def _getstate(self: object) -> list[Any]:
-    return [getattr(self, name) for name in _names(self)]
-
-
-def _setstate(self: object, state: list[Any]) -> None:
-    for name, value in zip(_names(self), state, strict=True):
-        object.__setattr__(self, name, value)
-
-
-_LATE: Final = {
-    name: _Late(name)
-    for name in (
-        "__init__", "__repr__", "__eq__", "__match_args__", "__dataclass_fields__",
-        "__dataclass_params__",
-    )
-}  # fmt: skip
-_FROZEN: Final = {
-    "__hash__": _Late("__hash__"),
-    "__setattr__": _refuse_set,
-    "__delattr__": _refuse_delete,
-    "__getstate__": _getstate,
-    "__setstate__": _setstate,
-}

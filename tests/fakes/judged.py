@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from inspect_ai.log import EvalLog, EvalSample, list_eval_logs, read_eval_log
 
-from belljar.cli.findings import dropped, show_findings
 from belljar.cli.main import run as belljar
+from belljar.cli.run import dropped, show_findings
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import FINDINGS

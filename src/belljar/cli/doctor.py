@@ -1,8 +1,11 @@
-"""`belljar doctor`: what this host can do, and hints."""
+"""`belljar doctor`, `airgap` and `fleet`: what this host can do, and hints."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from belljar.cli.console import json_option, print_json, table_lines
+from belljar.cli.console import MisuseError, json_option, print_json, table_lines
 from belljar.errors import BelljarError, HostError
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
@@ -153,14 +156,14 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
-    from belljar.host.model import KvmState
+    from belljar.host.model import TrialState
     from belljar.plan.obstacles import KVM_HINTS
 
     kvm = facts.kvm
-    if kvm.state is KvmState.PROVEN:
+    if kvm.state is TrialState.PROVEN:
         yield Check("KVM", "ok", "works: a guest booted under it")
     else:
-        state = {KvmState.UNPROVEN: "not tested", KvmState.REFUTED: "does not work"}
+        state = {TrialState.UNPROVEN: "not tested", TrialState.REFUTED: "does not work"}
         what = f"{state.get(kvm.state, 'not available')}: {kvm.reason.rstrip('.')}."
         detail = f"{what} MicroVM cells are emulated, and risk `critical` is refused."
         yield Check("KVM", "note", detail, KVM_HINTS.get(kvm.state, ""))
@@ -228,3 +231,105 @@ def _show(found: list[Check]) -> None:
         click.echo(f"\n{printable(', '.join(dict.fromkeys(named)))}:")
         for line in hint.splitlines():
             click.echo(f"hint: {printable(line)}")
+
+
+# --- airgap
+
+
+@click.group()
+def airgap() -> None:
+    """Check which ways lead beyond this host."""
+
+
+@airgap.command()
+@json_option("Print one JSON object: air_gapped, findings.")
+def check(*, as_json: bool) -> int:
+    """Look and try whether anything leads beyond this host.
+
+    Nothing is sent: the kernel is asked which way it would take. Each finding is absent, present or
+    can't tell, with its evidence. Run it as root: others can't see all network namespaces, nor try
+    TCP.
+
+    \b
+    Exit codes:
+      0  all are absent: this host is air-gapped as far as it can be seen from here
+      3  one is present, or can't be told
+    """
+    from belljar.airgap import check_air_gap, is_air_gapped
+
+    findings = check_air_gap()
+    is_gapped = is_air_gapped(findings)
+    if as_json:
+        listed = [asdict(each) for each in findings]
+        print_json({"air_gapped": is_gapped, "findings": listed})
+    else:
+        rows = [[str(value) for value in asdict(each).values()] for each in findings]
+        click.echo("\n".join(table_lines(rows, styled=1)))
+        counts = Counter(each.state.value for each in findings)
+        named = ", ".join(f"{count} {state}" for state, count in counts.items())
+        click.echo(f"\n{'' if is_gapped else 'not '}air-gapped: {named}")
+    return 0 if is_gapped else HostError.exit_code
+
+
+# --- fleet
+
+
+@click.group()
+def fleet() -> None:
+    """Share one evaluation among several machines: see docs/fleet.md."""
+
+
+@fleet.command()
+@click.option("--head", is_flag=True, help="Begin a cluster here; the other nodes join it.")
+@click.option("--address", default="", metavar="HOST:PORT", help="The cluster to join.")
+@click.option(
+    "--ip",
+    default="127.0.0.1",
+    show_default=True,
+    help="This machine's address for the other nodes: loopback or private.",
+)
+@click.option("--port", type=click.IntRange(1024, 65535), default=6379, show_default=True)
+@click.option("--name", default="", help="What the record calls this node. Default: its hostname.")
+@click.option("--cells", type=click.IntRange(1, 1024), help="Live cells at a time.")
+def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int | None) -> int:
+    """Make this machine a node, until Ctrl-C.
+
+    What `belljar doctor` finds here decides which evaluations it gets. Ray lets whoever has the
+    cluster's token run code here: set the same RAY_AUTH_TOKEN_PATH on each node, and never use a
+    public address.
+    """
+    from belljar.cli.policy import host_facts
+    from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, check_private
+    from belljar.fleet.node import NAME_VARIABLE
+    from belljar.fleet.ray_engine import HINT_EXTRA
+    from belljar.host.cgroups import free_bytes
+    from belljar.host.model import TrialState
+    from belljar.plan.obstacles import tier_obstacles
+    from belljar.policy.limits import Tier
+    from belljar.store.home import belljar_home
+
+    if head == bool(address):
+        raise MisuseError(
+            "give --head or --address", hint="the first node begins the cluster: --head"
+        )
+    for host in filter(None, (ip, address.rpartition(":")[0])):
+        check_private(host, where=f"belljar fleet node, {host}")
+    program = Path(sys.executable).with_name("ray")
+    if not program.exists():
+        raise HostError("Ray is not installed", hint=HINT_EXTRA)
+    facts = host_facts(belljar_home(), prove=True)
+    tiers = [f"belljar_{tier}" for tier in Tier if not tier_obstacles(tier, facts)]
+    if not tiers:
+        raise HostError("no tier can be used here", hint="see `belljar doctor`")
+    hardware = [HARDWARE] if facts.kvm.state is TrialState.PROVEN else []
+    # A cell's start takes a processor for a moment. Of a resource of 0 Ray says nothing.
+    room = {CELLS: cells or 2 * facts.cpus, MEMORY: max(1, free_bytes() >> 20)}
+    offered = {**room, **dict.fromkeys([*tiers, *hardware], 1)}
+    shown = ", ".join(f"{key.removeprefix('belljar_')} {n}" for key, n in offered.items())
+    click.echo(f"belljar: this node offers {printable(shown)}", err=True)
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= {NAME_VARIABLE: name} if name else {}
+    begin = ["--head", f"--port={port}", "--include-dashboard=false"]
+    words = [str(program), "start", "--block", *(begin if head else [f"--address={address}"])]
+    words += [f"--node-ip-address={ip}", f"--resources={json.dumps(offered)}"]
+    os.execve(words[0], words, environment)  # noqa: S606 - an argv list, no shell

@@ -90,7 +90,7 @@ def image() -> None:
     Its steps use this host's network, as those of `belljar image build --network`.
     """
     from belljar.cli.image import print_image
-    from belljar.image.packages import build_packages
+    from belljar.image.build import build_packages
     from belljar.image.store import MODEL_IMAGE
     from belljar.model.serve import LLAMA_APT, LLAMA_PIP
     from belljar.store.home import belljar_home
@@ -121,8 +121,7 @@ def serve(policy: Path, *, port: int, tier: str | None, as_json: bool) -> None:
 
     from belljar.cell.parts import start_run
     from belljar.events import Actor
-    from belljar.model.front import serve_clients
-    from belljar.model.serve import load_model, open_model
+    from belljar.model.serve import load_model, open_model, serve_clients
     from belljar.policy.loaded import with_tier
 
     loaded = with_tier(load_model(policy), tier)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.host.model import HostFacts, KvmState, RuntimeFact
+from belljar.host.model import HostFacts, RuntimeFact, TrialState
 from belljar.plan import explain
 from belljar.plan.jail import JailLimits
 from belljar.plan.model import ImageFacts, Layer, MicrovmPlan, Obstacle, OciPlan, Plan
@@ -231,7 +231,7 @@ def isolation_of(
 def _microvm(
     resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool, has_data: bool
 ) -> Isolation:
-    emulated, controllers = facts.kvm.state is not KvmState.PROVEN, facts.cgroup.controllers
+    emulated, controllers = facts.kvm.state is not TrialState.PROVEN, facts.cgroup.controllers
     shape = vm_shape(resources, emulated=emulated, has_port=has_port, has_data=has_data)
     jail = JailLimits(
         memory_max_bytes=vmm_memory_max_bytes(shape),

@@ -20,7 +20,7 @@ from tests.unit.report.stories import (
     story,
 )
 
-from belljar.cli.findings import network_lines, show_findings
+from belljar.cli.run import network_lines, show_findings
 from belljar.events import Kind
 from belljar.report.collect import collect
 from belljar.report.ranges import MAX_NAMED

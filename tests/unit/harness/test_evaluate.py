@@ -15,9 +15,9 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
 
-from belljar.airgap.looks import AirGapFinding, State
-from belljar.cli.findings import show_findings
+from belljar.airgap import AirGapFinding, State
 from belljar.cli.main import run as belljar
+from belljar.cli.run import show_findings
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import NOTED_IN, RunOutcome

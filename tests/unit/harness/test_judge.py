@@ -14,7 +14,7 @@ from inspect_ai.log import EvalSample
 from inspect_ai.scorer import Score
 from tests.unit.harness.runs import one_sample
 
-from belljar.cli.findings import dropped, remarks, show_findings, table
+from belljar.cli.run import dropped, remarks, show_findings, table
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.evidence import FINDINGS, read_sample, stored_evidence
 from belljar.ledger.keys import local_fingerprint

@@ -11,7 +11,7 @@ from tests.fakes.cell import FakeCell, RecordedCells
 from tests.fakes.probing import read_canary
 from tests.unit.harness.runs import MODEL, evaluated
 
-from belljar.cli.findings import dropped
+from belljar.cli.run import dropped
 from belljar.harness.evaluate import RunOutcome
 from belljar.ledger.verification import verify
 from belljar.probe.model import Verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,17 +18,27 @@ CELL = "c-0123456789ab"
 
 
 @pytest.fixture
-def feed(tmp_path: Path) -> Iterator[Feed]:
-    """A feed of the store."""
-    with Feed(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDirectory]:
     """A run that is being written."""
     with start_run("exec", "test", ["test"], home=tmp_path) as made:
         yield made
+
+
+def test_one_that_falls_behind_is_told_what_it_missed(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring is all that is kept of a flood; its text acts on no terminal and hides nothing."""
+    monkeypatch.setattr("belljar.live.feed.RING_LINES", 10)
+    with Feed(tmp_path) as feed:
+        for number in range(30):
+            data = {"reason": f"\x1b]0;x\x07\u202e<script>{number}"}
+            run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
+        feed.look()
+        lines, cursor, missed = feed.since(0)
+    texts = [json.loads(each)["text"] for each in lines]
+    assert (len(texts), cursor, missed) == (10, feed.last, feed.last - 10)
+    assert texts[-1].endswith("<script>29")
+    assert all(text.isprintable() for text in texts)
 
 
 def test_watch_shows_what_runs_now(

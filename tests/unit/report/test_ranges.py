@@ -10,6 +10,7 @@ from tests.unit.report.stories import (
     ENDED,
     NAME,
     RANGE,
+    REQUEST,
     findings_of,
     judged,
     line,
@@ -18,7 +19,7 @@ from tests.unit.report.stories import (
     story,
 )
 
-from belljar.cli.findings import network_lines
+from belljar.cli.run import network_lines
 from belljar.events import Kind
 from belljar.export.ocsf import ocsf
 from belljar.ledger.schema import BodyRef, Line, check_data
@@ -26,6 +27,7 @@ from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.reading import ProbeTracker
 from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.timeline import Timelines
 
 TLS: dict[str, Any] = {"cell": "default", "address": "10.0.0.7", "port": 443, "sni": None}
 TLS |= {"verdict": "allowed", "reason": ""}
@@ -93,6 +95,7 @@ def test_talk_of_cells_that_nobody_read_voids_the_sample(
         (Kind.NETWORK_TLS, {**TLS, "connection": [1]}),
         (Kind.LIMIT_HIT, {"limit": "connections", "count": "9" * 5000}),
         (Kind.NETWORK_DNS, {**NAME, "name": "a.example", "answer": "NXDOMAIN", "op": [1]}),
+        (Kind.NETWORK_HTTP, {**REQUEST, "headers": [7], "exchange": 1}),
     ],
 )
 def test_a_gateway_ends_no_report(kind: Kind, data: dict[str, Any]) -> None:
@@ -101,6 +104,10 @@ def test_a_gateway_ends_no_report(kind: Kind, data: dict[str, Any]) -> None:
     lines = story(line(kind, **data))
     assert collect(judged(lines))["samples"]
     list(ocsf(lines, "R"))
+    timelines = Timelines()
+    for each in lines:
+        timelines.take(each)
+    assert timelines.events == len(lines)
 
 
 @pytest.mark.promise("5.4")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.report.stories import CONTACT, FLOW, NAME, RANGE, judged, line, story
 
-from belljar.events import Kind
+from belljar.events import Kind, Trust
 from belljar.ledger.schema import Line
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
@@ -136,6 +136,16 @@ def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
     ).signals
     assert (signal.count, signal.more) == (MAX_EVIDENCE + 50, 50)
     assert signal.evidence == [*range(MAX_EVIDENCE)]
+
+
+def test_the_word_of_a_guest_is_marked() -> None:
+    """A signal that rests on the guest's reports alone says so."""
+    seen = line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read")
+    said = replace(seen, trust=Trust.GUEST_REPORTED)
+    assert [signals(*each).signals[0].trust for each in ((said,), (said, seen))] == [
+        Trust.GUEST_REPORTED,
+        Trust.HOST_OBSERVED,
+    ]
 
 
 @pytest.mark.promise("5.8")
