@@ -35,7 +35,7 @@ from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains, must_be_reaped, wait_for_dying
 from belljar.plan.jail import JailLimits, JailSpec
-from belljar.process import descends_from, end_if_forked, kill, signal_name
+from belljar.process import descends_from, end_if_forked, kill
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.store.locks import claimed_for_cell
 from belljar.units import format_duration
@@ -213,12 +213,8 @@ class Sandbox:
         return "its owner ended it" if end.cause == "owner" else self.explain(end)
 
     def explain(self, end: JailEnd) -> str:
-        """Why it ended by itself; engines override it."""
-        return (
-            f"it was killed by {signal_name(end.signal)}"
-            if end.signal
-            else f"it ended with status {end.status}"
-        )
+        """Why it ended by itself, as the engine knows."""
+        raise NotImplementedError
 
     def death_limit(self) -> str | None:
         """`memory`, `lifetime` or None; after `cause_of_death`."""

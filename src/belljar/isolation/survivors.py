@@ -37,6 +37,7 @@ from belljar.units import printable
 # For killed processes to be gone: then they are reported.
 _KILL_TIMEOUT_S: Final = 1.0
 _READ_BYTES: Final = 1 << 16  # a command line may have megabytes; a cell's name comes early
+_NOT_CONTAINED: Final = "do not count this sample as contained"
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.
 _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
@@ -94,19 +95,14 @@ class Destruction:
         `beside`: what is raised already. A breach alone is raised in its place.
         """
         if self.survivors and (beside is None or first_of(beside, ContainmentBreach) is None):
-            raise ContainmentBreach(
-                f"{what} left: {', '.join(self.survivors)}",
-                where=where,
-                hint="it was removed and recorded; do not count this sample as contained, and look "
-                "at the ledger before the next run",
-            )
+            hint = "it was removed and recorded; look at the ledger before the next run"
+            left = f"{what} left: {', '.join(self.survivors)}"
+            raise ContainmentBreach(left, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
         if self.unproven and beside is None:
-            raise HostError(
-                f"{what} could not be proven; not looked for: {'; '.join(map(str, self.unproven))}",
-                where=where,
-                hint="do not count this sample as contained; let this user see what is named, then "
-                "`belljar reap` looks again",
-            )
+            missed = "; ".join(map(str, self.unproven))
+            hint = "let this user see what is named, then `belljar reap` looks again"
+            unproven = f"{what} could not be proven; not looked for: {missed}"
+            raise HostError(unproven, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
 
     def to_data(self) -> dict[str, JsonValue]:
         """As `cell.destroyed` and `range.destroyed` record it."""
