@@ -31,10 +31,10 @@ from belljar.compose.values import TMPFS, CannotKeepError, Refusals, mapping, re
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
 from belljar.policy.fields import read_host
-from belljar.policy.files import reason
+from belljar.policy.files import list_tree, reason
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.reference import is_idle
-from belljar.policy.sections import CellData, TaskData, TaskFile
+from belljar.policy.sections import MAX_ENTRIES, CellData, TaskData, TaskFile
 from belljar.units import format_size, printable
 
 # The keys of a file; others are refused.
@@ -209,7 +209,7 @@ def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> N
         raise ValueError(_NO_DIRECTORY)
     path = cell.home.path(source)
     try:
-        tree = cell.home.tree(path)
+        tree = list_tree(cell.home.root, path, max_entries=MAX_ENTRIES)
     except FileNotFoundError:
         if mount.read_only:  # Compose makes any other missing source
             raise
