@@ -64,7 +64,7 @@ class SampleCell:
         self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], int]] = []
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
-        self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
+        self.attach_socket = AttachSocket(cell, home=session.home)
 
     @asynccontextmanager
     async def _operation(self, *harmless: type[Exception]) -> AsyncIterator[None]:
