@@ -69,16 +69,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """The meaning of the file.
+    """The meaning of a file, in a policy's fields.
 
-    Attributes:
-        service: the service that the sample works in.
-        changes: for its policy: image, user, workdir, env (pairs), resources.
-        program: its program, as a target cell's fields.
-        network: for its range, in a policy's fields; None: one cell alone.
-        is_apart: it has `network_mode: none`, so the policy's network is left out.
-        data: what the cells hold besides their images.
-        differences: every key that is not plainly kept.
+    `service`: the one that the sample works in, with `changes` and `program`. `network`: None for
+    one cell alone. `is_apart`: it has `network_mode: none`.
     """
 
     service: str
