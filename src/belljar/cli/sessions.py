@@ -89,7 +89,7 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
 
     from belljar.harness.attach import AttachSocket
 
-    attached = AttachSocket.for_cell(cell, home=None)
+    attached = AttachSocket(cell, home=None)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(attached.serve, cell, name="attach socket")
