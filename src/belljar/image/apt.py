@@ -106,10 +106,9 @@ def debian_sources(
     plain = [s for s in known if "main" in s.components and not _CODENAMES.isdisjoint(s.suites)]
     main = next((s for s in plain if s.uri.rstrip("/").endswith("debian")), next(iter(plain), None))
     if main is None:
+        hint = "name one with --mirror URL (and install debian-archive-keyring)"
         raise HostError(
-            "no Debian mirror is known: this host's apt sources name none",
-            where="/etc/apt",
-            hint="name one with --mirror URL (and install debian-archive-keyring)",
+            "the apt sources name no Debian mirror", where="/etc/apt", hint=hint
         )
     keyring = _keyring(main.signed_by)
     found = [AptSource(uri=main.uri, suites=(codename, f"{codename}-updates"), signed_by=keyring)]

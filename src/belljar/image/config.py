@@ -47,10 +47,8 @@ def debian_arch() -> str:
     """Debian's name of this architecture. Raises `HostError` if unsupported."""
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
-        raise HostError(
-            f"there is no guest kernel for {machine}",
-            hint=f"use a machine with {' or '.join(_DEBIAN_ARCH)}",
-        )
+        hint = f"use a machine with {' or '.join(_DEBIAN_ARCH)}"
+        raise HostError(f"there is no guest kernel for {machine}", hint=hint)
     return _DEBIAN_ARCH[machine]
 
 

@@ -367,11 +367,9 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
             failures.append(f"{program}: {error.what}")
             (work / "source").unlink(missing_ok=True)
     what = "; ".join(failures) or "neither `docker` nor `podman` is installed"
-    raise HostError(
-        f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
-        where=f"docker-daemon:{printable(name)}",
-        hint="check DOCKER_HOST and the name (Podman: localhost/NAME for what was built here)",
-    )
+    hint = "check DOCKER_HOST and the name (Podman: localhost/NAME for what was built here)"
+    what = f"no daemon gave the image: {printable(what, max_chars=600)}"
+    raise HostError(what, where=printable(f"docker-daemon:{name}"), hint=hint)
 
 
 def _copied(

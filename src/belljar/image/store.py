@@ -279,11 +279,9 @@ class Store:
             return None
         found = [digest for digest in self._digests() if digest.startswith(match[1])]
         if len(found) > 1:
-            raise HostError(
-                f"{printable(ref)} is the beginning of {len(found)} images' digests",
-                where=str(self._images),
-                hint="give more digits; `belljar image ls` lists them",
-            )
+            what = f"{printable(ref)} is the beginning of {len(found)} images' digests"
+            hint = "give more digits; `belljar image ls` lists them"
+            raise HostError(what, where=str(self._images), hint=hint)
         return found[0] if found else None
 
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
@@ -323,12 +321,9 @@ def verify(image: Image) -> None:
         file.seek(max(0, image.rootfs.stat().st_size - _SEAL_BYTES))
         sealed = file.read(hashlib.sha256().digest_size)
     if file_sha256(image.rootfs) != image.digest or sealed != _seal_of(image.config):
-        raise HostError(
-            "the image's bytes are not those of its digest: the file was changed or the disk is "
-            "failing",
-            where=str(image.rootfs),
-            hint=f"`belljar image rm {image.digest[:12]}`, then build or import it again",
-        )
+        what = "the image's bytes are not those of its digest: it was changed, or the disk fails"
+        hint = f"`belljar image rm {image.digest[:12]}`, then build or import it again"
+        raise HostError(what, where=str(image.rootfs), hint=hint)
 
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
