@@ -338,7 +338,7 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
     for each in previews:
         if each.policy is not None:
             images += each.policy.policy.images
-            builds += (one for one in each.builds if one.image in each.policy.policy.images)
+            builds += (one for one in each.asked.builds if one.image in each.policy.policy.images)
         elif each.error is not None:
             where = f"task {each.task}, sample {each.sample}"
             raise PolicyError(each.error.what, where=where)

@@ -28,11 +28,11 @@ from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger, put_on_record
 from belljar.harness.host_processes import HostActivity, proxies_here, watched_host
 from belljar.harness.options import RunRequest, SelectedTask, select_task
-from belljar.harness.source import RealCells, standard_output_to_error
+from belljar.harness.source import standard_output_to_error
 from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
 from belljar.ledger.kinds import check_shape, shape_of
 from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory
+from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory, create_run
 from belljar.package import __version__
 from belljar.probe.model import Verdict
 from belljar.report.left import LeftGatherer
@@ -477,7 +477,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             }
             # Only now: a refused evaluation pins no key.
             pin_keys(home, nodes)
-            with RealCells().start_run(KIND, argv, home=home, what=task.name) as run:
+            with create_run(home, KIND, argv, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host, silence_s=patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 names = {node.node_id: node.name for node in nodes}
