@@ -102,9 +102,7 @@ def config_of(document: Mapping[str, Any]) -> ImageConfig:
     volumes = config.get("Volumes") or {}
     if not isinstance(volumes, dict) or len(volumes) > _MAX_VOLUMES:
         raise _broken("Volumes")
-    env = {
-        name: value for name, _, value in (word.partition("=") for word in _words(config, "Env"))
-    }
+    env = {key: text for key, _, text in (word.partition("=") for word in _words(config, "Env"))}
     entrypoint = tuple(_words(config, "Entrypoint"))
     if "" in env:
         raise _broken("a variable without a name in Env")

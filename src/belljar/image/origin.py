@@ -256,9 +256,7 @@ def image_of_manifest(
         raise LayerError("a document is broken: its manifest")
     for number, layer in enumerate(described[1:], 1):
         if _LAYER_TYPES.fullmatch(kind := str(layer.get("mediaType"))) is None:
-            raise LayerError(
-                f"layer {number} is of the type {printable(kind)!r}, which isn't taken"
-            )
+            raise LayerError(f"layer {number} is of a type that isn't taken: {printable(kind)!r}")
     parts = [_hex(str(each.get("digest"))) for each in described]
     named = tuple((f"{place}{part}", part) for part in parts)
     return ImageParts(

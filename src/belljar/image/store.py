@@ -120,9 +120,7 @@ class Store:
             except HostError:
                 if (self._images / digest).exists():  # else it was removed meanwhile
                     raise
-        return tuple(
-            sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest))
-        )
+        return tuple(sorted(found, key=lambda each: (not each.names, each.names[:1], each.digest)))
 
     def add(
         self,
@@ -331,13 +329,9 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
     try:
         reference = parse_reference(name)
         if is_like_digest(name):
-            raise ValueError(
-                f"`{printable(name)}` can't name an image: it could be the beginning of a digest"
-            )
+            raise ValueError(f"`{printable(name)}` could be the beginning of a digest")
         if reference.digest and reference.digest not in origins:
-            raise ValueError(
-                f"`{printable(name)}` can't name this image: it was not imported by this digest"
-            )
+            raise ValueError(f"`{printable(name)}`: it was not imported by this digest")
     except ValueError as error:
         raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
     return reference.familiar

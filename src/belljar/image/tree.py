@@ -369,9 +369,7 @@ class MergedTree:
             part = todo.pop()
             if part == b"..":
                 if len(above) == 1:
-                    raise LayerError(
-                        f"a symbolic link on the way to {_shown(path)} leads out of the image"
-                    )
+                    raise LayerError(f"a link on the way to {_shown(path)} leads out of the image")
                 above.pop()
                 continue
             child = above[-1].children.get(part)
