@@ -130,11 +130,19 @@ def kill_now(
         )
         halted = halt(Journal(home), entries, began)
     if everything:
+        journal, known = Journal(home), {entry.cell_id for entry in entries}
         try:
-            paths = patiently(partial(_halt_damaged, Journal(home)), REMOVE_TIMEOUT_S)
-            problems += [f"{path} can't be read" for path in paths]
+            try:
+                paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)
+                problems += [f"{path} can't be read" for path in paths]
+            except OSError as exc:
+                problems.append(f"whether the journal is damaged is not known: {exc.strerror}")
+                # What can't be read is ended by its file's name.
+                files = journal.directory.glob("*.json")
+                paths = tuple(path for path in files if path.stem not in known)
+            patiently(partial(_halt_damaged, paths), REMOVE_TIMEOUT_S)
         except OSError as exc:
-            problems.append(f"whether the journal is damaged can't be looked at: {exc.strerror}")
+            problems.append(f"cells of damaged entries can't be looked for: {exc.strerror}")
     return _settled(home, entries, order, halted, began, problems)
 
 
@@ -390,8 +398,7 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[st
     return gone_by, ()
 
 
-def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
-    paths = journal.unreadable()
+def _halt_damaged(paths: Iterable[Path]) -> None:
     names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
     # The dying too, as in `halt`
     struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
@@ -402,7 +409,6 @@ def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
         for process in alive:
             _send(process, signal.SIGKILL)
         time.sleep(_PAUSE_S)
-    return paths
 
 
 def _note(home: Path, order: KillOrder, what: Mapping[str, object], problems: list[str]) -> None:
