@@ -51,17 +51,6 @@ def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> 
     assert not directory.exists()
 
 
-def test_use_is_remembered(home: Path) -> None:
-    """A claimed directory was used now; one that isn't there can't be claimed, nor one that was
-    replaced since it was looked up."""
-    directory = part_of(home, "templates", STALE, 15 * DAY_S)
-    with claimed(directory):
-        pass
-    assert unneeded(home, 14 * DAY_S) == ()
-    with pytest.raises(FileNotFoundError), claimed(directory.with_name("none")):
-        pass
-
-
 def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) -> None:
     """What was taken out bears the name of who takes it out, beside where it was."""
     retired = retire_unclaimed(part_of(home, "templates", STALE, 0))
@@ -99,20 +88,6 @@ def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) ->
     ):
         pass
     assert directory.exists()
-
-
-@pytest.mark.root
-def test_a_part_on_a_read_only_file_system_is_claimed(home: Path) -> None:
-    """That it was used can't be noted there; it is used all the same."""
-    argv = [
-        "unshare",
-        "--mount",
-        sys.executable,
-        "-c",
-        READ_ONLY,
-        str(part_of(home, "templates", STALE, 0)),
-    ]
-    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"claimed\n"
 
 
 def test_a_lock_by_name_is_held_by_one(tmp_path: Path) -> None:
