@@ -29,7 +29,7 @@ NOT_OFFERED = {
     "RunningCommand": "leave take_output left end",
     "CellStream": "aclose abort extra extra_attributes",
     "open_range": "ahead on_target",
-    "Range": "disconnect raise_if_dead routers model_requests killed rules",
+    "Range": "disconnect routers model_requests killed rules",
     "Pool": "aclose refill",
 }
 
