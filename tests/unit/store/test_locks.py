@@ -14,14 +14,6 @@ from belljar.isolation.prune import unneeded
 from belljar.store.locks import claimed, in_use, locked
 from belljar.store.scratch import MAKING, is_owned, retire_unclaimed
 
-READ_ONLY = """
-import pathlib, subprocess, sys
-from belljar.store.locks import claimed
-for how in (["--bind", sys.argv[1], sys.argv[1]], ["-o", "remount,bind,ro", sys.argv[1]]):
-    subprocess.run(["mount", *how], check=True)
-with claimed(pathlib.Path(sys.argv[1])):
-    print("claimed")
-"""
 LOOKER = """
 import pathlib, sys
 from belljar.store.locks import in_use
