@@ -29,7 +29,7 @@ from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import HostError
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
+from belljar.isolation.hold import check_may_start
 from belljar.isolation.program_root import STORE_HINT
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
@@ -95,7 +95,7 @@ async def open_range(
     become healthy, or the gateway or its supervisor died.
     """
     home = home or belljar_home()
-    refuse_if_held(home)
+    check_may_start(home)
     loaded = resolve_here(policy)
     kind = "cell" if loaded.policy.network is None else "range"
     with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
@@ -121,8 +121,7 @@ async def _machine(
     async with AsyncExitStack() as stack:
         require_free(_RANGE_DESCRIPTORS if has_network else _CELL_DESCRIPTORS)
         with exhaustion_as_host_error():
-            refuse_if_held(home)
-            refuse_if_stopped(home, run.run_id)
+            check_may_start(home, run=run.run_id)
             if loaded.policy.host:
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
@@ -202,7 +201,7 @@ async def ready_cell(
         try:
             _write_whose(cell, loaded, home=home, run_id=run_id, place=place)
             # A kill before this did not know whose cell it is
-            refuse_if_stopped(home, run_id)
+            check_may_start(home, run=run_id, is_held=False)
             if snapshot is None:
                 await copy_in(cell, loaded)
             else:

@@ -31,7 +31,7 @@ from belljar.cell.revert import revertible
 from belljar.errors import CellError, ContainmentBreach, first_of
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.isolation.hold import refuse_if_held, refuse_to_give
+from belljar.isolation.hold import check_may_start
 from belljar.ledger.rundir import RunDirectory
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
@@ -294,7 +294,7 @@ async def open_pool(
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")
     home = home or belljar_home()
-    refuse_if_held(home)
+    check_may_start(home)
     loaded = resolve_here(policy)
     taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
     with nullcontext(run) if run else start_run("pool", loaded.source, [], home=home) as run:
@@ -313,7 +313,7 @@ async def open_pool(
             open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
             warm_up=warm_up,
             size=size,
-            refuse=partial(refuse_to_give, home, run.run_id),
+            refuse=partial(check_may_start, home, run=run.run_id),
             taken=taken,
         )
         pool.refill()

@@ -15,7 +15,7 @@ from belljar.cell.parts import start_run
 from belljar.cell.stop_rules import StopRulesRecorder, stop_rules
 from belljar.errors import CellError, ContainmentBreach, LedgerError
 from belljar.events import Event, Kind, Recorder
-from belljar.isolation.hold import read_order, refuse_if_stopped
+from belljar.isolation.hold import check_may_start, read_order
 from belljar.ledger.schema import check_data
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.load import resolve_policy
@@ -86,9 +86,9 @@ def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ..
     )
     if stop is Stop.RUN:
         with pytest.raises(CellError, match="decoy_used"):
-            refuse_if_stopped(world.home, RUN)
+            check_may_start(world.home, run=RUN)
     else:
-        refuse_if_stopped(world.home, RUN)
+        check_may_start(world.home, run=RUN)
 
 
 def test_a_scope_is_stopped_once_and_a_wider_one_again(world: World) -> None:
@@ -146,4 +146,4 @@ def test_a_breach_that_is_raised_stops_the_run(world: World, is_grouped: bool) -
             raise error
         assert world.ended(OWN)
         with pytest.raises(CellError):
-            refuse_if_stopped(world.home, run.run_id)
+            check_may_start(world.home, run=run.run_id)
