@@ -16,6 +16,14 @@ import click
 
 from belljar.cli.console import MisuseError, json_option, print_json, table_lines
 from belljar.errors import BelljarError, HostError
+from belljar.host.cgroups import free_bytes
+from belljar.host.model import KvmState
+from belljar.image.kernel import current_kernel
+from belljar.image.store import Store
+from belljar.isolation.hold import RELEASE_HINT, read_hold
+from belljar.plan.obstacles import KVM_HINTS, network_obstacles, tier_obstacles
+from belljar.policy.limits import Tier
+from belljar.store.home import belljar_home
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
@@ -59,8 +67,6 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
       3  they can't
     """
     from belljar.cli.policy import host_facts
-    from belljar.policy.limits import Tier
-    from belljar.store.home import belljar_home
 
     home = belljar_home()
     with reported_if_slow("trying what works here, once: up to half a minute"):
@@ -83,7 +89,6 @@ def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Che
     """Check for a hold, and try the kill switch on a container."""
     from anyio import run
 
-    from belljar.isolation.hold import RELEASE_HINT, read_hold
     from belljar.isolation.proofs import prove_switch
     from belljar.isolation.trials import runtime_of
 
@@ -126,9 +131,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
-    from belljar.plan.obstacles import network_obstacles, tier_obstacles
-    from belljar.policy.limits import Tier
-
     for tier in Tier:
         found = tier_obstacles(tier, facts)
         state: State = "no" if tier is Tier.MICROVM else "note"
@@ -156,9 +158,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
-    from belljar.host.model import KvmState
-    from belljar.plan.obstacles import KVM_HINTS
-
     kvm = facts.kvm
     if kvm.state is KvmState.PROVEN:
         yield Check("KVM", "ok", "works: a guest booted under it")
@@ -184,9 +183,6 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
 def _store_checks(home: Path) -> list[Check]:
     """Whether the store is writable and holds the kernel and default image."""
-    from belljar.image.kernel import current_kernel
-    from belljar.image.store import Store
-
     # The store need not exist yet: then its nearest directory decides.
     place = next(path for path in (home, *home.parents) if path.exists())
     found = [Check("store", "ok", str(home))]
@@ -303,11 +299,6 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, check_private
     from belljar.fleet.node import NAME_VARIABLE
     from belljar.fleet.ray_engine import HINT_EXTRA
-    from belljar.host.cgroups import free_bytes
-    from belljar.host.model import KvmState
-    from belljar.plan.obstacles import tier_obstacles
-    from belljar.policy.limits import Tier
-    from belljar.store.home import belljar_home
 
     if head == bool(address):
         raise MisuseError(

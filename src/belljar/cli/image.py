@@ -11,19 +11,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from belljar.cli.console import (
-    MisuseError,
-    Report,
-    json_option,
-    parsed_by,
-    print_json,
-    progress,
-    table_lines,
-    task_args_option,
-    variables_option,
-)
+from belljar.cli import console
 from belljar.errors import HostError, PolicyError
-from belljar.image.store import MADE_HERE
+from belljar.image.build import build_image, recipe
+from belljar.image.dockerfile import MAX_BYTES, base_images
+from belljar.image.oci import ImportLimits, WantedImage, import_image, obtain
+from belljar.image.store import MADE_HERE, Store
+from belljar.store.home import belljar_home
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
@@ -53,18 +47,18 @@ def image() -> None:
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option("--from-compose", "is_compose", is_flag=True, help="All images of compose files.")
 @click.option("--from-task", "is_task", is_flag=True, help="All images of an Inspect task.")
-@task_args_option
+@console.task_args_option
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
     "--max-size",
-    callback=parsed_by(parse_size),
+    callback=console.parsed_by(parse_size),
     metavar="SIZE",
     default="8GiB",
     show_default=True,
     help="Refuse images that are larger, uncompressed.",
 )
 @_KEEP_SETUID
-@json_option()
+@console.json_option()
 def import_(
     *,
     sources: tuple[str, ...],
@@ -91,20 +85,20 @@ def import_(
     With --from-compose or --from-task, images that are in the store are skipped. The others come
     from Docker or Podman if one has them, otherwise from their registries.
     """
-    from belljar.image.oci import ImportLimits, import_image
-
     limits = ImportLimits(max_bytes=max_size)
     if is_compose or is_task:
         if name or keep_setuid or (is_compose and is_task):
             what = "--from-compose, --from-task, --name and --keep-setuid exclude each other"
-            raise MisuseError(what)
+            raise console.MisuseError(what)
         wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *task_args])
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
     if len(sources) > 1:
-        raise MisuseError("only one SOURCE can be imported at a time", hint="run it once for each")
+        raise console.MisuseError(
+            "only one SOURCE can be imported at a time", hint="run it once for each"
+        )
     store = _store()
-    report = progress(f"Importing {sources[0]}", quiet=as_json)
+    report = console.progress(f"Importing {sources[0]}", quiet=as_json)
     made = import_image(
         store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report
     )
@@ -114,7 +108,7 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@json_option("Print the image as one JSON object.")
+@console.json_option("Print the image as one JSON object.")
 def tag(*, ref: str, name: str, as_json: bool) -> None:
     """Give the image REF an additional NAME; another image that has the name loses it.
 
@@ -125,23 +119,23 @@ def tag(*, ref: str, name: str, as_json: bool) -> None:
 
 
 @image.command()
-@json_option("Print a JSON list.")
+@console.json_option("Print a JSON list.")
 def ls(*, as_json: bool) -> None:
     """List the images in the store."""
     images = _store().list()
     if as_json:
-        print_json([entry.to_json() for entry in images])
+        console.print_json([entry.to_json() for entry in images])
         return
     rows = [_COLUMNS]
     for entry in images:
         names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
         rows.append((names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source))
-    click.echo("\n".join(table_lines(rows)))
+    click.echo("\n".join(console.table_lines(rows)))
 
 
 @image.command()
 @click.argument("ref")
-@json_option()
+@console.json_option()
 def inspect(ref: str, *, as_json: bool) -> None:
     """Show the image REF."""
     found = _store().find(ref)
@@ -155,7 +149,7 @@ def inspect(ref: str, *, as_json: bool) -> None:
 
 @image.command()
 @click.argument("ref")
-@json_option("Print what was removed as one JSON object.")
+@console.json_option("Print what was removed as one JSON object.")
 def rm(ref: str, *, as_json: bool) -> None:
     """Remove an image, or one of its names.
 
@@ -165,23 +159,20 @@ def rm(ref: str, *, as_json: bool) -> None:
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
     if as_json:
-        print_json({"digest": removed.digest, "ref": ref, "image_removed": gone})
+        console.print_json({"digest": removed.digest, "ref": ref, "image_removed": gone})
     else:
         what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
         click.echo(f"removed the {what}")
 
 
 def _store() -> Store:
-    from belljar.image.store import Store
-    from belljar.store.home import belljar_home
-
     return Store(belljar_home())
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
     """Its names, digest and size, or all of it."""
     if as_json:
-        print_json(made.to_json())
+        console.print_json(made.to_json())
         return
     names = printable(", ".join(made.names))
     click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
@@ -199,14 +190,14 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("-f", "--file", "dockerfile", default="", help="Default: CONTEXT/Dockerfile.")
 @click.option("-t", "--tag", "name", default="", help="Default: CONTEXT's own name.")
 @click.option("--network", is_flag=True, help="Let the build steps use this host's network.")
-@variables_option("--build-arg", "args", "Set an ARG of the Dockerfile.")
+@console.variables_option("--build-arg", "args", "Set an ARG of the Dockerfile.")
 @click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
 @_KEEP_SETUID
 @click.option("--base", default="default", help="What --apt and --pip add their packages to.")
 @click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
 @click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
 @click.option("--mirror", default="", metavar="URL", help="Debian's, for Belljar's own images.")
-@json_option("Print the image as one JSON object.")
+@console.json_option("Print the image as one JSON object.")
 def build(
     context: str,
     *,
@@ -244,7 +235,9 @@ def build(
     if apt or pip:
         if context or dockerfile or target or not (name and network):
             hint = "add packages to an image with -t NAME --network [--base IMAGE] --apt PACKAGE"
-            raise MisuseError("--apt and --pip need --tag and --network, and no CONTEXT", hint=hint)
+            raise console.MisuseError(
+                "--apt and --pip need --tag and --network, and no CONTEXT", hint=hint
+            )
         from belljar.image.packages import build_packages
 
         with termination_as_interrupt():
@@ -253,7 +246,7 @@ def build(
         from belljar.image.build import build_image, recipe
 
         own = context or "default"
-        report_line = progress(f"Building {own}", quiet=as_json)
+        report_line = console.progress(f"Building {own}", quiet=as_json)
         made = build_image(home, recipe(own), mirror=mirror, report=report_line)
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
@@ -283,7 +276,6 @@ def wanted_by_files(files: Sequence[str]) -> list[WantedImage]:
     from belljar.compose.data import service_images
     from belljar.compose.document import read_document
     from belljar.compose.values import CannotKeepError
-    from belljar.image.oci import WantedImage
 
     wanted = []
     for file in files:
@@ -305,7 +297,6 @@ def wanted_by_files(files: Sequence[str]) -> list[WantedImage]:
 
 def _bases(build: ServiceBuild) -> tuple[str, ...]:
     """The images that a Dockerfile starts from, if it can be read."""
-    from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
 
@@ -334,7 +325,6 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[WantedImage]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-    from belljar.image.oci import WantedImage
 
     wanted: dict[WantedImage, None] = {}
     refused: dict[str, str] = {}
@@ -358,10 +348,8 @@ def obtain_all(
     Before anything is got: `PolicyError` for different builds of one name.
     """
     from belljar.harness.source import build_missing, running_builds
-    from belljar.image.build import build_image, recipe
-    from belljar.image.oci import obtain
 
-    def build(missing: WantedImage, report: Report) -> None:
+    def build(missing: WantedImage, report: console.Report) -> None:
         if missing.image in MADE_HERE:
             build_image(store.home, recipe(missing.image), report=report)
             return
@@ -372,7 +360,7 @@ def obtain_all(
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))
     running_builds((each.build for each in todo if each.build), {each.image for each in todo})
-    report = progress(f"Importing {len(todo)} images", quiet=as_json)
+    report = console.progress(f"Importing {len(todo)} images", quiet=as_json)
     for result in obtain(store.home, todo, limits=limits, build=build, report=report):
         results.append(result)
         if not as_json:
@@ -391,7 +379,7 @@ def obtain_all(
         lines = [f"{len(failed)} of {len(results)} images could not be imported", *failed]
         raise HostError("\n".join(printable(line, max_chars=1000) for line in lines))
     if as_json:
-        print_json(
+        console.print_json(
             [
                 {
                     "image": each.wanted.image,

@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from belljar.cli.console import (
-    MisuseError,
-    cell_argument,
-    json_option,
-    notice,
-    parsed_by,
-    policy_argument,
-    run_async,
-    tier_option,
-)
+from belljar.cli import console
 from belljar.cli.exec import report_skipped_tiers, standard_input, typed_policy
 from belljar.errors import HostError
 from belljar.units import printable
@@ -46,8 +37,8 @@ _FORWARD: Final = re.compile(r"(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
 
 
 @click.command("shell")
-@policy_argument()
-@tier_option()
+@console.policy_argument()
+@console.tier_option()
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """Open a terminal in a fresh cell, which is destroyed when you leave it.
@@ -57,8 +48,10 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         hint = "for pipes use `belljar exec -- sh`"
-        raise MisuseError("a shell needs a terminal on standard input and output", hint=hint)
-    return run_async(_shell, policy, tier, user)
+        raise console.MisuseError(
+            "a shell needs a terminal on standard input and output", hint=hint
+        )
+    return console.run_async(_shell, policy, tier, user)
 
 
 async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
@@ -133,7 +126,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 @click.command("attach")
-@cell_argument
+@console.cell_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD…]")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
@@ -143,7 +136,7 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     cell still ends with its sample or shell. Output of the guest goes to your terminal unescaped:
     use a terminal you would trust with hostile output.
     """
-    return run_async(_terminal, cell_id, command, user)
+    return console.run_async(_terminal, cell_id, command, user)
 
 
 async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> int:
@@ -158,7 +151,7 @@ async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> i
             status = await relay(owner, frame(FrameKind.OPEN, opening.payload()))
     code, _, why = status.partition(" ")
     if why:
-        notice(why)
+        console.notice(why)
     return int(code) if code.isdigit() else 1
 
 
@@ -247,9 +240,9 @@ def parse_forward(text: str) -> tuple[int, int | str]:
 
 
 @click.command("forward")
-@cell_argument
-@click.argument("where", metavar="LOCAL:REMOTE", callback=parsed_by(parse_forward))
-@json_option("Print the address as one JSON object.")
+@console.cell_argument
+@click.argument("where", metavar="LOCAL:REMOTE", callback=console.parsed_by(parse_forward))
+@console.json_option("Print the address as one JSON object.")
 def forward(cell_id: str, where: tuple[int, int | str], *, as_json: bool) -> int:
     """Forward a port of this host's loopback address to a server in a running cell.
 
@@ -263,7 +256,7 @@ def forward(cell_id: str, where: tuple[int, int | str], *, as_json: bool) -> int
       belljar forward c-0123456789ab 8080:80
       belljar forward c-0123456789ab 0:/run/server.sock
     """
-    return run_async(_forward, cell_id, *where, as_json=as_json)
+    return console.run_async(_forward, cell_id, *where, as_json=as_json)
 
 
 async def _forward(cell_id: str, port: int, remote: int | str, *, as_json: bool) -> int:
@@ -290,7 +283,7 @@ async def _forward(cell_id: str, port: int, remote: int | str, *, as_json: bool)
             finally:
                 clients.release()
         if why:
-            notice(why)
+            console.notice(why)
 
     async with listener:
         port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's, not Django's

@@ -18,15 +18,7 @@ import click
 
 from belljar.bundle.create import Contents, create_bundle
 from belljar.bundle.install import install_bundle, installed, open_bundle
-from belljar.cli.console import (
-    Failure,
-    MisuseError,
-    json_option,
-    parsed_by,
-    print_json,
-    progress,
-    task_args_option,
-)
+from belljar.cli import console
 from belljar.cli.image import wanted_by_tasks
 from belljar.errors import HostError, PolicyError
 from belljar.harness.source import build_missing
@@ -91,15 +83,19 @@ def setup(*, yes: bool, mirror: str) -> int:
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
         if not yes:
             if not sys.stdin.isatty():
-                raise MisuseError("standard input is no terminal to confirm at", hint="add --yes")
+                raise console.MisuseError(
+                    "standard input is no terminal to confirm at", hint="add --yes"
+                )
             click.confirm("Continue?", default=True, abort=True)
         make_store_dir(home)
         for number, step in enumerate(steps, 1):
-            step.act(progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True))
+            step.act(
+                console.progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True)
+            )
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home, mirror=mirror)
     if problem is not None:
-        click.echo(str(Failure.of(problem)), err=True)
+        click.echo(str(console.Failure.of(problem)), err=True)
     elif not steps:
         click.echo("This host is ready. Next: `belljar doctor`, `belljar exec -- uname -a`")
     return HostError.exit_code if steps or problem else 0
@@ -237,7 +233,7 @@ _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 _KEY = click.option(
     "--key",
     metavar="FINGERPRINT",
-    callback=parsed_by(lambda text: text and parse_fingerprint(text)),
+    callback=console.parsed_by(lambda text: text and parse_fingerprint(text)),
     help="The key that must have signed. Default: that of the bundle installed last.",
 )
 
@@ -251,9 +247,9 @@ def bundle() -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--image", "images", multiple=True, metavar="REF", help="Also this image.")
 @click.option("--task", metavar="TASK", help="Also the images of this task's samples.")
-@task_args_option
+@console.task_args_option
 @click.option("--model", "models", multiple=True, metavar="FILE", help="Also this model cell.")
-@json_option("Print one JSON object: path, digest, key, size, items.")
+@console.json_option("Print one JSON object: path, digest, key, size, items.")
 def create(
     *,
     out: Path,
@@ -274,7 +270,7 @@ def create(
     root = Path(__file__).resolve().parents[3]
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
-        raise MisuseError(f"{others[0]} has no block `model`")
+        raise console.MisuseError(f"{others[0]} has no block `model`")
     wanted = wanted_by_tasks([task, *task_args]) if task else []
     if refused := [each for each in wanted if each.why]:
         raise PolicyError(refused[0].why, where=refused[0].image)
@@ -307,7 +303,7 @@ def create(
         "items": len(made.digests),
     }
     if as_json:
-        print_json(about)
+        console.print_json(about)
         return
     click.echo(
         f"{out}: {len(made.digests)} items, {format_size(made.about['size_bytes'])}\n"
@@ -330,7 +326,7 @@ def verify(*, bundle: Path, key: str | None) -> None:
       4  it is not
     """
     key = key or installed(belljar_home()).get("signer")
-    report = progress("verifying", quiet=False)
+    report = console.progress("verifying", quiet=False)
     found = open_bundle(bundle, expected_key=key)
     found.verify(report)
     about = found.about
@@ -358,8 +354,8 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     expected = key or installed(home).get("signer")
     if expected is None:
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
-        raise MisuseError("no key is known that may sign a bundle", hint=hint)
-    report = progress("installing the bundle", quiet=False, is_step=True)
+        raise console.MisuseError("no key is known that may sign a bundle", hint=hint)
+    report = console.progress("installing the bundle", quiet=False, is_step=True)
     found = install_bundle(
         home,
         bundle,

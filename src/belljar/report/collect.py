@@ -15,21 +15,24 @@ from belljar.dataclass import asdict
 from belljar.differences import sentences
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
-from belljar.report.entries import entries_of
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
-from belljar.report.remarks import (
+from belljar.report.samples import (
+    Row,
+    RunFindings,
+    Transcript,
     differing,
+    headline,
     model_sentence,
     problems_and_errors,
     range_sentences,
     run_remarks,
 )
-from belljar.report.samples import Row, RunFindings, Transcript, headline
 from belljar.report.signals import Blind, SignalCode
 from belljar.report.source import (
     MAX_LISTED,
     RunSource,
+    entries_of,
     facts_of,
     graph_of,
     plan_of,
