@@ -78,11 +78,11 @@ class _LazyGroup(click.Group):
                 raise
             raise RuntimeError("a pipe broke that is not standard output") from error
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, _ctx: click.Context) -> list[str]:
         """In the order a new user needs them."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
@@ -90,7 +90,7 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(import_module(f"belljar.cli.{module}"), attribute)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
