@@ -213,7 +213,7 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
 
 
 def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
-    from belljar.export.statement import envelope, statement
+    from belljar.export.statement import statement
     from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.report.collect import collect
@@ -244,9 +244,9 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     for log in sorted(path.glob("inspect/*")):  # as verified: all are in the manifest
         with log.open("rb") as file:
             logs[f"inspect/{log.name}"] = digest_file(file)[0]
-    content = statement(checked.run_id or "", checked.root, logs, found)
+    signed = statement(checked.run_id or "", checked.root, logs, found, key)
     with new_file(output) as target:
-        target.write(json.dumps(envelope(content, key)).encode() + b"\n")
+        target.write(json.dumps(signed).encode() + b"\n")
         target.flush()
     return 0
 

@@ -25,8 +25,7 @@ from belljar.units import format_size
 
 MAX_LISTED: Final = 100  # reasons, remarks and the like, of the run and of each sample
 MAX_LIST_CHARS: Final = 64 << 10  # of such a list; a sample's have a part of its share
-_ROW: Final = 26  # units of the drawing, as all below
-_TOP: Final = 34
+_ROW, _TOP = 26, 34  # units of the drawing
 # Of a name in the graph.
 _MAX_CHARS: Final = 40
 # Of a side of the graph: more can't be read, and a guest chooses its places.
@@ -188,23 +187,20 @@ _HOST: Final = (
 
 def facts_of(source: RunSource) -> list[tuple[str, str]]:
     """Host and versions, by name."""
-    found = list(_facts(source))
+    timelines, host = source.timelines, source.host
+    used = (*_list(host.get("runtimes")), *_list(host.get("tools")))
+    versions = {str(each.get("name")): each.get("version") for each in map(_dict, used)}
+    versions |= {**source.versions, **_dict(timelines.started.get("libraries"))}
+    kvm = _dict(host.get("kvm")).get("state", "unknown")
+    found = [
+        ("first event", timelines.first_time),
+        ("last event", timelines.last_time),
+        *((name, shown(host[name])) for name in _HOST if name in host),
+        ("hardware virtualisation", shown(kvm)),
+        *((shown(name), shown(version)) for name, version in versions.items() if version),
+    ]
     left = len(found) - MAX_LISTED
     return [*found[:MAX_LISTED], *([("…", f"and {left} more")] if left > 0 else [])]
-
-
-def _facts(source: RunSource) -> Iterator[tuple[str, str]]:
-    timelines, host = source.timelines, source.host
-    yield "first event", timelines.first_time
-    yield "last event", timelines.last_time
-    yield from ((name, shown(host[name])) for name in _HOST if name in host)
-    yield "hardware virtualisation", shown(_dict(host.get("kvm")).get("state", "unknown"))
-    used = (*_list(host.get("runtimes")), *_list(host.get("tools")))
-    programs = {str(each.get("name")): each.get("version") for each in map(_dict, used)}
-    recorded = _dict(timelines.started.get("libraries"))
-    for name, version in (programs | dict(source.versions) | dict(recorded)).items():
-        if version:
-            yield shown(name), shown(version)
 
 
 # A run directory that was tampered with may hold anything in their places

@@ -150,15 +150,12 @@ class Timelines:
 
     def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
         """The messages of one sample: time, as in the ledger, author and text."""
-        kept = self._keep(transcript_of(uuid), Group.TRANSCRIPT)
+        about: dict[str, Any] = {"place": transcript_of(uuid), "group": Group.TRANSCRIPT}
+        kept = self._keep(about["place"], Group.TRANSCRIPT)
         for time, who, text in turns:
+            what, author = shown(text, max_chars=MAX_TURN_CHARS), shown(who, max_chars=100)
             entry = TimelineEntry(
-                seq=-1 - kept.count,
-                time=time,
-                place=transcript_of(uuid),
-                group=Group.TRANSCRIPT,
-                what=shown(text, max_chars=MAX_TURN_CHARS),
-                outcome=shown(who, max_chars=100),
+                seq=-1 - kept.count, time=time, what=what, outcome=author, **about
             )
             kept.add(entry)
 
