@@ -19,8 +19,7 @@ from belljar.events import Event, Kind
 from belljar.fleet import units
 from belljar.fleet.archive import pack
 from belljar.fleet.head import Head
-from belljar.fleet.judge import KIND
-from belljar.fleet.units import Node
+from belljar.fleet.units import KIND, Node
 from belljar.harness.host_processes import watched_host
 from belljar.harness.options import SelectedTask
 from belljar.ledger.keys import local_fingerprint

@@ -32,7 +32,7 @@ from belljar.model.http import Connect, Question, ServerError, ask_server
 from belljar.model.serve import HEALTH, LLAMA_PIP, load_model, open_model, server_argv
 from belljar.model.weights import EXAMPLE_SHA256, find_weights
 from belljar.policy.loaded import with_tier
-from belljar.policy.serving import ModelBlock
+from belljar.policy.sections import ModelBlock
 
 TRIPS, CPUS = 100, 2
 MODEL = {"weights": {"sha256": EXAMPLE_SHA256}, "context": 1024}

@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.fakes.recorder import MemoryRecorder
 
 from belljar.isolation.trials import find_facts
-from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.processes import SERVE
-from belljar.network.owner.range import NetworkRange, open_range
+from belljar.network.owner.processes import SERVE, RangeSpec
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 
@@ -100,7 +99,7 @@ async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float
 
 def _range(home: Path, serve: str) -> Any:  # noqa: ANN401 - an async context manager
     directory = Path(tempfile.mkdtemp(dir=home))
-    return open_range(
+    return NetworkRange(
         RangeSpec(network=NETWORK, layout=layout(), directory=directory, serve=serve),
         recorder=MemoryRecorder(),
         home=home,

@@ -121,7 +121,7 @@ def fetch_harbor() -> None:
 def real_model(home: Path | None = None) -> None:
     """The image of llama.cpp's server and the example's weights in the store, as `belljar model`
     gets them; each once. Raises `BelljarError`."""
-    from belljar.image.packages import build_packages
+    from belljar.image.build import build_packages
     from belljar.image.store import MODEL_IMAGE, Store
     from belljar.model.serve import LLAMA_APT, LLAMA_PIP
     from belljar.model.weights import fetch_example

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from belljar.ledger.keys import parse_fingerprint
-from belljar.ledger.shown import HINT_KEY, verification_json, verification_text
-from belljar.ledger.verification import verify
+from belljar.ledger.verification import HINT_KEY, verification_json, verification_text, verify
 from belljar.units import printable
 
 _ENDING = """\

@@ -16,7 +16,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 MODULES = (
     "dataclass", "errors", "events", "units",
-    *(f"ledger/{name}" for name in ("chain", "files", "keys", "kinds", "omission", "schema", "shown", "verification")),
+    *(f"ledger/{name}" for name in ("chain", "files", "keys", "kinds", "schema", "verification")),
 )  # fmt: skip
 _OURS = re.compile(r"^(\s*from )belljar(?=[. ])", re.M)
 

@@ -273,6 +273,14 @@ async def test_the_kernels_memory_is_the_cells(tier: str, vm_home: Path, tmp_pat
     assert tier == "microvm" or "memory" in limits_on_record(vm_home, cell)
 
 
+async def test_open_files(usable: Cell) -> None:
+    """A process begins with 1,024, as on any machine, and may raise that as far as services do."""
+    script = "import resource as r; print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    result = await usable.exec(["python3", "-c", script])
+    soft, hard = map(int, result.stdout.split())
+    assert soft == 1024 < hard <= 1 << 19  # or what this host itself may have
+
+
 @pytest.mark.promise("8.1")
 async def test_output_flood(usable: Cell, vm_home: Path) -> None:
     """Output beyond the cap is dropped, counted and named; the command isn't stopped by it."""

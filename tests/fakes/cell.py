@@ -27,7 +27,7 @@ from belljar.cell.health import HealthFinding
 from belljar.cell.range import Range
 from belljar.cell.revert import revertible
 from belljar.channel import ExecOutput, FileTooLargeError
-from belljar.compose.data import ServiceBuild
+from belljar.compose.document import ServiceBuild
 from belljar.differences import Difference
 from belljar.errors import CellError, HostError
 from belljar.events import Event, Kind

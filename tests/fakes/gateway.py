@@ -28,7 +28,7 @@ from belljar.network.ipc import (
     KINDS,
     READY,
     EventDecoder,
-    GatewayMessage,
+    Item,
     encode_ack,
     encode_reply,
 )
@@ -50,9 +50,9 @@ class Owner:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.events: list[GatewayMessage] = []
-        self.ready: GatewayMessage | None = None
-        self.ended: GatewayMessage | None = None
+        self.events: list[Item] = []
+        self.ready: Item | None = None
+        self.ended: Item | None = None
         self.problem = ""
         self._changed = threading.Condition()
         self._held, self._heartbeats = False, 0
@@ -84,7 +84,7 @@ class Owner:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.sock.send(datagram)
 
-    def _handle(self, said: GatewayMessage | None) -> None:
+    def _handle(self, said: Item | None) -> None:
         if said is None:
             return
         if said.kind == ASK:
@@ -132,7 +132,7 @@ class Owner:
                 self.sock.send(encode_ack(number))
             self._unacknowledged.clear()
 
-    def end(self, within_s: float = DEADLINE_S) -> GatewayMessage:
+    def end(self, within_s: float = DEADLINE_S) -> Item:
         """Says that the range ends, and returns the gateway's last word."""
         self.sock.send(json.dumps({"end": within_s}).encode())
         self.wait(lambda: self.ended is not None)
@@ -156,10 +156,10 @@ class Owner:
         """The data of the events of a kind so far."""
         return [dict(event.data) for event in self.events if event.kind is kind]
 
-    def first(self, kind: Kind, **wanted: object) -> GatewayMessage:
+    def first(self, kind: Kind, **wanted: object) -> Item:
         """The first event of a kind with these data; waits for it."""
 
-        def found() -> GatewayMessage | None:
+        def found() -> Item | None:
             for event in self.events:
                 if event.kind is kind and all(
                     event.data.get(name) == value for name, value in wanted.items()

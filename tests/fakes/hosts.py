@@ -9,11 +9,10 @@ from belljar.host.model import (
     CgroupVersion,
     HostFacts,
     IdsFact,
-    KvmFact,
-    KvmState,
     RuntimeFact,
-    RuntimeState,
     ToolFact,
+    Trial,
+    TrialState,
     UsernsFact,
 )
 from belljar.image.kernel import Kernel
@@ -36,7 +35,7 @@ def capable_host() -> HostFacts:
         cpus=8,
         memory_total_mib=32_000,
         home="/var/lib/belljar",
-        kvm=KvmFact(state=KvmState.PROVEN),
+        kvm=Trial(state=TrialState.PROVEN),
         userns=UsernsFact(available=True),
         cgroup=CgroupFact(version=CgroupVersion.HYBRID, parents=_GROUPS),
         tools=(
@@ -73,7 +72,7 @@ def _runtime(tier: str, name: str, version: str) -> RuntimeFact:
         kind=name,
         path=f"/usr/bin/{name}",
         version=version,
-        state=RuntimeState.PROVEN,
+        state=TrialState.PROVEN,
     )
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from belljar.airgap import check
+from belljar import airgap
 from belljar.cli.main import run as belljar
 from belljar.network.syscalls import install_filter
 
@@ -63,7 +63,7 @@ def all_of(words: Sequence[str]) -> int:
 def main(how: str, *command: str) -> None:
     """Never returns."""
     if how == "belljar":
-        check.FIRST_PID_NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino  # type: ignore[misc]
+        airgap.FIRST_PID_NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino  # type: ignore[misc]
         sys.exit(all_of(command))
     steps = (
         (_LOAD, 0, 0, 0),

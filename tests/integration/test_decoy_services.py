@@ -63,13 +63,11 @@ decoys:
 
 async def visit_the_admin_page(cell: Cell) -> None:
     """A wrong password is refused, the minted one opens it; rows are printed."""
-    login = (
-        'curl -s -o page -c jar -w "%{http_code}" --data-urlencode username=admin --data-urlencode'
-    )
+    login = "curl -s -c jar --data-urlencode username=admin --data-urlencode"
     url = "http://admin.corp.internal"
-    assert await sh(cell, f"{login} password=letmein {url}/login") == "401"
+    assert "9999" not in await sh(cell, f"{login} password=letmein {url}/login")
     done = f'. ~/app/.env; {login} "password=$ADMIN_PASSWORD" "$ADMIN_URL/login"'
-    assert await sh(cell, done) == "302"
+    assert "<td>9999" in await sh(cell, done)
     assert "<td>9999" in await sh(cell, f"curl -s -b jar {url}/customers")
     assert "9999" not in await sh(cell, f"curl -s {url}/customers")
 

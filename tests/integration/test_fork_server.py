@@ -21,9 +21,8 @@ from tests.integration.remains import below
 from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind
 from belljar.network import ipc
-from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.processes import ForkServer, started_fork_server
-from belljar.network.owner.range import open_range
+from belljar.network.owner.processes import ForkServer, RangeSpec, started_fork_server
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 
@@ -144,11 +143,11 @@ async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path)
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
     spec = RangeSpec(network=network, layout=layout, directory=tmp_path / "none")
     with pytest.raises(LedgerError):
-        async with open_range(spec, recorder=Full(), home=tmp_path):
+        async with NetworkRange(spec, recorder=Full(), home=tmp_path):
             pass
     recorder = MemoryRecorder()
     with pytest.raises(HostError, match="the packet record can't be made"):
-        async with open_range(spec, recorder=recorder, home=tmp_path):
+        async with NetworkRange(spec, recorder=recorder, home=tmp_path):
             pytest.fail("it opened")
     assert Kind.RANGE_OPENED not in recorder.kinds()
     assert set(below(os.getpid())) == before

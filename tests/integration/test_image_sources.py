@@ -190,7 +190,7 @@ def test_a_pinned_image_of_a_registry_runs_in_a_cell(
     monkeypatch.setenv("BELLJAR_HOME", str(vm_home))
     pinned, _, _ = served.put("echo", "1", [host_program("echo")], is_index=True)
     name = f"{served.address}/echo"
-    assert run(["image", "import", f"docker://{name}:1@{pinned}"]) == 0
+    assert run(["image", "import", f"docker://{name}:1", f"docker://{name}:1@{pinned}"]) == 0
     policy = tmp_path / "policy.yaml"
     try:
         text = "belljar: 1\nrisk: low\ntier: container\nuser: 0\nworkdir: /\nimage: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.real_packages import inspect_evals
 
 from belljar.image.dockerfile import DockerfileError, base_images, make_buildable
-from belljar.image.parser import parse
+from belljar.image.stages import parse
 
 
 def test_all_dockerfiles_are_read_and_nearly_all_are_translated() -> None:

@@ -17,9 +17,8 @@ from tests.real_packages import inspect_evals
 from belljar.compose.document import read_document
 from belljar.compose.interpolate import references
 from belljar.differences import DifferenceKind
-from belljar.harness.compat import Honoured, judge_for_sample
-from belljar.harness.compat import TaskRefused as Refused
-from belljar.harness.config import BelljarConfig, judged, of_log
+from belljar.harness.config import BelljarConfig, of_log, of_sample
+from belljar.harness.config import TaskRefused as Refused
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
 _REFUSED = re.compile(
@@ -31,18 +30,18 @@ _NOT_KEPT = re.compile(
 
 
 @cache
-def judgements() -> dict[str, Honoured | Refused]:
+def judgements() -> dict[str, BelljarConfig | Refused]:
     """What becomes of each file; a sample's metadata names some image wherever a file asks for
     it."""
     root = inspect_evals()
     files = sorted(path for path in root.rglob("*compose*.y*ml") if path.is_file())
-    found: dict[str, Honoured | Refused] = {}
+    found: dict[str, BelljarConfig | Refused] = {}
     for path in files:
         document = read_document(path)
         metadata = dict.fromkeys(references(document), "registry.example/of-a-sample:1")
         file = str(path.relative_to(root))
         try:
-            found[file] = judge_for_sample(document, metadata)
+            found[file] = of_sample(document, metadata, BelljarConfig())
         except Refused as refused:
             found[file] = refused
     return found
@@ -71,9 +70,8 @@ def test_nearly_all_compose_files_are_accepted() -> None:
 
 def test_every_configuration_is_the_same_from_a_log() -> None:
     """What becomes of each accepted file is equal, with one hash, after Inspect's log."""
-    for judgement in judgements().values():
-        if isinstance(judgement, Honoured):
-            config = judged(BelljarConfig(), judgement)
+    for config in judgements().values():
+        if isinstance(config, BelljarConfig):
             again = of_log(json.loads(config.model_dump_json()))
             assert again == config
             assert hash(again) == hash(config)

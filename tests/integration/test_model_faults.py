@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import anyio
 import pytest
@@ -219,7 +220,7 @@ if b"never" in body:
 
 async def test_a_request_that_fails_is_one_requests_error(world: World) -> None:
     """Without an answer in its time, with half of one, or given up: each is on record, and the cell
-    and its server go on."""
+    and its server go on. Its health is looked at then, and at the end."""
 
     def question(body: bytes) -> Question:
         return Question(method="POST", path="/v1/chat/completions", body=body)
@@ -238,6 +239,8 @@ async def test_a_request_that_fails_is_one_requests_error(world: World) -> None:
             await ask(served, question(b"half"))
         assert await ask(served)
     assert len(world.events(Kind.MODEL_REQUEST_FAILED)) == 3
+    looks = [line.data["phase"] for line in world.events(Kind.CELL_CHECKED)]
+    assert looks == ["baseline", "call", "call", "end"]
 
 
 async def strike(served: ModelCell) -> None:
@@ -290,12 +293,21 @@ async def test_an_end_between_requests_is_noticed_at_once(
     assert not world.events(Kind.MODEL_REQUEST_STARTED)
 
 
-async def test_a_server_that_does_not_come_up_says_why(world: World) -> None:
-    """Nothing is asked of it; a violation is on record as one."""
-    with pytest.raises(CellError, match="HTTP"):
-        async with world.model(health=r"return self.wfile.write(b'hello\r\n\r\n')"):
+STARTS: dict[str, dict[str, Any]] = {
+    "503": {"health": "return self.send('application/json', b'{}', 503)", "start_timeout": "1s"},
+    "HTTP": {"health": r"return self.wfile.write(b'hello\r\n\r\n')"},
+    "ended|memory|died": {"start": "x = bytearray(1 << 30)"},
+}
+
+
+@pytest.mark.parametrize("words", STARTS)
+async def test_a_server_that_does_not_come_up_says_why(words: str, world: World) -> None:
+    """Never healthy, no server, or without memory: nothing is asked of it; a violation is on record
+    as one."""
+    with pytest.raises(CellError, match=words):
+        async with world.model(**STARTS[words]):
             pass
-    assert world.events(Kind.PROTOCOL_VIOLATION)
+    assert bool(world.events(Kind.PROTOCOL_VIOLATION)) == (words == "HTTP")
 
 
 async def test_a_record_of_digests_keeps_no_text(world: World) -> None:

@@ -21,7 +21,6 @@ network:
 """
 _FILES = (
     "network/owner/range.py",
-    "network/owner/making.py",
     "network/owner/processes.py",
     "network/owner/watch.py",
     "cell/ranges.py",

@@ -54,9 +54,10 @@ def looked_at():
                                      check_every_s=3600.0, timeout_s=30.0)
     owner, end = ipc.pair()
     with tempfile.TemporaryFile() as file:
-        made = supervisor._Supervisor(task, end, rules, file.fileno())
+        made = supervisor._Supervisor(task, end, known_rules(rendered), file.fileno())
         made._kernel = links.prepare_namespace(layout)
-        netfilter.load_rules(tool, rules)
+        with netfilter.rules_loaded(tool, rules):
+            pass
         made._tap, made._changes = Tap(), netfilter.open_changes()
         made._look_at_rules()
         for command in json.loads(sys.argv[2]):

@@ -12,7 +12,8 @@ from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
 from belljar.events import Kind
-from belljar.harness.config import as_config, load
+from belljar.harness.config import as_config
+from belljar.harness.operator import load
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
 

@@ -40,8 +40,7 @@ from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.reap import list_cells
-from belljar.network.owner.making import PACKETS
-from belljar.network.owner.processes import started_fork_server
+from belljar.network.owner.processes import PACKETS, started_fork_server
 from belljar.network.owner.range import NetworkRange
 from belljar.plan.model import MicrovmPlan
 from belljar.process import ProcessId, identify, is_alive

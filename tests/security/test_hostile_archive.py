@@ -26,11 +26,10 @@ from tests.fakes.images import (
 )
 
 from belljar.errors import BelljarError, PolicyError
-from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.headers import read_entries
-from belljar.image.layers.tree import MergedTree
+from belljar.image.layers import ImportLimits, LayerError, read_entries
 from belljar.image.oci import import_image
 from belljar.image.store import Store
+from belljar.image.tree import MergedTree
 
 SMALL = ImportLimits(max_bytes=4 << 20, max_entries=1000, max_layers=20, timeout_s=60)
 

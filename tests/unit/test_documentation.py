@@ -9,7 +9,7 @@ import pytest
 from scripts import docs_pages, promises
 
 from belljar.compose.document import read_document
-from belljar.harness.compat import judge_for_sample
+from belljar.harness.config import BelljarConfig, of_sample
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in docs_pages.site_pages()]
@@ -63,7 +63,7 @@ def test_every_compose_example_is_accepted(page: Path, tmp_path: Path) -> None:
     ):
         file = tmp_path / f"{number}.yaml"
         file.write_text(block)
-        judge_for_sample(read_document(file), {})
+        of_sample(read_document(file), {}, BelljarConfig())
 
 
 def test_each_promise_has_tests_and_each_mark_a_promise() -> None:

@@ -72,7 +72,7 @@ def test_a_dead_leader_is_no_hiding_place() -> None:
     with headless("/usr/bin/unshare", "--net") as process:
         assert namespaces_of(process.pid, ("net",)) == {}
         theirs = namespaces_of_threads(process.pid, ("net",))
-        found = look(replace(own_entry(new_cell_id(), "cell"), namespaces=theirs)).survivors
+        found = look(replace(own_entry(new_cell_id(), "cell"), namespaces=theirs)).left
         assert [one.process.pid for one in found if one.process] == [process.pid]
         remove_survivors(found)
         assert process.wait(timeout=60) == -signal.SIGKILL
@@ -100,7 +100,7 @@ def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
         assert process.stdout is not None
         threads = process.stdout.readline().split()
         (group / "tasks").write_text("\n".join(threads))
-        found = look(replace(own_entry(cell_id, "cell"), cgroups=(group,))).survivors
+        found = look(replace(own_entry(cell_id, "cell"), cgroups=(group,))).left
         assert [one.process.pid for one in found if one.process] == [process.pid]
         remove_survivors(tuple(one for one in found if one.process))
         assert process.wait(timeout=60) == -signal.SIGKILL

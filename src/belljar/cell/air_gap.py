@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final, Literal
 
-from belljar.airgap.check import check_air_gap, seen
-from belljar.airgap.looks import State, is_air_gapped
+from belljar.airgap import State, check_air_gap, is_air_gapped, seen
 from belljar.cell.parts import refused
 from belljar.errors import BelljarError, HostError
 from belljar.events import Event, Kind, Recorder

@@ -28,10 +28,8 @@ from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
 from belljar.isolation.renewal import PortSettings
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import GuardConfig
-from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.processes import started_fork_server
+from belljar.network.owner.processes import RangeSpec, started_fork_server
 from belljar.network.owner.range import NetworkRange as Network
-from belljar.network.owner.range import open_range as open_network
 from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
 from belljar.network.stand_ins.author import check_stand_ins
@@ -148,7 +146,7 @@ async def open_with_network(
 
     network = None
     if plan.has_cells:
-        opening = partial(open_network, _spec(plan, own, run, recorder), recorder=recorder)
+        opening = partial(Network, _spec(plan, own, run, recorder), recorder=recorder)
         network = await stack.enter_async_context(
             opening(home=home, handle_request=model_requests, on_failure=mark_failed)
         )

@@ -17,7 +17,7 @@ from belljar.cell.local_tree import Source, Transfer, TreeManifest, records_of, 
 from belljar.errors import CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.policy.files import Tree, read_entry, reason
-from belljar.policy.task_data import TaskData, TaskFile, trees_of
+from belljar.policy.sections import TaskData, TaskFile, trees_of
 from belljar.units import printable
 
 if TYPE_CHECKING:

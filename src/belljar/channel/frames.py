@@ -139,7 +139,6 @@ class RenewedBit(IntFlag):
 NEEDED_OF_CLONE: Final = (
     RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
 )
-NEEDED_ON_A_NETWORK: Final = NEEDED_OF_CLONE | RenewedBit.NETWORK
 # Its kernel has its own randomness and clock.
 NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
 

@@ -17,7 +17,7 @@ import click
 from belljar.cli.console import MisuseError, json_option, print_json, table_lines
 from belljar.errors import BelljarError, HostError
 from belljar.host.cgroups import free_bytes
-from belljar.host.model import KvmState
+from belljar.host.model import TrialState
 from belljar.image.kernel import current_kernel
 from belljar.image.store import Store
 from belljar.isolation.hold import RELEASE_HINT, read_hold
@@ -159,10 +159,10 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
     kvm = facts.kvm
-    if kvm.state is KvmState.PROVEN:
+    if kvm.state is TrialState.PROVEN:
         yield Check("KVM", "ok", "works: a guest booted under it")
     else:
-        state = {KvmState.UNPROVEN: "not tested", KvmState.REFUTED: "does not work"}
+        state = {TrialState.UNPROVEN: "not tested", TrialState.REFUTED: "does not work"}
         what = f"{state.get(kvm.state, 'not available')}: {kvm.reason.rstrip('.')}."
         detail = f"{what} MicroVM cells are emulated, and risk `critical` is refused."
         yield Check("KVM", "note", detail, KVM_HINTS.get(kvm.state, ""))
@@ -251,8 +251,7 @@ def check(*, as_json: bool) -> int:
       0  all are absent: this host is air-gapped as far as it can be seen from here
       3  one is present, or can't be told
     """
-    from belljar.airgap.check import check_air_gap
-    from belljar.airgap.looks import is_air_gapped
+    from belljar.airgap import check_air_gap, is_air_gapped
 
     findings = check_air_gap()
     is_gapped = is_air_gapped(findings)
@@ -313,7 +312,7 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     tiers = [f"belljar_{tier}" for tier in Tier if not tier_obstacles(tier, facts)]
     if not tiers:
         raise HostError("no tier can be used here", hint="see `belljar doctor`")
-    hardware = [HARDWARE] if facts.kvm.state is KvmState.PROVEN else []
+    hardware = [HARDWARE] if facts.kvm.state is TrialState.PROVEN else []
     # A cell's start takes a processor for a moment. Of a resource of 0 Ray says nothing.
     room = {CELLS: cells or 2 * facts.cpus, MEMORY: max(1, free_bytes() >> 20)}
     offered = {**room, **dict.fromkeys([*tiers, *hardware], 1)}

@@ -159,7 +159,7 @@ def typed_policy(
         risks = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`"
         console.notice(f"{risks}, as {settings.least_risk_from} says")
     if announces and loaded.policy.network is not None:
-        from belljar.plan.explain_cell import announcements
+        from belljar.plan.explain import announcements
 
         for sentence in announcements(loaded):
             click.echo(f"belljar: {sentence}", err=True)

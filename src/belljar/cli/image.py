@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from belljar.cli import console
-from belljar.errors import HostError, PolicyError
-from belljar.image.build import build_image, recipe
-from belljar.image.dockerfile import MAX_BYTES, base_images
-from belljar.image.oci import ImportLimits, WantedImage, import_image, obtain
+from belljar.image.oci import ImportLimits, import_image
 from belljar.image.store import MADE_HERE, Store
 from belljar.store.home import belljar_home
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
-    from belljar.compose.data import ServiceBuild
-    from belljar.image.oci import ImportLimits, Obtained, WantedImage
     from belljar.image.store import Image, Store
 
 # As Docker shows digests: enough to tell the images of a store apart.
@@ -45,9 +38,6 @@ def image() -> None:
 
 @image.command(name="import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
-@click.option("--from-compose", "is_compose", is_flag=True, help="All images of compose files.")
-@click.option("--from-task", "is_task", is_flag=True, help="All images of an Inspect task.")
-@console.task_args_option
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
     "--max-size",
@@ -58,17 +48,9 @@ def image() -> None:
     help="Refuse images that are larger, uncompressed.",
 )
 @_KEEP_SETUID
-@console.json_option()
+@console.json_option("Print a JSON object for each image.")
 def import_(
-    *,
-    sources: tuple[str, ...],
-    is_compose: bool,
-    is_task: bool,
-    task_args: list[str],
-    name: str,
-    max_size: int,
-    keep_setuid: bool,
-    as_json: bool,
+    *, sources: tuple[str, ...], name: str, max_size: int, keep_setuid: bool, as_json: bool
 ) -> None:
     """Import container images from a registry, a file, Docker or Podman.
 
@@ -81,28 +63,18 @@ def import_(
 
     The image is checked before it is stored. Its entrypoint, command, environment, user and working
     directory are kept.
-
-    With --from-compose or --from-task, images that are in the store are skipped. The others come
-    from Docker or Podman if one has them, otherwise from their registries.
     """
-    limits = ImportLimits(max_bytes=max_size)
-    if is_compose or is_task:
-        if name or keep_setuid or (is_compose and is_task):
-            what = "--from-compose, --from-task, --name and --keep-setuid exclude each other"
-            raise console.MisuseError(what)
-        wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *task_args])
-        obtain_all(_store(), wanted, limits, as_json=as_json)
-        return
-    if len(sources) > 1:
+    if name and len(sources) > 1:
         raise console.MisuseError(
-            "only one SOURCE can be imported at a time", hint="run it once for each"
+            "several images can't have one name", hint="give --name with one SOURCE"
         )
-    store = _store()
-    report = console.progress(f"Importing {sources[0]}", quiet=as_json)
-    made = import_image(
-        store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report
-    )
-    print_image(made, as_json=as_json)
+    home, limits = _store().home, ImportLimits(max_bytes=max_size)
+    for source in sources:
+        report = console.progress(f"Importing {source}", quiet=as_json)
+        made = import_image(
+            home, source, name=name, limits=limits, keep_setuid=keep_setuid, report=report
+        )
+        print_image(made, as_json=as_json)
 
 
 @image.command()
@@ -238,7 +210,7 @@ def build(
             raise console.MisuseError(
                 "--apt and --pip need --tag and --network, and no CONTEXT", hint=hint
             )
-        from belljar.image.packages import build_packages
+        from belljar.image.build import build_packages
 
         with termination_as_interrupt():
             made = build_packages(home, name, base=base, apt=apt, pip=pip, report=report)
@@ -266,126 +238,3 @@ def build(
         if not is_new:
             report("unchanged: this image is in the store already")
     print_image(made, as_json=as_json)
-
-
-# --- import of all images of compose files or tasks
-
-
-def wanted_by_files(files: Sequence[str]) -> list[WantedImage]:
-    """Raises `PolicyError` for a file that can't be read."""
-    from belljar.compose.data import service_images
-    from belljar.compose.document import read_document
-    from belljar.compose.values import CannotKeepError
-
-    wanted = []
-    for file in files:
-        try:
-            found = service_images(read_document(Path(file)))
-        except CannotKeepError as error:
-            raise PolicyError(str(error), where=printable(file)) from error
-        wanted += [
-            WantedImage(
-                image=each.image or f"{file}, service {each.service}",
-                build=each.build,
-                bases=_bases(each.build) if each.build else (),
-                why=each.why,
-            )
-            for each in found
-        ]
-    return wanted
-
-
-def _bases(build: ServiceBuild) -> tuple[str, ...]:
-    """The images that a Dockerfile starts from, if it can be read."""
-    from belljar.policy.files import read_regular
-    from belljar.policy.reference import parse_reference
-
-    try:
-        content = build.inline or read_regular(
-            Path(build.root), build.dockerfile, MAX_BYTES
-        ).decode("utf-8")
-        found = base_images(content, build.args, target=build.target)
-        return tuple(parse_reference(image).familiar for image in found.images)
-    # A Dockerfile that can't be read is reported when it is built.
-    except (OSError, ValueError):
-        return ()
-
-
-def wanted_by_tasks(inspect_args: Sequence[str]) -> list[WantedImage]:
-    """The images of all samples of tasks, loaded but not run.
-
-    The tasks' changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
-    `ContainmentBreach` when another sandbox provider was about to be used.
-    """
-    from belljar.harness.evaluate import load_only
-
-    before = dict(os.environ)
-    try:
-        previews = load_only(inspect_args, {})[-1]
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-    wanted: dict[WantedImage, None] = {}
-    refused: dict[str, str] = {}
-    for each in previews:
-        if each.policy is not None:
-            builds = {build.image: build for build in each.builds}
-            for image in each.policy.policy.images:
-                build = builds.get(image)
-                bases = _bases(build) if build else ()
-                wanted[WantedImage(image=image, build=build, bases=bases)] = None
-        elif each.error is not None:
-            refused.setdefault(each.error.what, f"task {each.task}, sample {each.sample}")
-    return [*wanted, *(WantedImage(image=where, why=what) for what, where in refused.items())]
-
-
-def obtain_all(
-    store: Store, wanted: Iterable[WantedImage], limits: ImportLimits, *, as_json: bool
-) -> None:
-    """Get them, a line for each. Raises one `HostError` for all that failed.
-
-    Before anything is got: `PolicyError` for different builds of one name.
-    """
-    from belljar.harness.source import build_missing, running_builds
-
-    def build(missing: WantedImage, report: console.Report) -> None:
-        if missing.image in MADE_HERE:
-            build_image(store.home, recipe(missing.image), report=report)
-            return
-        build_missing(
-            [missing.build] if missing.build else [], {missing.image}, store.home, report=report
-        )
-
-    results: list[Obtained] = []
-    todo = list(dict.fromkeys(wanted))
-    running_builds((each.build for each in todo if each.build), {each.image for each in todo})
-    report = console.progress(f"Importing {len(todo)} images", quiet=as_json)
-    for result in obtain(store.home, todo, limits=limits, build=build, report=report):
-        results.append(result)
-        if not as_json:
-            how = "  missing"
-            if result.image is not None:
-                digest = f"sha256:{result.image.digest[:12]}"
-                how = f"  {'in the store' if result.was_there else 'imported'}  {digest}"
-            click.echo(printable(result.wanted.image + how, max_chars=1000))
-    failed = [
-        f"  {each.wanted.image}: {each.error.what}"
-        + f" ({each.error.hint})" * bool(each.error.hint)
-        for each in results
-        if each.error
-    ]
-    if failed:
-        lines = [f"{len(failed)} of {len(results)} images could not be imported", *failed]
-        raise HostError("\n".join(printable(line, max_chars=1000) for line in lines))
-    if as_json:
-        console.print_json(
-            [
-                {
-                    "image": each.wanted.image,
-                    "digest": each.image.digest if each.image else None,
-                    "was_there": each.was_there,
-                }
-                for each in results
-            ]
-        )

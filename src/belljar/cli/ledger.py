@@ -21,8 +21,14 @@ from belljar.ledger.files import read_raw
 from belljar.ledger.keys import local_fingerprint, parse_fingerprint
 from belljar.ledger.listing import find_run, read_body, read_events, read_lines, run_ids
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.shown import HINT_KEY, dump, row, verification_json, verification_text
-from belljar.ledger.verification import parse_line
+from belljar.ledger.verification import (
+    HINT_KEY,
+    dump,
+    parse_line,
+    row,
+    verification_json,
+    verification_text,
+)
 from belljar.ledger.verification import verify as verify_run
 from belljar.store.home import belljar_home
 from belljar.units import printable
@@ -100,6 +106,7 @@ def show(
     Example:
       belljar ledger show last --kind exec --output
     """
+
     path = run_path(run)
     lines, is_empty = _readable(path, read_lines(path)), True
     for number, event in lines:

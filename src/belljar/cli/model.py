@@ -10,7 +10,7 @@ import click
 from belljar.cli.console import json_option, print_json, progress, run_async, tier_option
 from belljar.cli.image import print_image
 from belljar.errors import HostError
-from belljar.image.packages import build_packages
+from belljar.image.build import build_packages
 from belljar.image.store import MODEL_IMAGE
 from belljar.model.weights import add_weights, fetch_example, list_weights, remove_weights
 from belljar.store.home import belljar_home
@@ -113,8 +113,7 @@ def serve(policy: Path, *, port: int, tier: str | None, as_json: bool) -> None:
 
     from belljar.cell.parts import start_run
     from belljar.events import Actor
-    from belljar.model.front import serve_clients
-    from belljar.model.serve import load_model, open_model
+    from belljar.model.serve import load_model, open_model, serve_clients
     from belljar.policy.loaded import with_tier
 
     loaded = with_tier(load_model(policy), tier)

@@ -255,7 +255,7 @@ def check(
         console.print_json(preview.as_json(target, kind, found))
     else:
         click.echo("\n".join(_lines(found)))
-    return preview.exit_code(found)
+    return max((each.exit_code for each in found), default=0)
 
 
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:

@@ -19,17 +19,19 @@ import click
 from belljar.bundle.create import Contents, create_bundle
 from belljar.bundle.install import install_bundle, installed, open_bundle
 from belljar.cli import console
-from belljar.cli.image import wanted_by_tasks
+from belljar.compose.document import ServiceBuild
 from belljar.errors import HostError, PolicyError
-from belljar.harness.source import build_missing
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
 from belljar.image.config import debian_arch
+from belljar.image.dockerfile import MAX_BYTES, base_images
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged
 from belljar.ledger.keys import parse_fingerprint
+from belljar.policy.files import read_regular
 from belljar.policy.load import load_policy
+from belljar.policy.reference import parse_reference
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.units import format_size, printable
 
@@ -271,15 +273,13 @@ def create(
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
         raise console.MisuseError(f"{others[0]} has no block `model`")
-    wanted = wanted_by_tasks([task, *task_args]) if task else []
-    if refused := [each for each in wanted if each.why]:
-        raise PolicyError(refused[0].why, where=refused[0].image)
+    of_task, builds = images_of_task([task, *task_args]) if task else ([], [])
     tools = [need for need in needs(debian_arch()) if need.command != "buildah"]
     contents = Contents(
         images=(
-            *("default", *images, *(image for cell in cells for image in cell.images)),
+            *("default", *images, *(image for cell in cells for image in cell.images), *of_task),
             # A run looks at the bases of what was built to see that it is up to date
-            *(image for each in wanted for image in (each.image, *each.bases)),
+            *(base for each in builds for base in _bases(each)),
         ),
         packages=(*_BASE, *(need.package for need in tools if not need.backports)),
         newer=tuple(need.package for need in tools if need.backports),
@@ -292,8 +292,9 @@ def create(
         if not as_json:
             click.echo(f"  {printable(line)}", err=True)
 
-    builds = [each.build for each in wanted if each.build is not None]
-    build_missing(builds, {each.image for each in wanted}, belljar_home(), report=report)
+    from belljar.harness.source import build_missing
+
+    build_missing(builds, {*of_task}, belljar_home(), report=report)
     made = create_bundle(belljar_home(), out.absolute(), contents, report=report)
     about = {
         "path": str(out),
@@ -312,6 +313,44 @@ def create(
         f'  echo "{made.digest}  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS\n'
         "  sh install.sh"
     )
+
+
+def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[ServiceBuild]]:
+    """The images and builds of all samples of a task, which is loaded but not run.
+
+    Its changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
+    `ContainmentBreach` when another sandbox provider was about to be used.
+    """
+    from belljar.harness.evaluate import load_only
+
+    before = dict(os.environ)
+    try:
+        previews = load_only(inspect_args, {})[-1]
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    images, builds = list[str](), list[ServiceBuild]()
+    for each in previews:
+        if each.policy is not None:
+            images += each.policy.policy.images
+            builds += (one for one in each.builds if one.image in each.policy.policy.images)
+        elif each.error is not None:
+            where = f"task {each.task}, sample {each.sample}"
+            raise PolicyError(each.error.what, where=where)
+    return images, builds
+
+
+def _bases(build: ServiceBuild) -> tuple[str, ...]:
+    """The images that a Dockerfile starts from, if it can be read."""
+    try:
+        content = build.inline or read_regular(
+            Path(build.root), build.dockerfile, MAX_BYTES
+        ).decode("utf-8")
+        found = base_images(content, build.args, target=build.target)
+        return tuple(parse_reference(image).familiar for image in found.images)
+    # A Dockerfile that can't be read is reported when it is built.
+    except (OSError, ValueError):
+        return ()
 
 
 @bundle.command()

@@ -1,9 +1,9 @@
-"""Reads compose files: names, the task's files, and `include`.
+"""Reads compose files: names, the task's files, `include`, and what is built.
 
 A compose file names files of its task below one root, and nothing else of this host: the Python
 package that it is in (tasks of a package share files), else its own directory.
 
-Source: compose-spec 04-version-and-name.md, 14-include.md.
+Source: compose-spec 04-version-and-name.md, 14-include.md, build.md.
 """
 
 from __future__ import annotations
@@ -17,16 +17,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.compose.values import CannotKeepError, OutsideTaskError, each, mapping, refusal, text
-from belljar.dataclass import dataclass
+from belljar.compose.model import Build, read_part
+from belljar.compose.values import OUTSIDE_TASK, CannotKeepError, each, mapping, refusal, text
+from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import Tree, list_tree, read_regular, reason
-from belljar.policy.task_data import MAX_ENTRIES
+from belljar.policy.reference import IMAGE_ID, parse_reference
+from belljar.policy.sections import MAX_ENTRIES
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+# Belljar's image for tasks that name none, or the one of Inspect's Docker provider.
+GENERIC_IMAGE: Final = "inspect"
+INSPECTS_IMAGE: Final = "aisiuk/inspect-tool-support"
+GENERIC_DETAIL: Final = (
+    f"Belljar's image `{GENERIC_IMAGE}` instead of `{INSPECTS_IMAGE}`: Debian 12 with its Python "
+    "3.11, as root in `/`, without a browser and that image's tool server"
+)
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
 # The key of the directory that a parsed file was read from.
 DIRECTORY_KEY: Final = "x-belljar-directory"
@@ -48,7 +57,7 @@ _PROJECT: Final = re.compile(r"[a-z0-9_-]")
 # A file that has them may be quoted in an error: any other may hold a secret.
 _SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
 # Directories and roots of the files read so far.
-_read_here: Final[set[str]] = set()
+READ_HERE: Final[set[str]] = set()
 # Directories above a compose file that are looked at for its package.
 _MAX_ABOVE: Final = 8
 
@@ -63,10 +72,10 @@ class TaskFiles:
     def path(self, written: str) -> str:
         """A written path, from the root. Raises `ValueError`."""
         if not written or written.startswith(("/", "~", "\\")) or written[1:2] == ":":
-            raise OutsideTaskError
+            raise ValueError(OUTSIDE_TASK)
         found = posixpath.normpath(posixpath.join(self.directory, written))
         if found == ".." or found.startswith(("../", "/")) or "\0" in found:
-            raise OutsideTaskError
+            raise ValueError(OUTSIDE_TASK)
         return found
 
     def of(self, service: Mapping[str, Any]) -> TaskFiles:
@@ -116,13 +125,8 @@ def files_of(directory: Path) -> TaskFiles:
 def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """The parsed file with its directory, whose files it may name."""
     own = directory.resolve()
-    _read_here.update((str(own), str(files_of(own).root)))
+    READ_HERE.update((str(own), str(files_of(own).root)))
     return {**document, DIRECTORY_KEY: str(own)}
-
-
-def was_read_here(directory: str) -> bool:
-    """Return whether this process read a task's file there."""
-    return directory in _read_here
 
 
 def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
@@ -307,3 +311,65 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
             placed[name] = {key: value for key, value in fields.items() if key != HOME_KEY}
             placed[name] |= {HOME_KEY: home} if home else {}
     return {**document, "services": placed}
+
+
+# ---- images and builds
+
+
+def image_of(name: str) -> str:
+    """The image that a service's `image` stands for, "" for none. Raises `ValueError`."""
+    if not name or IMAGE_ID.fullmatch(name):
+        return name
+    reference = parse_reference(name)
+    is_inspects = replace(reference, tag="", digest="").familiar == INSPECTS_IMAGE
+    return GENERIC_IMAGE if is_inspects else reference.familiar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceBuild:
+    """An image to build; paths are below `root`. `inline`: the Dockerfile's text, if it is one."""
+
+    image: str
+    root: str
+    context: str
+    dockerfile: str
+    args: Mapping[str, str] = field(hash=False)
+    target: str = ""
+    inline: str = ""
+
+
+def _build(
+    name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
+) -> ServiceBuild | None:
+    """A service's build, if any. Raises `CannotKeepError`."""
+    files, written = files_named_by(document), service.get("build")
+    if written is None or files is None:
+        return None
+    files, context = files.of(service), ""
+    try:
+        build = read_part(Build, {"context": written} if isinstance(written, str) else written)
+        context = build.context or "."
+        # Compose also takes a repository's address, which would need a network.
+        if "://" in context or context.startswith(("git@", "github.com/")):
+            raise ValueError("a build's context is a directory of the task")
+        return ServiceBuild(
+            image=image,
+            root=str(files.root),
+            context=files.path(context),
+            dockerfile=files.path(posixpath.join(context, build.dockerfile or "Dockerfile")),
+            args=build.args,
+            target=build.target,
+            inline=build.dockerfile_inline,
+        )
+    except ValueError as error:
+        why = f"{context}: {error}" if context else str(error)
+        raise refusal(f"service {name}", "build", why) from None
+
+
+def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
+    """The builds of the services. Raises `CannotKeepError`."""
+    found = []
+    for name, service in services_of(document).items():
+        if image := text(service.get("image") or ""):
+            found.append(_build(name, service, document, parse_reference(image).familiar))
+    return tuple(build for build in found if build is not None)

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from io import StringIO
 from typing import Any, Final
 
-from belljar.compose.values import CannotKeepError, changed
+from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field
-from belljar.differences import Difference
+from belljar.differences import Difference, DifferenceKind
 from belljar.units import printable
 
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
@@ -112,12 +112,12 @@ def interpolate(
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
+    kind = DifferenceKind.CHANGED
     why = "this host's environment is not read: the variable has its default"
-    return Interpolated(
-        document=made,
-        shaping=frozenset(reading.shaping),
-        differences=tuple(changed("", f"${name}", why) for name in sorted(reading.defaulted)),
+    facts = (
+        Difference(kind=kind, key=f"${each}", detail=why) for each in sorted(reading.defaulted)
     )
+    return Interpolated(document=made, shaping=frozenset(reading.shaping), differences=tuple(facts))
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:

@@ -11,24 +11,23 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final
 
-from belljar.compose.document import TaskFiles
+from belljar.compose.document import (
+    GENERIC_DETAIL,
+    GENERIC_IMAGE,
+    INSPECTS_IMAGE,
+    TaskFiles,
+    image_of,
+)
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, TMPFS, Refusals, changed, dropped, refusal
-from belljar.dataclass import dataclass, field, replace
+from belljar.compose.values import GATEWAY, TMPFS, Refusals, refusal
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
 from belljar.policy.files import Tree
 from belljar.policy.limits import DEBUGGER_CALLS, GRANTABLE, NEVER_GRANTED, USUAL_CAPABILITIES
-from belljar.policy.reference import IMAGE_ID, is_idle, parse_reference
-from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
+from belljar.policy.reference import is_idle
+from belljar.policy.sections import MAX_BYTES, MAX_ENTRIES, TaskFile
 from belljar.units import format_size
 
-# Belljar's image for tasks that name none, or the one of Inspect's Docker provider.
-GENERIC_IMAGE: Final = "inspect"
-INSPECTS_IMAGE: Final = "aisiuk/inspect-tool-support"
-GENERIC_DETAIL: Final = (
-    f"Belljar's image `{GENERIC_IMAGE}` instead of `{INSPECTS_IMAGE}`: Debian 12 with its Python "
-    "3.11, as root in `/`, without a browser and that image's tool server"
-)
 _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
 # By any tier: only a capability that none grants is refused.
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
@@ -69,19 +68,23 @@ class Converted:
         """Its name in messages."""
         return f"service {self.service}"
 
+    def note(self, kind: DifferenceKind, key: str, detail: str) -> None:
+        """Note a key whose service differs."""
+        fact = Difference(kind=kind, where=self.where, key=key, detail=detail)
+        self.differences.append(fact)
+
     def changed(self, key: str, detail: str) -> None:
         """Note a key that is kept in another form."""
-        self.differences.append(changed(self.where, key, detail))
+        self.note(DifferenceKind.CHANGED, key, detail)
 
     def dropped(self, key: str, detail: str) -> None:
-        """Note a key that is left out."""
-        self.differences.append(dropped(self.where, key, detail))
+        """Note a key that is left out, which takes nothing from the model."""
+        self.note(DifferenceKind.DROPPED, key, detail)
 
     def granted(self, key: str, detail: str, **rights: object) -> None:
         """Note a right, in a policy's words."""
         self.add("rights", **rights)
-        fact = Difference(kind=DifferenceKind.GRANTED, where=self.where, key=key, detail=detail)
-        self.differences.append(fact)
+        self.note(DifferenceKind.GRANTED, key, detail)
 
     def add(self, section: str, **fields: object) -> None:
         """Set fields of a section of the policy."""
@@ -116,11 +119,15 @@ def read_service(
     where, known, home = f"service {name}", {}, files.of(written) if files is not None else None
     fates: dict[str, Key] = {}
     for key, value in written.items():
-        if _means_nothing(key, value):
+        # A variable without a value leaves an empty text, which means what no text means.
+        is_blank = key in ("user", "working_dir", "network_mode", "runtime") and value == ""
+        if value is None or key.startswith("x-") or is_blank:
             continue
         fate = fates[key] = KEYS.get(key) or Key(KeyOutcome.REFUSED, UNKNOWN)
         if fate.outcome is KeyOutcome.REFUSED:
-            refused.add(where, key, fate.why)
+            # Docker's `ipc` and `cgroup` are private by default, which shares nothing.
+            if key not in KEYS or value not in ([], {}, "", False, "private"):
+                refused.add(where, key, fate.why)
         elif fate.outcome is KeyOutcome.APPLIED:
             known[key] = value
     model = parse(Service, known, where, refused)
@@ -132,24 +139,11 @@ def read_service(
             with refused.collected():
                 fate.convert(getattr(model, key), converted)
     if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
-        refused.add(where, "build", "a cell does not build images", hint=_HINT_BUILD)
+        hint = "`belljar image import docker-daemon:NAME`, and write `image: NAME`"
+        refused.add(
+            where, "build", "a cell does not build images", hint=f"build it elsewhere, {hint}"
+        )
     return converted
-
-
-def _means_nothing(key: str, value: object) -> bool:
-    """Return whether it is as if the key were not written, for Compose."""
-    # A variable without a value leaves an empty text, which means what no text means.
-    is_blank = key in ("user", "working_dir", "network_mode", "runtime") and value == ""
-    if value is None or key.startswith("x-") or is_blank:
-        return True
-    is_refused = key in KEYS and KEYS[key].outcome is KeyOutcome.REFUSED
-    # Docker's `ipc` and `cgroup` are private by default, which shares nothing.
-    return is_refused and value in ([], {}, "", False, "private")
-
-
-_HINT_BUILD: Final = (
-    "build it elsewhere, `belljar image import docker-daemon:NAME`, and write `image: NAME`"
-)
 
 
 # ---- keys that are converted
@@ -164,15 +158,6 @@ def _image(name: str, converted: Converted) -> None:
         converted.changed("image", GENERIC_DETAIL)
     if image:
         converted.words["image"] = image
-
-
-def image_of(name: str) -> str:
-    """The image that a service's `image` stands for, "" for none. Raises `ValueError`."""
-    if not name or IMAGE_ID.fullmatch(name):
-        return name
-    reference = parse_reference(name)
-    is_inspects = replace(reference, tag="", digest="").familiar == INSPECTS_IMAGE
-    return GENERIC_IMAGE if is_inspects else reference.familiar
 
 
 def _build(_value: object, converted: Converted) -> None:
@@ -223,8 +208,7 @@ def _init(value: object, converted: Converted) -> None:
 def _reported(kind: DifferenceKind, key: str, detail: str) -> Convert:
     def convert(value: object, converted: Converted) -> None:
         if value:
-            fact = Difference(kind=kind, where=converted.where, key=key, detail=detail)
-            converted.differences.append(fact)
+            converted.note(kind, key, detail)
 
     return convert
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from belljar.compose import values
-from belljar.compose.values import OutsideTaskError, Refusals, each, limit, names_in, switch, text
+from belljar.compose.values import OUTSIDE_TASK, Refusals, each, limit, names_in, switch, text
 from belljar.units import printable
 
 UNKNOWN: Final = "Compose has no such key"
@@ -48,7 +48,7 @@ def _short_mount(value: object) -> object:
     options = set(parts[2].split(",")) if len(parts) == 3 else set()
     # A drive of Windows has a colon of its own.
     if len(parts) > 3 or parts[1].startswith("\\"):
-        raise OutsideTaskError
+        raise ValueError(OUTSIDE_TASK)
     if unread := options - _MOUNT_OPTIONS:
         raise ValueError(f"the options {', '.join(sorted(unread))} are not read")
     kind = "bind" if parts[0].startswith((".", "/", "~", "\\")) else "volume"
@@ -205,7 +205,7 @@ class Mount(Part):
     def _fits(self) -> Mount:
         is_path = self.source.startswith(("/", "~", "\\")) or self.source[1:2] == ":"
         if is_path or (self.type == "volume" and self.source.startswith(".")):
-            raise OutsideTaskError
+            raise ValueError(OUTSIDE_TASK)
         if self.type == "tmpfs" and self.source:
             raise ValueError("a tmpfs has no source")
         return self

@@ -14,18 +14,28 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 from belljar.compose import values
-from belljar.compose.data import add_env_files, add_volumes
 from belljar.compose.document import TaskFiles, services_of
+from belljar.compose.interpolate import MAX_VARIABLES, read_dotenv
 from belljar.compose.keys import KEYS, Converted, read_service
-from belljar.compose.model import ComposeNetwork, Condition, Healthcheck, Service, parse, read_part
-from belljar.compose.values import CannotKeepError, Refusals, mapping, refusal
+from belljar.compose.model import (
+    ComposeNetwork,
+    Condition,
+    Healthcheck,
+    Mount,
+    Service,
+    Volume,
+    parse,
+    read_part,
+)
+from belljar.compose.values import TMPFS, CannotKeepError, Refusals, mapping, refusal, tmpfs_of
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
+from belljar.policy.fields import read_host
+from belljar.policy.files import reason
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.hosts import read_host
 from belljar.policy.reference import is_idle
-from belljar.policy.task_data import CellData, TaskData
-from belljar.units import printable
+from belljar.policy.sections import CellData, TaskData, TaskFile
+from belljar.units import format_size, printable
 
 # The keys of a file; others are refused.
 SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
@@ -37,6 +47,10 @@ _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 360
 # Likewise: a policy's `retries`.
 _MAX_TRIES: Final = 1000
 _TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
+_NO_DIRECTORY: Final = (
+    "the compose configuration is not a file, so the task's directory is not known"
+)
+_SHARED: Final = "cells share no directory, so one service would not see what another writes"
 _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # The implicit network, and the sample's own cell in a range.
 _DEFAULT: Final = "default"
@@ -92,14 +106,6 @@ def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> 
         raise CannotKeepError(f"its compose file can't be read: {why}") from error
 
 
-def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
-    """The one with `x-default: true`, else `default`, else the first."""
-    marked = (
-        name for name, each in services.items() if values.switch(each.get("x-default") or False)
-    )
-    return next(iter([*marked, *(name for name in services if name == _DEFAULT), *services]))
-
-
 def _read(
     compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]
 ) -> Composed:
@@ -109,7 +115,9 @@ def _read(
         if compose.get(key) and key not in SECTIONS and not key.startswith("x-"):
             why = KEYS[key].why if key in KEYS else "cells have no use for this part of a file"
             refused.add("", key, why)
-    default = default_service(written)
+    marked = (each for each, of in written.items() if values.switch(of.get("x-default") or False))
+    named = (each for each in written if each == _DEFAULT)
+    default = next(iter([*marked, *named, *written]))
     converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
     services = {name: each.model for name, each in converted.items()}
     waits = waits_of(services)
@@ -123,7 +131,12 @@ def _read(
     differences += [fact for each in converted.values() for fact in each.differences]
     refused.raise_all()
     for each in converted.values():
-        add_program(each)
+        made = [*each.directories, *each.model.tmpfs]
+        each.program = program_of(each.model) | ({"directories": made} if made else {})
+        if each.model.restart:
+            each.program["restart"] = each.model.restart
+        if each.model.healthcheck is not None and each.model.healthcheck.model_fields_set:
+            each.health = _health(each.model.healthcheck)
     check_waits(waits, converted, default=default)
     own = converted[default]
     network = None
@@ -150,17 +163,104 @@ def _read(
     )
 
 
+# ---- volumes
+
+
+def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
+    """Add each service's volumes; what cells can't keep goes to `refused`."""
+    declared = mapping(volumes, "volumes")
+    for name, settings in declared.items():
+        where = f"volume {name}"
+        with refused.collected():
+            parse(Volume, mapping(settings, where), where, refused)
+    used: dict[str, list[Converted]] = {}
+    for cell in converted.values():
+        for mount in cell.model.volumes:
+            try:
+                if mount.type == "bind":
+                    _copy(cell, mount)
+                else:
+                    _make(cell, mount, declared)
+            except (OSError, ValueError) as error:
+                shown = printable(mount.source or mount.target, max_chars=100)
+                why = f"{shown}: {printable(reason(error))}"
+                refused.add(cell.where, "volumes", why)
+            else:
+                if mount.type == "volume" and mount.source:
+                    used.setdefault(mount.source, []).append(cell)
+    for name, cells in used.items():
+        if len(cells) > 1:
+            both = ", ".join(dict.fromkeys(cell.service for cell in cells))
+            why = f"{printable(name)}: {printable(both)} have it: {_SHARED}"
+            refused.add(cells[-1].where, "volumes", why)
+
+
+def _make(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
+    """A directory of the cell."""
+    if mount.read_only:
+        raise ValueError("its service can't write to it, so it stays empty")
+    if mount.source and mount.source not in declared:
+        raise ValueError(f"there is no volume {mount.source} in the file")
+    if mount.type == "tmpfs":
+        cell.directories.append(tmpfs_of(mount.target))
+        cell.changed("volumes", f"{mount.target} {TMPFS}")
+    else:
+        cell.directories.append(mount.target)
+
+
+def _copy(cell: Converted, mount: Mount) -> None:
+    if cell.home is None:
+        raise ValueError(_NO_DIRECTORY)
+    target, path = mount.target, cell.home.path(mount.source)
+    try:
+        tree = cell.home.tree(path)
+    except FileNotFoundError:
+        if mount.read_only:  # Compose makes any other missing source
+            raise
+        cell.directories.append(target)
+        cell.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")
+        return
+    cell.add_file(TaskFile(target=target, source=path), tree)
+    later = (
+        "root of the cell could change the copy"
+        if mount.read_only
+        else "what is written there ends with the cell and does not reach this host"
+    )
+    size = format_size(tree.total_bytes)
+    cell.changed("volumes", f"{mount.source} is copied to {target} ({size}): {later}")
+
+
+# ---- variables
+
+
+def add_env_files(cell: Converted) -> None:
+    """Add a service's `env_file` below its `environment`. Raises `CannotKeepError`."""
+    found = dict[str, str]()
+    for file in cell.model.env_file:
+        path = printable(file.path)
+        try:
+            if cell.home is None:
+                raise ValueError(_NO_DIRECTORY)
+            read = read_dotenv(cell.home.read_text(cell.home.path(file.path)))
+        except (OSError, ValueError) as error:
+            why = f"{path}: {printable(reason(error))}"
+            is_missing = isinstance(error, FileNotFoundError)
+            if is_missing and not file.required:
+                cell.changed("env_file", f"{path} does not exist, and is not required")
+                continue
+            hint = "make it; an example is often beside it" if is_missing else ""
+            raise refusal(cell.where, "env_file", why, hint=hint) from error
+        found |= {name: value for name, value in read.items() if value is not None}
+        if unset := ", ".join(sorted(name for name, value in read.items() if value is None)):
+            cell.changed("env_file", f"{path}: variables without a value are not set ({unset})")
+    if len(found) > MAX_VARIABLES:
+        raise refusal(cell.where, "env_file", f"more than {MAX_VARIABLES:,} variables")
+    if cell.model.env_file:
+        # As in Compose, `environment` wins over `env_file`.
+        cell.words["env"] = {**found, **cell.words.get("env", {})}
+
+
 # ---- programs and health
-
-
-def add_program(cell: Converted) -> None:
-    """Add its program, directories and health check. Raises `CannotKeepError`."""
-    made = [*cell.directories, *cell.model.tmpfs]
-    cell.program = program_of(cell.model) | ({"directories": made} if made else {})
-    if cell.model.restart:
-        cell.program["restart"] = cell.model.restart
-    if cell.model.healthcheck is not None and cell.model.healthcheck.model_fields_set:
-        cell.health = _health(cell.model.healthcheck)
 
 
 def program_of(service: Service) -> dict[str, Any]:

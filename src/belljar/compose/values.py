@@ -19,12 +19,13 @@ from belljar.units import printable
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
 _UNITS: Final = ("", "k", "m", "g", "t")
 _TIME: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
-_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0} | {
-    "m": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-    "w": 604800.0,
-}
+_SECONDS: Final = dict(
+    zip(
+        ("ns", "us", "µs", "μs", "ms", "s", "m", "h", "d", "w"),
+        (1e-9, 1e-6, 1e-6, 1e-6, 1e-3, 1.0, 60.0, 3600.0, 86400.0, 604800.0),
+        strict=True,
+    )
+)
 # Units may repeat: without a bound a text is summed for long.
 _MAX_TIME_CHARS: Final = 40
 # A program without a health check is ready after this time.
@@ -32,13 +33,15 @@ SETTLE_S: Final = 1.0
 # Of one command, as text or as a list.
 MAX_COMMAND_CHARS: Final = 64 << 10
 GATEWAY: Final = "host-gateway"
+OUTSIDE_TASK: Final = (
+    "a cell sees only files below the task's own directory: put them beside the compose file, or "
+    "into the image"
+)
 # One name of a hosts file's line: a space or a line break would make further names.
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
 # Lines of a cell's hosts file.
 _MAX_HOSTS: Final = 256
-# Docker's words for "unlimited".
-_NO_LIMIT: Final = frozenset({"0", "-1"})
 # YAML 1.1's words, which Docker's reader takes.
 _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False
@@ -74,30 +77,10 @@ class CannotKeepError(ValueError):
         self.differences = tuple(dict.fromkeys((*self.differences, *more)))
 
 
-class OutsideTaskError(ValueError):
-    """A path leads out of the task's directory."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a cell sees only files below the task's own directory: put them beside the compose "
-            "file, or into the image"
-        )
-
-
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
     """The error for one key of, say, `service web`."""
     fact = Difference(kind=DifferenceKind.REFUSED, where=where, key=key, detail=detail, hint=hint)
     return CannotKeepError(differences=(fact,))
-
-
-def changed(where: str, key: str, detail: str) -> Difference:
-    """A key that is kept in another form."""
-    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=detail)
-
-
-def dropped(where: str, key: str, detail: str) -> Difference:
-    """A key that is left out, which takes nothing from the model."""
-    return Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail=detail)
 
 
 class Refusals:
@@ -206,7 +189,7 @@ def words(value: object) -> list[str]:
 def limit(value: object) -> str | None:
     """A limit's text; None for Docker's 0 and -1, which are no limit."""
     written = text(value).strip()
-    return None if written in _NO_LIMIT else written
+    return None if written in ("0", "-1") else written
 
 
 def size(value: object) -> str | None:

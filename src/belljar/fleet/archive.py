@@ -19,8 +19,7 @@ from typing import IO, Final, cast
 
 from belljar.dataclass import dataclass
 from belljar.errors import LedgerError, PolicyError
-from belljar.image.layers import LayerError
-from belljar.image.layers.headers import ImageEntryKind, read_entries
+from belljar.image.layers import ImageEntryKind, LayerError, read_entries
 from belljar.ledger.files import open_beneath, open_directory, walk_files
 
 # So much of an archive is in memory; a queue of Ray's holds four.

@@ -16,9 +16,9 @@ from belljar.events import Kind
 from belljar.fleet.archive import pack_task
 from belljar.fleet.engine import CLEAR_S, joined
 from belljar.fleet.head import Head
-from belljar.fleet.judge import KIND, summary
 from belljar.fleet.node import clear, settings_of, silence_s
 from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.units import KIND, summary
 from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger
 from belljar.harness.host_processes import watched_host

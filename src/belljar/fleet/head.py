@@ -17,16 +17,19 @@ from belljar.events import Event, Kind
 from belljar.fleet.archive import MAX_ARCHIVE_BYTES
 from belljar.fleet.engine import Engine
 from belljar.fleet.guard import NEVER_BEGAN
-from belljar.fleet.judge import Asked, Try, counted_rows, judge_fleet
 from belljar.fleet.node import SILENCE_S, settings_of
 from belljar.fleet.record import UNITS, archive_of, examine, is_whole, unpacked
 from belljar.fleet.units import (
+    Asked,
     Node,
+    Try,
     Unit,
     another_try,
     cells_per_unit,
+    counted_rows,
     deadline_s,
     has_task_error,
+    judge_fleet,
     next_size,
     to_try_again,
 )

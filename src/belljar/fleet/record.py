@@ -13,8 +13,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.fleet.archive import check_log, unpack
-from belljar.fleet.judge import KIND, Asked, Try, judge_fleet, summary
-from belljar.fleet.units import Unit
+from belljar.fleet.units import KIND, Asked, Try, Unit, judge_fleet, summary
 from belljar.harness.evidence import stored_evidence
 from belljar.image.layers import LayerError
 from belljar.ledger.files import digest_file, open_beneath, open_directory

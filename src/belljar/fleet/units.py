@@ -1,18 +1,22 @@
-"""Decides how samples are cut into units, which are tried again, and by when. Pure.
+"""Cuts samples into units, decides which are tried again, and judges the whole. Pure.
 
-Sizes, nodes and outcomes in; decisions out. Nothing here waits or starts anything.
+Sizes, nodes and outcomes in; decisions, one row for each sample and one verdict out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import product
 from typing import Final
 
 from belljar.dataclass import dataclass, replace
 from belljar.probe.model import Verdict
-from belljar.report.reasons import ReasonCode
-from belljar.report.samples import Row, RunFindings
+from belljar.report.left import Left, together
+from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import Row, RunFindings, Transcript
+from belljar.units import printable
 
 # One command line names them, and one lost unit costs no more.
 MAX_UNIT_SAMPLES: Final = 64
@@ -156,3 +160,199 @@ def deadline_s(
         return None
     rounds = math.ceil(len(unit.samples) * epochs / cells) * (1 + retries)
     return 120.0 + rounds * (2 * time_limit_s + 60.0)
+
+
+# The kind of a fleet's run.
+KIND: Final = "fleet"
+# They say that a unit has no samples, of which each has a void row of its own here.
+_NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
+
+    `began` False: it was interrupted before it could make a cell. `is_bad`: what came back does not
+    verify. `archive`: the digest of what came back; `run_id`, `key` and `root` are its ledger's.
+    """
+
+    unit: Unit
+    node: str
+    findings: RunFindings | None = None
+    why: str = ""
+    began: bool = True
+    is_bad: bool = False
+    archive: str = ""
+    run_id: str = ""
+    key: str = ""
+    root: str = ""
+
+    @property
+    def where(self) -> str:
+        """Its name in messages."""
+        return f"unit {self.unit.name} on {self.node}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the fleet was to run."""
+
+    run_id: str
+    task: str
+    samples: tuple[str, ...]
+    epochs: int
+
+
+def judge_fleet(
+    asked: Asked,
+    tries: Sequence[Try],
+    *,
+    problems: Iterable[Reason] = (),
+    interrupted: bool = False,
+    stopped: bool = False,
+    own: Left | None = None,
+) -> RunFindings:
+    """Return the findings of the whole: each sample by one attempt, and the worst verdict.
+
+    `stopped`: an error or a breach ended it. `own`: what left by the head's process.
+    """
+    last = counted_rows(tries)
+    counted = {id(each) for each, _ in last.values()}
+    tried: dict[str, list[Try]] = {}
+    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
+    for each in tries:
+        for sample in each.unit.samples:
+            tried.setdefault(sample, []).append(each)
+        if each.is_bad:
+            doubts.append(Reason(code=ReasonCode.LEDGER_BAD, where=each.where, detail=each.why))
+    is_ended, rows = interrupted or stopped, list[Row]()
+    for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
+        mine, found = tried.get(sample, []), last.get((sample, epoch))
+        # The end of the evaluation alone may explain that there is no record of a sample.
+        is_unseen = any(each.began and each.findings is None for each in mine)
+        if found is None and is_ended and not is_unseen and (not mine or _ended_early(mine[-1])):
+            continue
+        rows.append(row := _row(asked, mine, sample, epoch, found))
+        doubts += [] if found else row.reasons
+    known = [(each, each.findings) for each in tries if each.findings is not None]
+    doubts += [
+        replace(reason, where=f"{each.where}, {reason.where}" if reason.where else each.where)
+        for each, findings in known
+        for reason in findings.problems
+        # What infrastructure took of an attempt counts if its samples do; all else always.
+        if reason.code not in _NO_ROWS
+        and (id(each) in counted or reason.code not in excused(findings))
+    ]
+    lost = [f"{each.where}: {each.why}" for each in tries if not each.findings and each.began]
+    lost += [] if tries else ["no unit is on record"]
+    errors = [
+        (findings.failure_code, f"{each.where}: {error}")
+        for each, findings in known
+        for error in findings.errors
+        # What was cut there has a void row, or ran elsewhere.
+        if id(each) in counted and not (findings.interrupted or is_cut_off(findings))
+    ]
+    parts = [*([] if own is None else [own]), *(findings.left for _, findings in known)]
+    return RunFindings(
+        run_id=asked.run_id,
+        rows=tuple(rows),
+        strays=tuple(cell for _, each in known for cell in each.strays),
+        models=tuple(cell for _, each in known for cell in each.models),
+        stray_ranges=tuple(one for _, each in known for one in each.stray_ranges),
+        problems=tuple(dict.fromkeys(doubts)),
+        errors=tuple(error for _, error in errors),
+        left=together(parts, doubts=lost),
+        interrupted=interrupted,
+        failure_code=max((code for code, _ in errors), default=0),
+    )
+
+
+def _ended_early(tried: Try) -> bool:
+    """Return whether an error, a breach or a person ended it, by its record or before it began."""
+    found = tried.findings
+    if found is None:
+        return not tried.began
+    is_stopped = has_task_error(found) or found.verdict is Verdict.BREACHED
+    return found.interrupted or bool(found.rows and is_stopped)
+
+
+def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
+    """Return the attempt that counts for each sample and epoch.
+
+    A later one replaces only what infrastructure took: no verdict and no score is exchanged.
+    """
+    found: dict[tuple[str, int], tuple[Try, Row]] = {}
+    for each in tries:
+        for row in each.findings.rows if each.findings is not None else ():
+            key = (row.transcript.sample, row.transcript.epoch)
+            if row.transcript.sample not in each.unit.samples:  # a node speaks for no other's
+                continue
+            if key in found:
+                before, known = found[key]
+                # A breach counts whichever attempt it is of; anything else only in place of lost
+                # evidence.
+                is_worse = row.verdict is Verdict.BREACHED
+                is_lost = before.findings is not None and may_replace(known, before.findings)
+                if not (is_worse or is_lost):
+                    continue
+            found[key] = (each, row)
+    return found
+
+
+def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
+    """Yield what a unit says of samples that it was not given or ran twice, and a uuid twice."""
+    for tried in tries:
+        due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
+        for row in tried.findings.rows if tried.findings is not None else ():
+            key = (row.transcript.sample, row.transcript.epoch)
+            if key not in due or row.transcript.task not in {asked.task, ""}:
+                detail = printable(f"{row.transcript.task} {key[0]} #{key[1]}", max_chars=200)
+                yield Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)
+            # A second row of the same sample is then one too many.
+            due.discard(key)
+    # Verdicts are written into the log by it.
+    uuids = Counter(row.transcript.uuid for row in rows if row.is_logged)
+    for uuid in (uuid for uuid, count in uuids.items() if count > 1):
+        yield Reason(code=ReasonCode.UNIT_FORGED, detail=f"one uuid twice: {printable(uuid)}")
+
+
+def _row(
+    asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
+) -> Row:
+    """Return the sample's row, with a note of the other attempts; a void one if there is none."""
+    if found is None:
+        why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
+        return Row(
+            transcript=Transcript(task=asked.task, sample=sample, epoch=epoch, uuid="", error=why),
+            reasons=(Reason(code=ReasonCode.UNIT_LOST, detail=why),),
+            is_logged=False,
+        )
+    used, row = found
+    notes = [f"{e.where}: {_outcome(e, sample, epoch)}" for e in mine if e is not used]
+    return replace(row, transcript=replace(row.transcript, notes=(*row.transcript.notes, *notes)))
+
+
+def _outcome(tried: Try, sample: str, epoch: int) -> str:
+    """Say what an attempt came to, with its score: it may differ from the one that counts."""
+    for row in tried.findings.rows if tried.findings is not None else ():
+        if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
+            scores = " ".join(row.transcript.scores.values())
+            why = "; ".join(map(str, row.reasons)) or row.transcript.error
+            seen = ", ".join(dict.fromkeys(each.code.value for each in row.signals.signals))
+            more = f"; signals: {seen}" if seen else ""
+            return f"{row.verdict.value}{f' (score {scores})' if scores else ''}: {why}{more}"
+    return tried.why or "it is not in its record"
+
+
+def summary(tries: Sequence[Try]) -> list[str]:
+    """Return lines about nodes and attempts for the end of a report."""
+    if not tries:
+        return ["fleet: no unit ran"]
+    failed = [each for each in tries if each.began and (each.findings is None or each.why)]
+    nodes, units = {each.node for each in tries}, {each.unit.number for each in tries}
+    share = 100 * len(failed) / len(tries)
+    head = (
+        f"fleet: {len(units)} unit(s) on {len(nodes)} node(s), {len(tries)} attempt(s); "
+        f"infrastructure failures: {len(failed)} of {len(tries)} ({share:.0f} %)"
+    )
+    return [head, *(f"  {each.where}: {printable(each.why, max_chars=400)}" for each in failed)]

@@ -60,7 +60,7 @@ class AttachError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first frame: a command and its terminal."""
+    """The first frame: a command and its terminal. A wrong one ends its session alone."""
 
     argv: tuple[str, ...] = ()
     user: str | None = None
@@ -71,19 +71,6 @@ class Opening:
     def payload(self) -> bytes:
         """As bytes."""
         return json.dumps(asdict(self)).encode()
-
-
-def read_opening(payload: bytes) -> Opening:
-    """The opening in a frame. Raises any error, which ends the session alone."""
-    opening = json.loads(payload)
-    return Opening(
-        argv=tuple(str(arg) for arg in opening["argv"]),
-        user=None if opening["user"] is None else str(opening["user"]),
-        # `struct winsize` has 16 bits for each.
-        rows=int(opening["rows"]) & 0xFFFF,
-        cols=int(opening["cols"]) & 0xFFFF,
-        term=str(opening["term"])[:64],
-    )
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
@@ -129,8 +116,6 @@ class FrameReader:
 
 
 logger = logging.getLogger(__name__)
-
-DIRECTORY: Final = "attach"
 # People at terminals of one cell.
 MAX_CLIENTS: Final = 8
 MAX_STREAMS: Final = 32  # half of a cell's operations at once: its commands go on
@@ -145,7 +130,7 @@ def attach_directory(home: Path | None) -> Path:
     """The directory of this user's attach sockets."""
     from belljar.store.home import belljar_home
 
-    return (home or belljar_home()) / DIRECTORY
+    return (home or belljar_home()) / "attach"
 
 
 @contextlib.contextmanager
@@ -234,7 +219,10 @@ class AttachSocket:
             self._ended.set()
 
     async def _session(self, stream: SocketStream, cell: Cell) -> None:
-        if not may_connect(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610
+        peer = stream.extra(SocketAttribute.raw_socket)  # noqa: S610
+        # Linux's `struct ucred` (unix(7)): process, user and group, as they were when it connected.
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] not in {0, os.geteuid()}:
             return
         async with contextlib.aclosing(_incoming(stream)) as incoming:
             with anyio.fail_after(_OPENING_S):
@@ -245,7 +233,7 @@ class AttachSocket:
                 await stream.send(frame(FrameKind.EXIT, b"0"))
             elif kind is FrameKind.OPEN:
                 async with self._terminals:
-                    await _terminal(stream, incoming, cell, read_opening(payload))
+                    await _terminal(stream, incoming, cell, Opening(**json.loads(payload)))
             elif kind is FrameKind.CONNECT:
                 async with self._streams:
                     text = payload.decode()
@@ -321,21 +309,18 @@ async def _connection(
             ended: list[FrameKind] = []
 
             async def listen() -> None:
-                async for kind, payload in incoming:
-                    if kind is FrameKind.INPUT:
-                        await server.send(payload)
-                    elif kind is FrameKind.INPUT_END:
-                        await server.send_eof()
-                        ended.append(FrameKind.INPUT_END)
-                        if FrameKind.OUTPUT_END in ended:
-                            break
-                tasks.cancel_scope.cancel()
-
-            async def listen_until_gone() -> None:
                 with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    await listen()
+                    async for kind, payload in incoming:
+                        if kind is FrameKind.INPUT:
+                            await server.send(payload)
+                        elif kind is FrameKind.INPUT_END:
+                            await server.send_eof()
+                            ended.append(FrameKind.INPUT_END)
+                            if FrameKind.OUTPUT_END in ended:
+                                break
+                    tasks.cancel_scope.cancel()
 
-            tasks.start_soon(listen_until_gone)
+            tasks.start_soon(listen)
             async for chunk in server:
                 for piece in frames(FrameKind.OUTPUT, chunk):
                     await stream.send(piece)
@@ -361,14 +346,6 @@ async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, byt
             yield received
 
 
-def may_connect(peer: socket.socket) -> bool:
-    """Whether the peer is the cell's owner or root."""
-    # Linux's `struct ucred` (unix(7)): process, user and group, as they were when it connected.
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid = struct.unpack("3i", credentials)[1]
-    return uid in {0, os.geteuid()}
-
-
 def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
     """Connect to an attach socket. Raises `OSError`."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -384,11 +361,10 @@ def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
     """Ask owners to destroy kept cells; returns those confirmed."""
-    directory = attach_directory(home)
-    if not directory.is_dir():
-        return []
     released = []
-    for path in (each for each in sorted(directory.iterdir()) if cell_id in (None, each.name)):
+    for path in sorted(attach_directory(home).glob("*")):
+        if cell_id not in (None, path.name):
+            continue
         try:
             with connect_to(path) as stream:
                 stream.sendall(frame(FrameKind.RELEASE))
@@ -403,9 +379,8 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
 
 def remove_dead_sockets(home: Path | None = None) -> list[str]:
     """Remove dead owners' sockets; returns their cells."""
-    directory = attach_directory(home)
     removed = []
-    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+    for path in sorted(attach_directory(home).glob("*")):
         try:
             connect_to(path, timeout_s=1).close()
         # By connect(2) nobody listens on it: its owner is dead.

@@ -24,8 +24,8 @@ from inspect_ai.util import SandboxEnvironment
 from typing_extensions import override
 
 from belljar.errors import BelljarError, HostError
-from belljar.harness import config as configs
 from belljar.harness.model_boundary import sample_environment
+from belljar.harness.operator import load
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
@@ -132,7 +132,7 @@ def look_at(session: Session, environments: Mapping[str, object] | None, *, wher
     """Check a starting sample's sandboxes. Raises `ContainmentBreach`."""
     if not environments:
         try:
-            risk = configs.load(None, **session.operator_options).policy.risk
+            risk = load(None, **session.operator_options).policy.risk
         except BelljarError:
             risk = Risk.HIGH  # what can't be read is not low
         if risk in {Risk.HIGH, Risk.CRITICAL}:
@@ -234,7 +234,7 @@ def _check_tool(session: Session, tool: str, where: Outside | None) -> None:
     if where is None:
         return
     environment = sample_environment()
-    policy = environment.policy if environment else configs.load(None, **session.operator_options)
+    policy = environment.policy if environment else load(None, **session.operator_options)
     names = (tool, tool.removeprefix(MCP_PREFIX))
     name = printable(names[-1])
     if not policy.policy.host_tools_rule.permits(names):

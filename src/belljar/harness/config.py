@@ -1,71 +1,67 @@
-"""Chooses the policy of a sample's cell.
+"""Converts what a task asks for as its sandbox into a cell's configuration, or refuses it.
 
-The first of: the task's or sample's own (`("belljar", "policy.yaml")`), `$BELLJAR_POLICY`, preset
-`high`; then its compose file. `belljar run --policy` states the isolation around that.
-`$BELLJAR_POLICY` is a floor: nothing of a task's is looser.
+The policy of a task or sample is its own (`("belljar", "policy.yaml")`), or the file beside it; its
+compose file is put on that. A sandbox that promises what a cell can't keep is refused: the
+evaluation would measure something else. `belljar.compose` says what is converted.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
-from belljar.compose.data import ServiceBuild
 from belljar.compose.document import (
     DIRECTORY_KEY,
+    READ_HERE,
+    ServiceBuild,
     as_document,
+    beside,
+    builds_of,
     dockerfile_document,
+    files_named_by,
     is_compose_name,
     is_dockerfile_name,
     read_document,
-    was_read_here,
+    services_of,
 )
-from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
-from belljar.compose.keys import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
-from belljar.dataclass import dataclass, replace
+from belljar.compose.interpolate import METADATA_PREFIX, interpolate, literal, references
+from belljar.compose.translate import Composed, read_compose
+from belljar.compose.values import CannotKeepError
+from belljar.dataclass import dataclass
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.compat import Honoured, judge_compose, judge_for_sample, shaping_variables
-from belljar.harness.operator import (
-    POLICY_VARIABLE,
-    Operator,
-    OperatorOptions,
-    permitted,
-    read_operator,
-)
 from belljar.policy.files import check_below
-from belljar.policy.load import resolve_policy, with_changes
-from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
-from belljar.policy.merge import TASK, above_floor, under_policy
+from belljar.policy.guarding import OWN_CELL
+from belljar.policy.load import wrong_fields
+from belljar.policy.loaded import PRESETS
+from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.policy.network import Network
-from belljar.policy.sections import Rights
+from belljar.policy.sections import Rights, TaskData
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
-from belljar.policy.task_data import TaskData
 from belljar.units import printable
 
-# Who says nothing gets a strict wall: looser ones are asked for.
-DEFAULT_POLICY: Final = "high"
-DEFAULT_IMAGE: Final = "default"
+if TYPE_CHECKING:
+    from inspect_ai import Task
+    from inspect_ai.util import SandboxEnvironmentSpec
+
+OURS: Final = "belljar"
 # Names of a policy beside a task.
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
-_NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
-# `$$` means a dollar sign before our names alone: others are left to the program.
-_REFERENCE: Final = re.compile(
-    rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
-)
-
-
 _START_AGAIN: Final = (
     "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
     "TASK`), with --sample-id for the samples that failed"
 )
+_OWN_POLICY: Final = (
+    "write a policy with the image that the task needs, and run it with"
+    " `inspect eval --sandbox belljar:FILE`"
+)
+_M = TypeVar("_M", bound=BaseModel)
 
 
 class BelljarConfig(BaseModel):
@@ -129,22 +125,20 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
         return LoggedConfig.model_validate(config)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplePolicy:
-    """The parts that one sample's cell is made of.
+class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
+    """No cell can replace a task's sandbox; `differences` has each refused item and the rest."""
 
-    `service`, `program`, `builds`: of a compose file. `differences`: from the task and the
-    operator's policy.
-    """
+    code = "task_refused"
 
-    policy: LoadedPolicy
-    service: str
-    program: ServiceProgram | None
-    builds: tuple[ServiceBuild, ...]
-    differences: tuple[Difference, ...]
+    def __init__(
+        self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...] = ()
+    ) -> None:
+        super().__init__(what, where=printable(where), hint=hint)
+        itself = Difference(kind=DifferenceKind.REFUSED, where=TASK, detail=what, hint=hint)
+        self.differences = differences or (itself,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SampleSandbox:
     """One sample's sandbox, or the error refusing it."""
 
@@ -188,9 +182,7 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
     return BelljarConfig(policy=path.name if is_preset else config)
 
 
-def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
-    """`base` with a compose file. Raises `TaskRefused`."""
-    return judged(base, judge_compose(document, where=where))
+# ---- compose files
 
 
 def named_document(path: Path) -> dict[str, Any] | None:
@@ -200,17 +192,126 @@ def named_document(path: Path) -> dict[str, Any] | None:
     return read_document(path) if is_compose_name(str(path)) else None
 
 
-def judged(config: BelljarConfig, judgement: Honoured) -> BelljarConfig:
-    """`config` with what a task's sandbox asks for."""
-    differences = (*config.differences, *judgement.differences)
-    changes = {"compose": None, **judgement.changes, "differences": differences}
-    return config.model_copy(update=changes)
-
-
 def beside_policy(directory: Path) -> BelljarConfig:
     """The policy file beside a task, if any."""
     found = [directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)]
     return BelljarConfig(policy=str(found[0].absolute()) if found else "")
+
+
+def of_other(base: BelljarConfig, kind: str, *, has_config: bool, where: str) -> BelljarConfig:
+    """`base` for a sandbox without a compose file. Raises `TaskRefused`."""
+    if kind == "local":
+        detail = "the task asks to run on this host: using a cell with the policy's image"
+        fact = Difference(kind=DifferenceKind.CHANGED, where=TASK, key="sandbox", detail=detail)
+        return base.model_copy(update={"differences": (*base.differences, fact)})
+    if kind == "docker" or not has_config:
+        return base.model_copy(update={"is_generic": True})
+    what = f"the configuration of its sandbox {printable(kind)} can't be converted to a cell"
+    raise TaskRefused(what, where=where, hint=_OWN_POLICY)
+
+
+def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
+    """`base` with a compose file; metadata comes later. Raises `TaskRefused`."""
+    try:
+        services_of(document)
+        if references(document):
+            # Inspect logs the configuration: only values that JSON has.
+            whole = json.loads(json.dumps(document, default=str))
+            return base.model_copy(update={"compose": whole})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(error, where=where) from error
+    return of_sample(document, {}, base, where=where)
+
+
+def of_sample(
+    compose: Mapping[str, Any],
+    variables: Mapping[str, str],
+    base: BelljarConfig,
+    *,
+    blanks: bool = False,
+    where: str = "",
+) -> BelljarConfig:
+    """`base` for one sample; `blanks`: as `interpolate`. Raises `TaskRefused`."""
+    seen: tuple[Difference, ...] = ()
+    try:
+        settled = interpolate(compose, variables, blanks=blanks)
+        seen = settled.differences
+        found = read_compose(settled.document, files_named_by(compose))
+        builds = builds_of({**compose, **settled.document})
+        changes = {**_changes(found), "builds": builds, "compose": None}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(error, seen, where=where) from error
+    changes["differences"] = (*base.differences, *seen, *found.differences)
+    return base.model_copy(update=changes)
+
+
+def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str) -> TaskRefused:
+    what = printable(str(error), max_chars=1000)
+    if not isinstance(error, CannotKeepError):
+        return TaskRefused(what, where=where, hint=_OWN_POLICY)
+    error.add(others)
+    refused = (fact for fact in error.differences if fact.kind is DifferenceKind.REFUSED)
+    keys = ", ".join(dict.fromkeys(f"`{fact.key}`" for fact in refused if fact.key))
+    without = f"remove {keys} from the compose file if the task works without, or " if keys else ""
+    hint = error.hint or f"{without}{_OWN_POLICY}"
+    return TaskRefused(what, where=where, hint=hint, differences=error.differences)
+
+
+def _changes(found: Composed) -> dict[str, Any]:
+    # A `$` that is left is the file's own text, and no reference for a policy's `env`.
+    changes = {**found.changes, "rights": _rights(found.changes)}
+    if "env" in changes:
+        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
+    if resources := changes.pop("resources", None):
+        changes["resources"] = tuple(sorted(resources.items()))
+    if found.network is not None:
+        stand_ins: dict[str, dict[str, Any]] = {}
+        for name, words in found.network["stand_ins"].items():
+            stand_ins[name] = {**words, "rights": _rights(words)}
+            if env := words.get("env"):
+                stand_ins[name]["env"] = {key: literal(value) for key, value in env.items()}
+        changes["network"] = _section(Network, {**found.network, "stand_ins": stand_ins})
+    elif found.is_apart:
+        changes["network"] = NO_NETWORK
+    if found.data is not None:
+        changes["data"] = found.data
+    changes["program"] = _section(ServiceProgram, found.program)
+    return changes | ({"service": found.service} if found.service != OWN_CELL else {})
+
+
+def _section(model: type[_M], words: Mapping[str, Any]) -> _M:
+    try:
+        return model.model_validate(words, strict=False)
+    except ValidationError as error:
+        raise CannotKeepError(f"a cell can't be so: {wrong_fields(error)}") from None
+
+
+def _rights(words: Mapping[str, Any]) -> Rights:
+    # As in a container: set-user-ID programs work unless new privileges are refused.
+    return Rights.model_validate({"setuid_programs": "auto", **words.get("rights", {})})
+
+
+# ---- samples
+
+
+def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
+    """Metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, spaces as underscores."""
+    return {
+        f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value)
+        for key, value in metadata.items()
+    }
+
+
+def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
+    """The metadata that decides images and cells."""
+    if config.compose is None:
+        return {}
+    variables = metadata_variables(metadata)
+    try:
+        names = interpolate(config.compose, variables, blanks=True).shaping
+    except (TypeError, ValueError, RecursionError):  # refused later, with its reason
+        names = references(config.compose)
+    return {name: variables[name] for name in sorted(names) if name in variables}
 
 
 def settled(
@@ -227,15 +328,15 @@ def settled(
     if document is None:
         return config
     _check_read_here([document.get(DIRECTORY_KEY, "")])
-    known = dict(os.environ) if metadata is None else metadata_variables(metadata)
-    known = {name: each for name, each in known.items() if name.startswith(METADATA_PREFIX)}
-    return judged(config, judge_for_sample(document, known, blanks=metadata is None, where=where))
+    given = os.environ if metadata is None else metadata_variables(metadata)
+    known = {name: each for name, each in given.items() if name.startswith(METADATA_PREFIX)}
+    return of_sample(document, known, config, blanks=metadata is None, where=where)
 
 
 def _check_read_here(directories: Iterable[str]) -> None:
-    # A log may be forged, and would have any file of this host copied into a cell or image.
+    # A forged log would have any file of this host copied into a cell or image.
     for directory in directories:
-        if directory and not was_read_here(directory):
+        if directory and directory not in READ_HERE:
             raise PolicyError(
                 f"it takes files of {printable(directory)}, where no file of a task was read: a"
                 " configuration from a log has no say in that",
@@ -244,145 +345,131 @@ def _check_read_here(directories: Iterable[str]) -> None:
             )
 
 
-def _check_own_files(ours: BelljarConfig) -> None:
-    cells = ours.data.cells.values() if ours.data is not None else ()
-    if ours.data is not None and any(cell.files for cell in cells):
+def check_own_files(ours: BelljarConfig) -> None:
+    """Raise `PolicyError` for what no compose file of a task asked for: a log may be forged."""
+    cells = ours.data.cells if ours.data is not None else {}
+    if ours.data is not None and any(cell.files for cell in cells.values()):
         _check_read_here([ours.data.root or "."])
     _check_read_here(each.root or "." for each in ours.builds)
-    services = ours.network.stand_ins.values() if isinstance(ours.network, Network) else ()
-    if any(not isinstance(each, CellStandIn) or each.files for each in services):
-        what = "its network holds more than the services of a compose file"
+    services = ours.network.stand_ins if isinstance(ours.network, Network) else {}
+    is_plain = all(isinstance(each, CellStandIn) and not each.files for each in services.values())
+    # Data of any other cell would reach one of the operator's policy by its name.
+    if not is_plain or cells.keys() - {OWN_CELL, *services}:
+        what = "its network or data are of more than the services of a compose file"
         hint = "put stand-ins and files into a policy, and name that"
         raise PolicyError(what, where="the task's sandbox", hint=hint)
 
 
-def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
-    """A sample's variables beyond its cells' environment."""
-    if config.compose is None:
-        return {}
-    return shaping_variables(config.compose, metadata_variables(metadata))
+# ---- tasks of `belljar run`, and samples of `inspect eval`
 
 
-def load(
-    config: BaseModel | str | None,
-    *,
-    metadata: Mapping[str, object] | None = None,
-    **options: Unpack[OperatorOptions],
-) -> LoadedPolicy:
-    """A configuration's policy. Raises `PolicyError`."""
-    return within(settled(as_config(config), metadata), read_operator(**options)).policy
+def adapt_task(task: Task, *, directory: Path) -> list[SampleSandbox]:
+    """Give the task and its samples Belljar as sandbox; returns each sample's.
 
-
-def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
-    """A settled configuration under the operator's word. Raises `PolicyError`."""
-    _check_own_files(ours)
-    asked = ours.asked()
-    if operator.run_policy:
-        own = resolve_policy(ours.policy) if ours.policy else None
-        run_policy = resolve_policy(operator.run_policy)
-        made, found = under_policy(run_policy, own, asked)
-    else:
-        # The variable as it is now comes late: a task's `.env` file may set it.
-        named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
-        base = resolve_policy(named or DEFAULT_POLICY)
-        floor = resolve_policy(operator.policy) if operator.policy else None
-        made, found = above_floor(base, asked, ours.tier, floor)
-    if ours.is_generic:
-        made, of_image = _generic(made)
-        found = (*found, of_image)
-    is_named = bool(operator.run_policy or operator.policy)
-    done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
-    settings, risk = operator.settings, made.policy.risk
-    if risk < settings.least_risk:
-        where = printable(settings.least_risk_from)
-        detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
-        found = (*found, _changed("policy", "risk", detail))
-    return SamplePolicy(
-        policy=replace(done, data=ours.data),
-        service=ours.service,
-        program=ours.program,
-        builds=ours.builds,
-        differences=(*ours.differences, *found),
-    )
-
-
-def _generic(made: LoadedPolicy) -> tuple[LoadedPolicy, Difference]:
-    """The policy of a task that asks for plain Docker: its image is the policy's or `inspect`.
-
-    All presets name `default`, so a policy counts as naming an image only where it names another.
+    `directory` is the task's own. A refused sandbox is its samples' error.
     """
-    detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
-    if made.policy.image == DEFAULT_IMAGE:
-        made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
-    return made, _changed(TASK, "image", printable(detail, max_chars=400))
+    from inspect_ai.util import SandboxEnvironmentSpec
+
+    known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
+
+    def read(spec: SandboxEnvironmentSpec | None, *, where: str) -> BelljarConfig | PolicyError:
+        config = spec.config if spec is not None else None
+        text = config.model_dump_json() if isinstance(config, BaseModel) else repr(config)
+        key = (spec.type if spec is not None else "", text)
+        if key not in known:
+            try:
+                known[key] = stand_in(spec, directory=directory, where=where)
+            except PolicyError as error:
+                known[key] = error
+        return known[key]
+
+    default = read(task.sandbox, where=f"task {task.name}")
+    made: list[SampleSandbox] = []
+    for sample in task.dataset or ():
+        where = f"task {task.name}, sample {sample.id}"
+        written = sample.sandbox
+        found = default if written is None else read(written, where=where)
+        metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
+        if isinstance(found, BelljarConfig):
+            try:
+                settled(found, metadata, where=where)  # now, not in the middle of the run
+            except PolicyError as error:
+                found = error
+        refused = found if isinstance(found, PolicyError) else None
+        config = found if isinstance(found, BelljarConfig) else BelljarConfig()
+        made.append(SampleSandbox(task.name, str(sample.id), metadata, config, refused))
+        if written is not None and refused is None:
+            sample.sandbox = SandboxEnvironmentSpec(OURS, config)
+    of_task = default if isinstance(default, BelljarConfig) else BelljarConfig()
+    task.sandbox = SandboxEnvironmentSpec(OURS, of_task)
+    return made
 
 
-def _changed(where: str, key: str, detail: str) -> Difference:
-    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=detail)
+def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
+    """The sandbox's replacement. Raises `PolicyError`."""
+    base = beside_policy(directory)
+    if spec is None:
+        return base
+    config = spec.config
+    if (compose := _description(spec, directory)) is not None:
+        return of_compose(compose, base, where=where)
+    if spec.type != OURS:
+        return of_other(base, spec.type, has_config=config is not None, where=where)
+    if config is None:
+        return base
+    if isinstance(config, BaseModel):
+        return as_config(config)
+    path = (directory / str(config)).absolute()
+    check_below(path, directory)
+    return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
 
 
-def sample_policy(
-    config: BaseModel | str | None,
-    metadata: Mapping[str, object],
-    **options: Unpack[OperatorOptions],
-) -> SamplePolicy:
-    """One sample's policy, with metadata. Raises `PolicyError`."""
-    made = within(settled(as_config(config), metadata), read_operator(**options))
-    return replace(made, policy=for_sample(made.policy, metadata))
+def of_active_sample(
+    config: BaseModel | str | None, directories: Iterable[Path]
+) -> BaseModel | str | None:
+    """The starting sample's own sandbox, where Inspect dropped or replaced its configuration.
 
-
-def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
-    """Metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, spaces as underscores."""
-    return {
-        f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value)
-        for key, value in metadata.items()
-    }
-
-
-def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
-    """Expand metadata in `env`. Raises `PolicyError`."""
-    variables = metadata_variables(metadata)
-    changes: dict[str, Any] = {}
-    env = expanded(loaded.policy.env, variables, where="env")
-    if env != dict(loaded.policy.env):
-        changes["env"] = env
-    network = loaded.policy.network
-    if network is not None:
-        stand_ins = dict(network.stand_ins)
-        for name, item in network.stand_ins.items():
-            written: Mapping[str, str] = getattr(item, "env", {})
-            env = expanded(written, variables, where=f"network.stand_ins.{name}.env")
-            if env != dict(written):
-                stand_ins[name] = item.model_copy(update={"env": env})
-        if stand_ins != dict(network.stand_ins):
-            changes["network"] = network.model_copy(update={"stand_ins": stand_ins})
-    return with_changes(loaded, changes) if changes else loaded
-
-
-def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` for `SAMPLE_METADATA_` names.
-
-    `$$` keeps such a name; other dollar signs are left. Raises `PolicyError` for missing metadata,
-    and beyond `MAX_CHARACTERS` of all values together.
+    Inspect does so under `--sandbox belljar` for an unknown file, or another provider's.
+    `directories`: of the run's tasks. Raises `PolicyError` when no cell fits.
     """
-    room = MAX_CHARACTERS
+    from inspect_ai.log._samples import sample_active
+    from inspect_ai.util import SandboxEnvironmentSpec
 
-    def put(match: re.Match[str]) -> str:
-        nonlocal room
-        if match[0] == "$$":
-            return "$"
-        name, operator, default = match[1] or match[4], match[2], match[3]
-        found = variables.get(name)
-        if found is None or (not found and operator == ":-"):
-            if not operator:
-                hint = f"add it to the sample's metadata, or give a default: ${{{name}:-…}}"
-                what = f"{name} is not in this sample's metadata"
-                raise PolicyError(what, where=where, hint=hint)
-            return default
-        room -= len(found)
-        if room < 0:
-            what = f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it"
-            raise PolicyError(what, where=where, hint="give large data as a file of the sample")
-        return found
+    active = sample_active()
+    written = active.sample.sandbox if active is not None else None
+    if active is None or not isinstance(written, SandboxEnvironmentSpec):
+        return config
+    own, where = written.config, f"sample {active.sample.id}"
+    if written.type == OURS or (config is not None and (own is None or own == config)):
+        return config
+    if own is None:  # nothing is beside its task, or that would be `config`
+        return of_other(BelljarConfig(), written.type, has_config=False, where=where)
+    found = [each for each in dict.fromkeys(directories) if os.path.lexists(each / str(own))]
+    if isinstance(own, str) and not Path(own).is_absolute() and len(found) > 1:
+        what = f"{printable(own)} is in the directories of several tasks"
+        hint = "run one task after the other, or name the file by its whole path"
+        raise PolicyError(what, where=where, hint=hint)
+    return stand_in(written, directory=found[0] if found else Path.cwd(), where=where)
 
-    return {name: _REFERENCE.sub(put, value) for name, value in env.items()}
+
+def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
+    """The sandbox's compose file, parsed or generated."""
+    from inspect_ai.util import ComposeConfig
+
+    config = spec.config
+    if isinstance(config, BaseModel):
+        is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
+        return None if is_other else as_document(config)
+    if config is None:
+        is_ours = spec.type == OURS and not beside_policy(directory).policy
+        if spec.type != "docker" and not is_ours:
+            return None
+        if (found := beside(directory)) is not None:  # as Inspect finds it
+            return read_document(found)
+        path = directory.absolute() / "Dockerfile"
+        return dockerfile_document(path) if os.path.lexists(path) else None
+    path = directory / str(config)
+    check_below(path.absolute(), directory)
+    document = named_document(path)
+    is_compose = document is None and spec.type != OURS and path.suffix in {".yaml", ".yml"}
+    return read_document(path) if is_compose else document

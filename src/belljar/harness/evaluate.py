@@ -10,10 +10,10 @@ import ast
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -30,7 +30,6 @@ from belljar.harness.options import (
     explicit_arguments,
     read_options,
     read_selection,
-    was_given,
 )
 from belljar.harness.preview import Preview, preview, summary, with_images
 from belljar.harness.session import Session, session_scope
@@ -131,7 +130,7 @@ def load_only(
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
     options = read_options(arguments)
     selection = read_selection(options)
-    if not selection.is_foreseen:
+    if selection.shuffle is True:
         selection = Selection(ids=selection.ids)
     with standard_output_to_error(), _controlled(session), _stops(session):
         loaded = load_tasks(options, read_operator(**session.operator_options), selection)
@@ -272,79 +271,57 @@ def load_tasks(
     model can't be used. A refused sandbox is an error of its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
+    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
 
-    from belljar.harness.adapt import adapt_task
+    from belljar.harness.config import adapt_task
 
     params = options.context.params
-    specs = []
-    for spec in params["tasks"]:
-        path, at, name = spec.partition("@")
-        is_file = Path(path).is_absolute() and Path(path).exists()
-        specs.append(f"{os.path.relpath(path)}{at}{name}" if is_file else spec)
-    if not specs:
-        raise click.UsageError(f"which task? {_NAMES}", options.context)
+    names = "name a file, file@task or package/task"
+    if not params["tasks"]:
+        raise click.UsageError(f"which task? {names}", options.context)
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
-    tasks, broken = _load_each(specs, given)
+    tasks: list[Task] = []
+    broken: dict[str, PolicyError] = {}
+    for spec in _files_of(params["tasks"]):
+        try:
+            with _explained(spec):
+                path = spec.partition("@")[0]
+                if path.endswith(".py") and not set(path) & set("*?["):
+                    # Of a file that is missing or no Python, Inspect just finds no task in it.
+                    ast.parse(Path(path).read_bytes(), filename=path)
+                tasks += inspect_load_tasks([spec], given)
+        except PolicyError as error:  # which hides none of the others
+            broken[spec] = error
     if broken and (runs or not tasks):
         raise next(iter(broken.values()))
     if not tasks:
-        where = printable(", ".join(specs))
-        raise PolicyError("no task was found there", where=where, hint=_NAMES)
+        where = printable(", ".join(params["tasks"]))
+        raise PolicyError("no task was found there", where=where, hint=names)
     previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
-    names = [task.name for task in tasks]
     for task in tasks:
         selection.order(task)
         made = adapt_task(task, directory=Path(task_run_dir(task)))
-        previews += preview([made[each] for each in selection.positions(task, names)], operator)
+        chosen = selection.positions(task, [each.name for each in tasks])
+        previews += preview([made[each] for each in chosen], operator)
         if options.model:
             task.model = None
     return tasks, previews
 
 
-def _load_each(
-    specs: Sequence[str], arguments: dict[str, Any]
-) -> tuple[list[Task], dict[str, PolicyError]]:
-    """Load the tasks, and by name what can't be loaded: it hides none of the others."""
-    from inspect_ai import list_tasks
+def _files_of(named: Iterable[str]) -> list[str]:
+    """The named tasks, each file of a directory for itself; paths as Inspect logs them."""
     from inspect_ai._eval.list import tasks_in_dir
-    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
 
-    tasks: list[Task] = []
-    broken: dict[str, PolicyError] = {}
-    pending = [*specs]
-    while pending:
-        spec = pending.pop(0)
-        try:
-            with _explained(spec):
-                _check_file(spec)
-                if Path(spec).is_dir():
-                    files = sorted(tasks_in_dir(Path(spec)))
-                    pending[:0] = [str(file) for file in files if b"@task" in file.read_bytes()]
-                else:
-                    tasks += inspect_load_tasks([spec], arguments)
-        except PolicyError as error:
-            is_file, here = Path(spec).is_file(), Path.cwd()
-            found = list_tasks(spec, absolute=True, root_dir=here) if is_file else []
-            pending[:0] = [f"{spec}@{each.name}" for each in found]  # which of them is it?
-            if not found:
-                broken[spec] = error
-    return tasks, broken
-
-
-_NAMES: Final = "name a file, file@task or package/task"
-
-
-def _check_file(spec: str) -> None:
-    """Refuse a task's file that is missing or no Python: Inspect just finds no task in it."""
-    file = Path(spec.partition("@")[0])
-    if file.suffix not in (".py", ".ipynb") or any(sign in str(file) for sign in "*?["):
-        return
-    if not file.exists():
-        raise PolicyError("no such file", where=printable(str(file)), hint=_NAMES)
-    if file.suffix == ".py":
-        ast.parse(file.read_bytes(), filename=str(file))
+    specs: list[str] = []
+    for spec in named:
+        path, at, name = spec.partition("@")
+        here = os.path.relpath(path) if Path(path).is_absolute() and Path(path).exists() else path
+        files = [*map(str, sorted(tasks_in_dir(Path(here))))] if Path(here).is_dir() else []
+        specs += [each for each in files if b"@task" in Path(each).read_bytes()]
+        specs += [] if files else [f"{here}{at}{name}"]
+    return specs
 
 
 def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
@@ -434,7 +411,7 @@ def invoke(
         "detach": False,
         "json_output": False,
     }
-    if not was_given(context, "display"):
+    if context.get_parameter_source("display") is click.core.ParameterSource.DEFAULT:
         display = "rich" if sys.stdout.isatty() else "plain"
         context.params["display"] = "none" if request.quiet else display
     from inspect_ai._util.error import PrerequisiteError

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import ContainmentBreach, LedgerError
 from belljar.events import JsonValue
-from belljar.harness.sample_record import CONTAINMENT_KEY, SOURCE
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.schema import Line
@@ -46,8 +45,12 @@ if TYPE_CHECKING:
     from belljar.ledger.rundir import RunDirectory
 
 
-# A scorer's metadata key that worsens a verdict.
-CONTAINMENT: Final = "containment"
+# A scorer's metadata key that worsens a verdict; in a sample's metadata: what its cell proved.
+CONTAINMENT_KEY: Final = "containment"
+# Key in the metadata of a sample whose cell was damaged, and of its scores.
+DEGRADED_KEY: Final = "sandbox_degraded"
+# Source of Belljar's transcript events.
+SOURCE: Final = "belljar probes"
 NOTE: Final = "containment_note"
 # Metadata key of Belljar's own score.
 OWN_SCORE: Final = "judged_by_run"
@@ -110,16 +113,16 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     judged = sample.metadata.get(CONTAINMENT_KEY)
     judged = judged if isinstance(judged, dict) else {}
     # A word of a scorer that is no verdict counts as void.
-    words = [str(each.get(CONTAINMENT) or "").strip().lower() for each in score_metadata]
+    words = [str(each.get(CONTAINMENT_KEY) or "").strip().lower() for each in score_metadata]
     known = set(Verdict)
     found = [Verdict(word) if word in known else Verdict.VOID for word in words if word]
     shown: dict[str, str] = {}
-    for name, value in [(name, each.value) for name, each in scores.items()]:
-        if not is_own_score(scores[name]):
+    for name, score in scores.items():
+        value = score.value
+        if isinstance(value, dict):
+            value = ", ".join(f"{key}={each}" for key, each in value.items() if each) or "0"
+        if not is_own_score(score):
             shown[name] = str(value)
-            if isinstance(value, dict):
-                parts = (f"{key}={each}" for key, each in value.items() if each)
-                shown[name] = ", ".join(parts) or "0"
     error = sample.error.message if sample.error else ""
     if error.startswith(("CancelledError", "Cancelled")):
         error = "cancelled"

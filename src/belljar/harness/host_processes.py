@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from belljar.airgap.check import proxies
+from belljar.airgap import proxies
 from belljar.units import printable
 
 if TYPE_CHECKING:

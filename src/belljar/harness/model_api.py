@@ -14,8 +14,7 @@ from typing_extensions import override
 
 import belljar.harness.model_boundary  # noqa: F401 - bounds a server's tool arguments
 from belljar.errors import BelljarError
-from belljar.harness.lifecycle import as_prerequisite_error
-from belljar.harness.session import current_session
+from belljar.harness.session import as_prerequisite_error, current_session
 from belljar.model.http import BrokenOffError, Question, ServerAnswer
 from belljar.model.serve import load_model
 from belljar.policy.loaded import LoadedPolicy

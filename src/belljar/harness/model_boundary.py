@@ -34,7 +34,8 @@ from typing_extensions import override
 
 from belljar.cell.guarded import GuardedRecorder
 from belljar.events import Actor, Event, JsonValue, Kind
-from belljar.harness.session import SampleCell, current_session
+from belljar.harness.sample import SampleCell
+from belljar.harness.session import current_session
 from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
 from belljar.units import printable
 

@@ -1,4 +1,9 @@
-"""The operator's own part, whatever a task brings: options, environment at the start, settings.
+"""Chooses the policy of a sample's cell by the operator's word: options, environment at the start,
+settings.
+
+The first of: the task's or sample's own, `$BELLJAR_POLICY`, preset `high`; then its compose file.
+`belljar run --policy` states the isolation around that. `$BELLJAR_POLICY` is a floor: nothing of a
+task's is looser.
 
 A `.env` file, from the working directory or above it, may come with a task. Only keys and addresses
 of model providers and two settings of Inspect may come from it; everything else in it is refused,
@@ -12,17 +17,39 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
-from belljar.dataclass import dataclass
+from belljar.compose.document import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
+from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
+from belljar.dataclass import dataclass, replace
+from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
+from belljar.harness.config import (
+    BelljarConfig,
+    as_config,
+    check_own_files,
+    metadata_variables,
+    settled,
+)
 from belljar.policy.files import read_regular
+from belljar.policy.load import resolve_policy, with_changes
+from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
+from belljar.policy.merge import TASK, above_floor, under_policy
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.host.settings import Settings
-    from belljar.policy.loaded import LoadedPolicy
+    from pydantic import BaseModel
 
+    from belljar.host.settings import Settings
+
+# Who says nothing gets a strict wall: looser ones are asked for.
+DEFAULT_POLICY: Final = "high"
+DEFAULT_IMAGE: Final = "default"
+_NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
+# `$$` means a dollar sign before our names alone: others are left to the program.
+_REFERENCE: Final = re.compile(
+    rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
+)
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"
 
@@ -58,7 +85,6 @@ def read_operator(
     Raises `PolicyError` or `HostError` for invalid settings.
     """
     from belljar.host.settings import environment_at_start, read_settings
-    from belljar.policy.loaded import PRESETS
 
     environ = environment_at_start()
     policy = environ.get(POLICY_VARIABLE, "")
@@ -81,7 +107,7 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
     Raises `PolicyError` for upstreams that are not allowed.
     """
     from belljar.host.settings import Upstreams, within_settings
-    from belljar.plan.explain_cell import announcements
+    from belljar.plan.explain import announcements
 
     made = within_settings(loaded, operator.settings)
     upstreams = made.policy.network.upstreams if made.policy.network is not None else ()
@@ -95,6 +121,135 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
         )
     return made
 
+
+# ---- a sample's policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplePolicy:
+    """The parts that one sample's cell is made of: its policy, and of its `asked` configuration the
+    program and images. `differences`: from the task and the operator's policy.
+    """
+
+    policy: LoadedPolicy
+    asked: BelljarConfig
+    differences: tuple[Difference, ...]
+
+
+def load(
+    config: BaseModel | str | None,
+    *,
+    metadata: Mapping[str, object] | None = None,
+    **options: Unpack[OperatorOptions],
+) -> LoadedPolicy:
+    """A configuration's policy. Raises `PolicyError`."""
+    return within(settled(as_config(config), metadata), read_operator(**options)).policy
+
+
+def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
+    """A settled configuration under the operator's word. Raises `PolicyError`."""
+    check_own_files(ours)
+    asked = ours.asked()
+    if operator.run_policy:
+        own = resolve_policy(ours.policy) if ours.policy else None
+        run_policy = resolve_policy(operator.run_policy)
+        made, found = under_policy(run_policy, own, asked)
+    else:
+        # The variable as it is now comes late: a task's `.env` file may set it.
+        named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
+        base = resolve_policy(named or DEFAULT_POLICY)
+        floor = resolve_policy(operator.policy) if operator.policy else None
+        made, found = above_floor(base, asked, ours.tier, floor)
+    if ours.is_generic:
+        made, of_image = _generic(made)
+        found = (*found, of_image)
+    is_named = bool(operator.run_policy or operator.policy)
+    done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
+    settings, risk = operator.settings, made.policy.risk
+    if risk < settings.least_risk:
+        where = printable(settings.least_risk_from)
+        detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
+        found = (*found, _changed("policy", "risk", detail))
+    return SamplePolicy(
+        policy=replace(done, data=ours.data), asked=ours, differences=(*ours.differences, *found)
+    )
+
+
+def _generic(made: LoadedPolicy) -> tuple[LoadedPolicy, Difference]:
+    """The policy of a task that asks for plain Docker: its image is the policy's or `inspect`.
+
+    All presets name `default`, so a policy counts as naming an image only where it names another.
+    """
+    detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
+    if made.policy.image == DEFAULT_IMAGE:
+        made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
+    return made, _changed(TASK, "image", printable(detail, max_chars=400))
+
+
+def _changed(where: str, key: str, detail: str) -> Difference:
+    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=detail)
+
+
+def sample_policy(
+    config: BaseModel | str | None,
+    metadata: Mapping[str, object],
+    **options: Unpack[OperatorOptions],
+) -> SamplePolicy:
+    """One sample's policy, with metadata. Raises `PolicyError`."""
+    made = within(settled(as_config(config), metadata), read_operator(**options))
+    return replace(made, policy=for_sample(made.policy, metadata))
+
+
+def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
+    """Expand metadata in `env`. Raises `PolicyError`."""
+    variables = metadata_variables(metadata)
+    changes: dict[str, Any] = {}
+    env = expanded(loaded.policy.env, variables, where="env")
+    if env != dict(loaded.policy.env):
+        changes["env"] = env
+    network = loaded.policy.network
+    if network is not None:
+        stand_ins = dict(network.stand_ins)
+        for name, item in network.stand_ins.items():
+            written: Mapping[str, str] = getattr(item, "env", {})
+            env = expanded(written, variables, where=f"network.stand_ins.{name}.env")
+            if env != dict(written):
+                stand_ins[name] = item.model_copy(update={"env": env})
+        if stand_ins != dict(network.stand_ins):
+            changes["network"] = network.model_copy(update={"stand_ins": stand_ins})
+    return with_changes(loaded, changes) if changes else loaded
+
+
+def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
+    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` for `SAMPLE_METADATA_` names.
+
+    `$$` keeps such a name; other dollar signs are left. Raises `PolicyError` for missing metadata,
+    and beyond `MAX_CHARACTERS` of all values together.
+    """
+    room = MAX_CHARACTERS
+
+    def put(match: re.Match[str]) -> str:
+        nonlocal room
+        if match[0] == "$$":
+            return "$"
+        name, operator, default = match[1] or match[4], match[2], match[3]
+        found = variables.get(name)
+        if found is None or (not found and operator == ":-"):
+            if not operator:
+                hint = f"add it to the sample's metadata, or give a default: ${{{name}:-…}}"
+                what = f"{name} is not in this sample's metadata"
+                raise PolicyError(what, where=where, hint=hint)
+            return default
+        room -= len(found)
+        if room < 0:
+            what = f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it"
+            raise PolicyError(what, where=where, hint="give large data as a file of the sample")
+        return found
+
+    return {name: _REFERENCE.sub(put, value) for name, value in env.items()}
+
+
+# ---- `.env` files
 
 # Nobody writes more variables; a longer file is something else by that name.
 MAX_BYTES: Final = 1 << 20

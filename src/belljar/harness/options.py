@@ -168,14 +168,6 @@ def _is_typed(context: click.Context, option: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE and bool(context.params[option])
 
 
-def was_given(context: click.Context, option: str) -> bool:
-    """Whether command line or environment sets it."""
-    return context.get_parameter_source(option) in {
-        click.core.ParameterSource.COMMANDLINE,
-        click.core.ParameterSource.ENVIRONMENT,
-    }
-
-
 @contextlib.contextmanager
 def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
     """Force these arguments of Inspect's `eval` function inside the block.
@@ -216,17 +208,12 @@ def unknown_inspect(what: str) -> HostError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The operator's choice: `limit` (a count, or start and stop), patterns of `ids`, each of any
-    task or `task:pattern`, and `shuffle` by a seed; True: a random order.
+    task or `task:pattern`, and `shuffle` by a seed; True: a random order, in each run another.
     """
 
     limit: int | tuple[int, int] | None = None
     ids: Sequence[str | int] | None = None
     shuffle: bool | int | None = None
-
-    @property
-    def is_foreseen(self) -> bool:
-        """Whether another run chooses the same samples."""
-        return self.shuffle is not True
 
     def order(self, task: Task) -> None:
         """Order and number the samples as Inspect does."""
@@ -340,7 +327,6 @@ def select_task(
     kinds = {each.policy: each.sample for each in previews if each.policy is not None}
     if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
-    sent = f"{Path(path).name}{at}{name}" if root else spec
     own = [
         *(["--policy", request.policy] if request.policy else []),
         *(["--allow-upstreams"] if request.allow_upstreams else []),
@@ -355,14 +341,14 @@ def select_task(
     _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
     params = options.context.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
-    of_kinds = ",".join(kinds.values())
+    sent = f"{Path(path).name}{at}{name}" if root else spec
     epochs = params.get("epochs") or task.epochs or 1
     limit = params.get("time_limit") or task.time_limit
     return SelectedTask(
         name=task.name,
         root=root,
         words=(sent, *own, *rest),
-        check_words=(sent, *own, *arguments, "--sample-id", of_kinds),
+        check_words=(sent, *own, *arguments, "--sample-id", ",".join(kinds.values())),
         samples=samples,
         epochs=int(epochs),
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
@@ -415,7 +401,7 @@ def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> 
         what = "errors can't be counted over all units"
         hint = "give --fail-on-error (the first ends the evaluation) or --no-fail-on-error"
         raise PolicyError(what, where=f"--fail-on-error {bound}", hint=hint)
-    if not selection.is_foreseen:
+    if selection.shuffle is True:
         what = "samples in a random order can't be shared among nodes"
         hint = "give it a seed: --sample-shuffle 42"
         raise PolicyError(what, where="--sample-shuffle", hint=hint)

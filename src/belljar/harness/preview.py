@@ -5,7 +5,7 @@ Uses the run's own functions. Loads a task's Python file, but starts and fetches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,21 +15,28 @@ from belljar.compose.interpolate import references
 from belljar.dataclass import dataclass, json_of, replace
 from belljar.differences import Difference, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
-from belljar.harness import config as configs
-from belljar.harness.compat import TaskRefused
 from belljar.harness.config import (
     BelljarConfig,
     SampleSandbox,
+    TaskRefused,
     beside_policy,
+    metadata_variables,
     named_document,
     of_compose,
     settled,
 )
-from belljar.harness.operator import Operator, OperatorOptions, read_operator
+from belljar.harness.operator import (
+    Operator,
+    OperatorOptions,
+    SamplePolicy,
+    for_sample,
+    read_operator,
+    within,
+)
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.compose.data import ServiceBuild
+    from belljar.compose.document import ServiceBuild
     from belljar.host.model import HostFacts
     from belljar.image.store import MissingImage
     from belljar.plan.model import ImageFacts, Plan
@@ -52,45 +59,32 @@ class Preview:
 
 
 def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[Preview]:
-    """Each sample in turn. Raises nothing."""
-    within = _within_once(operator)
-    for each in sandboxes:
-        found = Preview(task=each.task, sample=each.sample, error=each.error)
-        if found.error is None:
-            try:
-                made = within(each.config, each.metadata)
-                configs.for_sample(made.policy, each.metadata)
-                found = replace(
-                    found, policy=made.policy, differences=made.differences, builds=made.builds
-                )
-            except BelljarError as error:
-                found = replace(found, error=error)
-        if isinstance(found.error, TaskRefused):
-            found = replace(found, differences=found.error.differences)
-        yield found
+    """Each sample in turn; a policy is made once for all whose metadata makes it the same.
 
-
-def _within_once(
-    operator: Operator,
-) -> Callable[[BelljarConfig, Mapping[str, object]], configs.SamplePolicy]:
-    """As `configs.within`, once for all samples whose metadata makes it the same."""
+    Raises nothing.
+    """
     names_in = cache(lambda config: sorted(references(config.compose or {})))
-    known: dict[object, configs.SamplePolicy | BelljarError] = {}
-
-    def within(config: BelljarConfig, metadata: Mapping[str, object]) -> configs.SamplePolicy:
-        variables = configs.metadata_variables(metadata)
-        key = (config, *map(variables.get, names_in(config)))
-        if key not in known:
-            try:
-                known[key] = configs.within(settled(config, metadata), operator)
-            except BelljarError as error:
+    known: dict[object, SamplePolicy | BelljarError] = {}
+    for each in sandboxes:
+        variables = metadata_variables(each.metadata)
+        key = (each.config, *map(variables.get, names_in(each.config)))
+        made = each.error or known.get(key)
+        try:
+            if made is None:
+                made = known[key] = within(settled(each.config, each.metadata), operator)
+            if isinstance(made, SamplePolicy):
+                for_sample(made.policy, each.metadata)
+        except BelljarError as error:
+            if made is None:
                 known[key] = error
-        found = known[key]
-        if isinstance(found, BelljarError):
-            raise found
-        return found
-
-    return within
+            made = error
+        found = Preview(task=each.task, sample=each.sample)
+        if isinstance(made, BelljarError):
+            differences = made.differences if isinstance(made, TaskRefused) else ()
+            yield replace(found, error=made, differences=differences)
+        else:
+            builds, differences = made.asked.builds, made.differences
+            yield replace(found, policy=made.policy, builds=builds, differences=differences)
 
 
 def with_images(
@@ -168,11 +162,6 @@ class Outlook:
         return "differs" if self.first.differences else "runs"
 
 
-def exit_code(outlooks: Iterable[Outlook]) -> int:
-    """The worst: the author's errors before the host's."""
-    return max((each.exit_code for each in outlooks), default=0)
-
-
 def kind_of(target: str) -> str:
     """`policy`, `compose` or `task`, by name."""
     from belljar.policy.loaded import PRESETS
@@ -227,7 +216,7 @@ def outlooks(
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
     """Each group with its images and its plan; facts of this host are read when needed."""
-    from belljar.harness.source import differences_of_images
+    from belljar.harness.source import command_of, differences_of_images, missing_images
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan
 
@@ -235,9 +224,16 @@ def outlooks(
     whole = with_images(previews, lambda policy: differences_of_images(policy, home))
     found: list[Outlook] = []
     for same in grouped(whole):
+        missing: list[MissingImage] = []
         first, plan = same[0], None
         error, lacking, loaded = first.error, None, first.policy
         if error is None and loaded is not None:
+            builds = {each.image: each for each in first.builds}
+            for each in missing_images([loaded], home):
+                if each.image in builds:
+                    missing.append(replace(each, command=command_of(builds[each.image])))
+                elif PLACEHOLDER not in each.image:  # else only a sample's metadata names it
+                    missing.append(each)
             try:
                 check_stand_ins(loaded)
                 image = image_of(loaded.policy.image)
@@ -250,27 +246,13 @@ def outlooks(
             Outlook(
                 first=first,
                 samples=tuple(each.sample for each in same if each.sample),
-                missing=_missing(first, home),
+                missing=tuple(missing),
                 plan=plan,
                 error=error or (None if loaded else PolicyError("nothing is known of it")),
                 lacking=lacking,
             )
         )
     return found
-
-
-def _missing(first: Preview, home: Path) -> tuple[MissingImage, ...]:
-    from belljar.harness.source import command_of, missing_images
-
-    if first.policy is None or first.error is not None:
-        return ()
-    builds = {each.image: each for each in first.builds}
-    return tuple(
-        replace(each, command=command_of(builds[each.image])) if each.image in builds else each
-        for each in missing_images([first.policy], home)
-        # Its name is known only with a sample's metadata.
-        if PLACEHOLDER not in each.image
-    )
 
 
 def all_missing(found: Iterable[Outlook]) -> list[MissingImage]:
@@ -300,7 +282,7 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
     return {
         "target": target,
         "kind": kind,
-        "exit_code": exit_code(found),
+        "exit_code": max((each.exit_code for each in found), default=0),
         "groups": groups,
         "missing_images": [
             {"image": each.image, "what": each.why.what, "command": each.command}

@@ -31,15 +31,13 @@ from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError, first_of
 from belljar.harness import config as configs
-from belljar.harness import lifecycle
-from belljar.harness.adapt import of_active_sample
-from belljar.harness.attach import AttachSocket, login_command
+from belljar.harness.attach import AttachSocket, login_command, release_cells
 from belljar.harness.bridge import ModelBridge
-from belljar.harness.operator import read_operator
-from belljar.harness.sample_record import SampleIdentity, identify
-from belljar.harness.session import SampleCell, Session, current_session, plain
+from belljar.harness.operator import SamplePolicy, load, read_operator, sample_policy, within
+from belljar.harness.sample import SampleCell, SampleIdentity, identify
+from belljar.harness.session import Session, as_prerequisite_error, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
-from belljar.plan.explain_cell import announcements
+from belljar.plan.explain import announcements
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
@@ -47,6 +45,7 @@ from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import ServiceProgram
 from belljar.probe.run import breach_of
 from belljar.units import format_size, printable
+from belljar.waiting import print_status
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
@@ -140,16 +139,6 @@ async def start_program(cell: Cell, service: str, program: ServiceProgram | None
         await serve(cell, plan)
 
 
-async def start_model(session: Session) -> None:
-    """The model cell of the task, before its first sample. Raises as `Session.model_cell`."""
-    from inspect_ai.model._model import active_model
-
-    model = active_model()
-    policy = getattr(model.api, "policy", None) if model is not None else None
-    if isinstance(policy, LoadedPolicy) and policy.weights is not None:
-        await session.model_cell(policy)
-
-
 _POLLING_INTERVAL_S: Final = 0.2
 
 
@@ -161,7 +150,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     def default_concurrency(cls) -> int | None:
         """Twice the processors, if memory holds so many cells with full use; at least 1."""
         try:
-            resources = configs.load(None, **current_session().operator_options).policy.resources
+            resources = load(None, **current_session().operator_options).policy.resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
             return None
         return max(1, min(2 * len(os.sched_getaffinity(0)), free_bytes() // cell_bytes(resources)))
@@ -192,11 +181,11 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
         session = current_session()
         try:
-            lifecycle.enter(session)
+            session.enter()
             session.directories.append(Path.cwd())  # the task's, here
             operator = read_operator(**session.operator_options)
             ours = configs.settled(configs.as_config(config), None)
-            made = configs.within(ours, operator)
+            made = within(ours, operator)
             loaded = made.policy
             session.show_once(() if session.is_previewed else sentences(made.differences))
             session.show_once(announcements(loaded))
@@ -210,11 +199,11 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
             session.refusal = session.refusal or error
-            await lifecycle.leave(session)
-            raise lifecycle.as_prerequisite_error(error) from error
+            await session.leave()
+            raise as_prerequisite_error(error) from error
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await lifecycle.leave(session)
+                await session.leave()
             raise
 
     @override
@@ -237,34 +226,39 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
         Raises `ContainmentBreach` when a probe found a way out: the run is stopped.
         """
+        from inspect_ai.model._model import active_model
+
         session = current_session()
         await session.check_running()
-        own = of_active_sample(config, session.directories)
-        sample = configs.sample_policy(own, metadata, **session.operator_options)
+        own = configs.of_active_sample(config, session.directories)
+        sample = sample_policy(own, metadata, **session.operator_options)
         if own is not config:  # `task_init` has not seen it
             session.show_once(sentences(sample.differences))
             await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
         session.show_once(announcements(sample.policy))
-        policy = sample.policy.policy
+        policy, asked = sample.policy.policy, sample.asked
         session.models.need(demanded_tier(policy.risk, policy.tier))
-        await start_model(session)
+        model = active_model()
+        served = getattr(model.api, "policy", None) if model is not None else None
+        if isinstance(served, LoadedPolicy) and served.weights is not None:
+            await session.model_cell(served)  # before the task's first sample
         environment = await cls._open(session, sample, identify(task_name, metadata))
         try:
             session.models.need(Tier(environment.cell.tier))
-            await environment.probe_start()
-            await environment._act(lambda cell: start_program(cell, sample.service, sample.program))
+            # Other cells of its range already were.
+            report = await environment._probe_noted(environment.range, "start")
+            await environment._stop_if_breached(report, environment.cell)
+            await environment._act(lambda cell: start_program(cell, asked.service, asked.program))
             others = {
                 name: environment.beside(cell) for name, cell in environment.range.targets.items()
             }
         except BaseException:
             await environment.close(outcome="stopped")
             raise
-        return {sample.service or OWN_CELL: environment, **others}
+        return {asked.service or OWN_CELL: environment, **others}
 
     @classmethod
-    async def _open(
-        cls, session: Session, sample: configs.SamplePolicy, identity: SampleIdentity
-    ) -> Self:
+    async def _open(cls, session: Session, sample: SamplePolicy, identity: SampleIdentity) -> Self:
         of_images = session.source.image_differences(sample.policy, home=session.home)
         stack = AsyncExitStack()
         try:
@@ -272,12 +266,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 sample.policy, run=session.ensure_run(), home=session.home
             )
             opened = await stack.enter_async_context(opening)
-            about: dict[str, Any] = {
-                "session": session,
-                "identity": identity,
-                "policy": sample.policy,
-            }
-            environment = cls(opened, opened.cell, stack=stack, **about)
+            policy, cell = sample.policy, opened.cell
+            environment = cls(
+                opened, cell, session=session, identity=identity, stack=stack, policy=policy
+            )
             environment.containment.differences = (*sample.differences, *of_images)
             session.live.append(environment)
             stack.push_async_callback(environment._forget)
@@ -322,21 +314,24 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             is_last = session.users == 1 and bool(session.live)
             if is_last and not cleanup and not session.termination_signals:
-                await lifecycle.keep_cells(session)
+                await session.keep_cells()
         finally:
             with anyio.CancelScope(shield=True):
                 try:
-                    await lifecycle.close_all(
-                        session, outcome="completed" if not cleanup else "interrupted"
-                    )
+                    await session.close_all(outcome="completed" if not cleanup else "interrupted")
                 finally:
-                    await lifecycle.leave(session)
+                    await session.leave()
 
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
         """`inspect sandbox cleanup`: kept and crashed cells."""
-        await lifecycle.clean(id)
+        from belljar.isolation.reap import reap
+
+        for name in await anyio.to_thread.run_sync(release_cells, id):
+            print_status(f"belljar: {name} released; its owner destroys it")
+        for reaped in await reap(None, cell_id=id):
+            print_status(f"belljar: {printable(str(reaped))}")
 
     async def snapshot(self) -> Snapshot:
         """As `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""

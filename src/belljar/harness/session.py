@@ -1,4 +1,4 @@
-"""One evaluation's shared state, and each sample's cell.
+"""One evaluation's shared state: its run directory, model cells, stop, and the end of its cells.
 
 `belljar run` opens a session around Inspect. Under `inspect eval` the first `task_init` opens a run
 directory and the last `task_cleanup` closes it.
@@ -6,60 +6,114 @@ directory and the last `task_cleanup` closes it.
 
 from __future__ import annotations
 
-import logging
-import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import anyio
 import anyio.to_thread
-from inspect_ai.util import LimitExceededError, SandboxUnavailableError
+from inspect_ai.hooks import Hooks, RunEnd, hooks
+from inspect_ai.util import LimitExceededError
+from typing_extensions import override
 
-from belljar.cell.health import HealthWatch
-from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.descriptors import raise_soft_limit
+from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
-from belljar.harness.attach import AttachSocket
+from belljar.harness.attach import login_command, remove_dead_sockets
 from belljar.harness.host_processes import HostActivity, proxies_here
-from belljar.harness.models import ModelCells
-from belljar.harness.operator import OperatorOptions
-from belljar.harness.sample_record import (
-    Containment,
-    SampleIdentity,
-    bind_containment,
-    bind_degraded,
-    is_preparing,
-    note_probes,
-)
+from belljar.harness.operator import OperatorOptions, restore_start
 from belljar.harness.source import RealCells
-from belljar.probe.run import breach_of
+from belljar.model.serve import ModelCell, open_model
+from belljar.policy.limits import Tier, demanded_tier
+from belljar.policy.loaded import with_tier
+from belljar.probe.witness import sweep_watches
 from belljar.units import printable
 from belljar.waiting import print_status
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.range import Range
-    from belljar.compose.data import ServiceBuild
+    from belljar.compose.document import ServiceBuild
+    from belljar.harness.sample import SampleCell
     from belljar.ledger.rundir import RunDirectory
-    from belljar.model.serve import ModelCell
     from belljar.policy.loaded import LoadedPolicy
-    from belljar.probe.model import ProbeReport
     from belljar.report.reasons import ReasonCode
 
-logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 # Time for the interrupt of a stopped run to arrive; then its sample is ended here.
 _STOP_TIMEOUT_S: Final = 10.0
-# Of a sample's files for a revert, larger ones wait on disk: cells have the memory.
-_MAX_KEPT_BYTES: Final = 1 << 20
-# The model learns nothing of host or cause.
-_UNAVAILABLE: Final = "the machine is not running and cannot take commands"
+# A person waits for kept cells to end; nothing else depends on it.
+_CHECK_INTERVAL_S: Final = 2.0
+
+
+class ModelCells:
+    """An evaluation's: opened once for each file, closed with the last task.
+
+    `tier`: the highest of the samples' policies so far.
+    """
+
+    def __init__(self) -> None:
+        self.tier: Tier | None = None
+        self.opened: dict[str, ModelCell | BelljarError] = {}
+        self._owners: list[AsyncExitStack] = []
+        self._opening = anyio.Lock()
+
+    def need(self, tier: Tier) -> None:
+        """Note the tier of a sample. Raises `PolicyError` when a model cell runs in a lower one."""
+        for served in self.opened.values():
+            if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
+                what = f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`"
+                hint = f"write `tier: {tier}` into the model's policy"
+                raise PolicyError(what, where=printable(served.policy.source), hint=hint)
+        self.tier = tier if self.tier is None else max(self.tier, tier)
+
+    async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
+        """The model cell of this policy, opened if needed. Raises as `open_model`.
+
+        One that could not be opened is not tried again.
+        """
+        # Samples that begin together must share one cell.
+        async with self._opening:
+            if (found := self.opened.get(policy.source)) is None:
+                print_status(f"belljar: starting the model cell of {printable(policy.source)}")
+                own = demanded_tier(policy.policy.risk, policy.policy.tier)
+                # At least the tier of the samples so far: `need` refuses a lower one.
+                raised = with_tier(policy, max(own, self.tier or own))
+                owner = AsyncExitStack()
+
+                def report_end(error: CellError) -> None:
+                    what = printable(f"{error.where}: {error.what}")
+                    print_status(f"belljar: the model answers no more: {what}")
+
+                opening = open_model(raised, run=run, home=home, on_end=report_end)
+                try:
+                    found = await owner.enter_async_context(opening)
+                    print_status(f"belljar: the model answers, in {found.cell!r}")
+                except BelljarError as error:
+                    found = error
+                self._owners.append(owner)
+                self.opened[policy.source] = found
+            if isinstance(found, BelljarError):
+                raise found
+            return found
+
+    async def close(self) -> list[BelljarError]:
+        """Destroy them with proof; what goes wrong with each is the run's."""
+        self.opened.clear()
+        errors: list[BelljarError] = []
+        while self._owners:
+            with anyio.CancelScope(shield=True):
+                try:
+                    await self._owners.pop().aclose()
+                except BelljarError as error:
+                    errors.append(error)
+                except Exception as error:  # noqa: BLE001 - the others are destroyed, too
+                    errors.append(CellError(f"{type(error).__name__}: {error}"))
+        return errors
 
 
 @dataclass
@@ -149,15 +203,6 @@ class Session:
             data["failure"], data["failure_code"] = self.failure, self.failure_code
         self.record(Event(kind=Kind.RUN_EVALUATED, data=data, actor=Actor.HARNESS))
 
-    def close_own_run(self) -> None:
-        """Close the run directory if `ensure_run` opened it."""
-        if self.own is None:
-            return
-        # Cleared before it closes: an error there must not leave a closed run behind.
-        own, self.own, self.run = self.own, None, None
-        self.directories.clear()
-        own.close()
-
     def breached(self, error: BelljarError) -> None:
         """Refuse further work, and end the evaluation."""
         self.breaches.append(error)
@@ -219,10 +264,114 @@ class Session:
         """Record an event of the harness."""
         self.ensure_run().recorder.record(event)
 
+    def enter(self) -> None:
+        """Count a task in; the first opens a run."""
+        # Each cell holds several descriptors of this process.
+        raise_soft_limit()
+        opened_before = self.run is not None
+        if not opened_before:
+            # Inspect's command has read a `.env` file by now.
+            restore_start()
+        run = self.ensure_run()
+        if not self.users:
+            remove_dead_sockets(self.home)
+            sweep_watches()
+        self.users += 1
+        if not opened_before:
+            print_status(f"belljar: recording into {run.path}")
+
+    async def leave(self) -> None:
+        """Count a task out; the last closes the run."""
+        # `CloseModels` leaves without having entered.
+        self.users = max(0, self.users - 1)
+        if not self.users:
+            self.breaches += await self.models.close()
+        if self.users or self.own is None:
+            return
+        from belljar.harness.evidence import own_evidence, put_on_record
+        from belljar.report.samples import headline
+        from belljar.report.verdict import judge
+
+        run = self.ensure_run()
+        run.finish("failed", exit_code=2)  # until it is judged
+        try:
+            self.record_end(interrupted=bool(self.termination_signals))
+            # In a thread: Inspect reads logs with its own event loop.
+            findings = judge(await anyio.to_thread.run_sync(own_evidence, run))
+            put_on_record(run, findings)
+        finally:
+            # Cleared before it closes: an error there must not leave a closed run behind.
+            own, self.own, self.run = self.own, None, None
+            self.directories.clear()
+            own.close()
+        if not findings.refusal_code:
+            print_status(f"belljar: {printable(headline(findings))}")
+            print_status(f"belljar: reasons and evidence: belljar verdict {run.run_id}")
+
+    async def keep_cells(self) -> None:
+        """Keep the cells for a person (`--no-sandbox-cleanup`), and serve their attach sockets.
+
+        Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the last cell's
+        lifetime is over: a cell never outlives its process.
+        """
+        count = len(self.live)
+        print_status(
+            f"belljar: {count} cell(s) kept until this process ends; Ctrl-C destroys them."
+        )
+        for each in self.live:
+            sample = printable(each.identity.sample)
+            print_status(f"  {each.cell.id}  sample {sample}  {login_command(each.cell.id, None)}")
+        async with anyio.create_task_group() as tasks:
+
+            async def end_at_signal() -> None:
+                with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                    async for _ in signals:
+                        tasks.cancel_scope.cancel()
+
+            # Python handles signals in the main thread only.
+            if threading.current_thread() is threading.main_thread():
+                tasks.start_soon(end_at_signal)
+            # A copy: a cell that is closed leaves the list.
+            for each in tuple(self.live):
+                tasks.start_soon(each.attach_socket.serve, each.cell)
+            while self.live:
+                for each in tuple(self.live):
+                    try:
+                        await each.cell.ping()
+                        is_over = each.attach_socket.released
+                    # It died, or reached the end of its lifetime.
+                    except CellError:
+                        is_over = True
+                    if is_over:
+                        await each.close(outcome="completed")
+                await anyio.sleep(_CHECK_INTERVAL_S)
+            tasks.cancel_scope.cancel()
+
+    async def close_all(self, *, outcome: str) -> None:
+        """Close every running cell, then raise the first error."""
+        errors: list[Exception] = []
+        # Each of them: an error of one must not keep the others running.
+        for each in tuple(self.live):
+            try:
+                await each.close(outcome=outcome)
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
 
 def plain(error: BelljarError) -> str:
     """An error in one sentence with its place."""
     return f"{error.where}: {error.what}" if error.where else error.what
+
+
+def as_prerequisite_error(error: BelljarError) -> Exception:
+    """An error of ours, shown without a traceback."""
+    from inspect_ai._util.error import PrerequisiteError
+    from rich.markup import escape
+
+    # Inspect prints the text as rich's markup, where brackets are styles.
+    return PrerequisiteError(escape("\n".join(printable(line) for line in str(error).splitlines())))
 
 
 _given: ContextVar[Session | None] = ContextVar("belljar_session", default=None)
@@ -244,213 +393,17 @@ def current_session() -> Session:
     return _given.get() or _process
 
 
-class SampleCell:
-    """The part of a sandbox that Inspect doesn't call."""
+@hooks(name="belljar_model_cells", description="Closes the model cells of an evaluation.")
+class CloseModels(Hooks):
+    """For evaluations whose tasks have no sandbox of ours, and the run that only a model opened."""
 
-    def __init__(
-        self,
-        opened: Range,
-        cell: Cell,
-        *,
-        session: Session,
-        identity: SampleIdentity,
-        stack: AsyncExitStack,
-        policy: LoadedPolicy,
-    ) -> None:
-        self.range = opened
-        self.cell = cell
-        self.identity = identity
-        self.policy = policy
-        self._session = session
-        self._stack = stack
-        self._closed = False
-        self._running = False
-        self.is_own = True
-        self.containment = Containment(machines=[cell.id])
-        self.health = HealthWatch(cell, session.record)
-        self._past_health: list[HealthWatch] = []
-        self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], int]] = []
-        self._beside: list[SampleCell] = []
-        self._beginning = anyio.Lock()
-        self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
+    @override
+    def enabled(self) -> bool:
+        """Only while a model cell runs."""
+        return bool(current_session().models.opened)
 
-    @asynccontextmanager
-    async def _operation(self, *harmless: type[Exception]) -> AsyncIterator[None]:
-        """Prepare for a call of Inspect's; a broken cell is noticed by its errors.
-
-        `harmless`: errors that say nothing of the cell's health.
-        """
-        await self._session.check_running()
-        if not self._running and not is_preparing():
-            async with self._beginning:  # no operation before the baseline
-                if not self._running:
-                    self._record(Kind.SAMPLE_RUNNING, self.identity.data())
-                    await self.health.take_baseline()
-                    self._running = True
-        self.attach_socket.open_in_sample(self.cell)
-        try:
-            yield
-        except harmless:
-            raise
-        except CellError as error:
-            # Only the log has the cause.
-            sample, why = printable(self.identity.sample), printable(str(error))
-            logger.warning("cell %s of sample %s: %s", self.cell.id, sample, why)
-            await self._session.end_if_killed()
-            await self.health.look("call")
-            raise SandboxUnavailableError(_UNAVAILABLE) from None
-        except OSError:
-            await self.health.look("call")
-            raise
-
-    def _record(self, kind: Kind, data: dict[str, JsonValue], cell: Cell | None = None) -> None:
-        cell_id = (cell or self.cell).id
-        self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
-
-    def _record_start(self, cell: Cell) -> None:
-        """Whose cell it is, for the record and `belljar ps`."""
-        started = self.identity.started(self.policy, self.containment.differences)
-        self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, cell)
-        cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
-
-    async def probe_start(self) -> None:
-        """Probe the fresh cell. Raises `ContainmentBreach`."""
-        # Other cells of its range already were.
-        report = await self._probe_noted(self.range, "start")
-        await self._stop_if_breached(report, self.range.cell)
-
-    async def _probe(self, opened: Range, cell: Cell, phase: str) -> ProbeReport:
-        run, router = self._session.ensure_run(), opened.routers.get(cell.id)
-        return await self._session.source.probe(cell, router, run=run, phase=phase)
-
-    async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
-        """Probe its cells. Every cell is on record; the worst report is returned."""
-        cells = [opened.cell] if phase == "start" else opened.cells.values()
-        reports = {cell.id: await self._probe(opened, cell, phase) for cell in cells}
-        report = max(reports.values(), key=lambda each: each.verdict.badness)
-        (self.containment.starts if phase == "start" else self.containment.ends).update(reports)
-        note_probes(phase, report, self._session.ensure_run().run_id)
-        return report
-
-    async def _act(self, act: Callable[[Cell], Awaitable[_T]]) -> _T:
-        """Act in the cell. What prepares the sample is done again after a revert."""
-        result = await act(self.cell)
-        if self._may_repeat():
-            self._preparation.append((act, getattr(result, "returncode", 0)))
-        return result
-
-    def _may_repeat(self) -> bool:
-        # No range with a network, or with other cells, can be reverted
-        return self.range.network is None and not self.range.targets and is_preparing()
-
-    async def _kept(self, content: bytes) -> Callable[[], bytes]:
-        """The content of a file, as often as a revert repeats it: a large one is not kept in memory
-        if the host's disk takes it.
-        """
-        if len(content) > _MAX_KEPT_BYTES and self._may_repeat():
-            with suppress(OSError):  # a full disk: memory keeps it
-                spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
-                if await anyio.to_thread.run_sync(spool.write, content) == len(content):
-                    size = len(content)
-                    return lambda: os.pread(spool.fileno(), size, 0)
-        return lambda: content
-
-    def beside(self, cell: Cell) -> Self:
-        """Another cell of this range; ends with it."""
-        about: dict[str, Any] = {
-            "session": self._session,
-            "identity": self.identity,
-            "policy": self.policy,
-        }
-        environment = type(self)(self.range, cell, stack=AsyncExitStack(), **about)
-        environment.is_own = False
-        self._beside.append(environment)
-        self._stack.push_async_callback(environment.attach_socket.close)
-        return environment
-
-    async def _stop_if_breached(
-        self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False
-    ) -> None:
-        # `cancelled`: Inspect shields this from cancellation: the breach is on record, but waiting
-        # for the evaluation's end would be in vain.
-        breach = breach_of(report, cell.id)
-        if breach is None:
-            return
-        self._session.breached(breach)
-        if cancelled and self._session.stop is not None:
-            return
-        await self._session.await_end()
-        raise breach
-
-    @property
-    def run_path(self) -> Path:
-        """This cell's run directory. For scorers."""
-        return self._session.ensure_run().path
-
-    @asynccontextmanager
-    async def another_cell(self) -> AsyncIterator[Cell]:
-        """A fresh cell of this sample. For scorers."""
-        session = self._session
-        async with session.source.open_range(
-            self.policy, run=session.ensure_run(), home=session.home
-        ) as opened:
-            cell = opened.cell
-            self._record(Kind.SAMPLE_STARTED, self.identity.started(self.policy), cell)
-            await self._stop_if_breached(await self._probe(opened, cell, "start"), cell)
-            try:
-                yield cell
-            finally:
-                # Also for a cancelled scorer: a cell without a last probe proves nothing.
-                with anyio.CancelScope(shield=True):
-                    last = await self._probe(opened, cell, "end")
-                # Whatever the scorer raised
-                await self._stop_if_breached(last, cell)
-
-    async def close(self, *, outcome: str) -> None:
-        """Probe the cell once more, destroy it, record the end. Shielded; idempotent.
-
-        Raises `ContainmentBreach` when a probe found a way out (not for an interrupted sample of an
-        evaluation that is being ended), or something was left.
-        """
-        if self._closed:
-            return
-        # Before the first await: a second call meanwhile returns at once.
-        self._closed = True
-        report: ProbeReport | None = None
-        with anyio.CancelScope(shield=True):
-            try:
-                if outcome == "completed":  # an interrupted sample has no score to be doubted
-                    for environment in (self, *self._beside):  # the probes end all that runs there
-                        await environment.health.look("end")
-                report = await self._probe_noted(self.range, "end")
-            finally:
-                try:
-                    await self._end(outcome)
-                except BelljarError:
-                    # This error leaves first; a breach stops the run all the same.
-                    if (breach := breach_of(report, self.cell.id)) is not None:
-                        self._session.breached(breach)
-                    raise
-        await self._stop_if_breached(report, self.cell, cancelled=outcome == "interrupted")
-
-    async def _end(self, outcome: str) -> None:
-        try:
-            await self._stack.aclose()
-            self.containment.clean = True
-        except BelljarError as error:
-            self.containment.clean = False
-            self._session.breaches.append(error)
-            raise
-        # The end is on record however the cell ended: without it the sample is void.
-        finally:
-            self.containment.run_id = self._session.ensure_run().run_id
-            data = self.identity.data()
-            data |= {"outcome": outcome, "containment": self.containment.data()}
-            self._record(Kind.SAMPLE_FINISHED, data)
-            bind_containment(self.containment, self.identity)
-            watches = (*self._past_health, *(each.health for each in (self, *self._beside)))
-            bind_degraded(watches, self.identity)
-
-    async def _forget(self) -> None:
-        self._session.live.remove(self)
-        await self.attach_socket.close()
+    @override
+    async def on_run_end(self, data: RunEnd) -> None:
+        session = current_session()
+        if not session.users:
+            await session.leave()

@@ -7,7 +7,6 @@ import itertools
 import os
 import shlex
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -29,18 +28,17 @@ from belljar.waiting import FIRST_CELL, print_status, reported_if_slow
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.range import Range
-    from belljar.compose.data import ServiceBuild
-    from belljar.image.store import Image, MissingImage
+    from belljar.compose.document import ServiceBuild
+    from belljar.image.store import MissingImage
     from belljar.ledger.rundir import RunDirectory
     from belljar.policy.loaded import LoadedPolicy
-    from belljar.policy.model import Policy
     from belljar.probe.judge import Router
     from belljar.probe.model import ProbeReport
 
 
 MAX_STARTS: Final = "BELLJAR_MAX_STARTS"
 # Far less than a cell's start; file locks can't be waited for without a thread.
-SLOT_POLL_S: Final = 0.1
+_SLOT_POLL_S: Final = 0.1
 
 
 @contextlib.contextmanager
@@ -62,7 +60,7 @@ def standard_output_to_error() -> Iterator[None]:
 
 
 class RealCells:
-    """Real cells; image names stay fixed in a run."""
+    """Real cells; image names stay fixed in a run. `home`: None for the usual store."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path | None, str], str] = {}
@@ -71,7 +69,7 @@ class RealCells:
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
-        """A new run directory."""
+        """Make a new run directory."""
         from belljar.ledger.rundir import create_run
 
         return create_run(home or belljar_home(), kind, argv, what=what)
@@ -178,7 +176,7 @@ async def start_slot(home: Path) -> AsyncIterator[None]:
                 stack.enter_context(locked(home, f"start-{number}", wait=False))
                 break
             if number == int(text) - 1:
-                await anyio.sleep(SLOT_POLL_S)
+                await anyio.sleep(_SLOT_POLL_S)
         yield
 
 
@@ -238,10 +236,10 @@ def build_missing(
 def running_builds(builds: Iterable[ServiceBuild], images: Set[str]) -> list[ServiceBuild]:
     """The builds among `images`, each once. Raises `PolicyError`."""
     running = [each for each in dict.fromkeys(builds) if each.image in images]
-    counts = Counter(each.image for each in running)
-    for name in counts:
+    names = [each.image for each in running]
+    for name in names:
         # Else a sample would run in another's image.
-        if counts[name] > 1 or name in MADE_HERE:
+        if names.count(name) > 1 or name in MADE_HERE:
             raise PolicyError(
                 f"several builds, or an image that is Belljar's own, are called {printable(name)}",
                 hint="give each of them an `image` of its own in its compose file",
@@ -278,26 +276,21 @@ def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference,
     from belljar.image.store import Store
 
     store, found = Store(home), list[Difference]()
+    rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
     for name in policy.policy.images:
         # A missing image has no configuration; `check_images` refuses it.
         with contextlib.suppress(HostError):
             image = store.find(name)
-            facts = (*image_differences(image.config), *_setuid(image, policy.policy))
+            facts = [*image_differences(image.config)]
+            if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
+                kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
+                detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
+                if image.setuid_programs == "removed":
+                    hint = "import it again with --keep-setuid"
+                    detail = "its programs lost the bit at its import: `su` and `sudo` gain nothing"
+                elif granted(rights, tier).setuid_programs:
+                    kind, hint = DifferenceKind.GRANTED, ""
+                    detail = "its programs gain their owner's rights, at most the cell's root's"
+                facts.append(Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint))
             found += [replace(fact, where=f"image {name}") for fact in facts]
     return tuple(found)
-
-
-def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
-    rights = policy.rights
-    tier = demanded_tier(policy.risk, policy.tier)
-    if rights is None or rights.setuid_programs == "off" or not image.setuid_programs:
-        return
-    kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
-    detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
-    if image.setuid_programs == "removed":
-        detail = "its programs lost the bit when it was imported, so `su` and `sudo` gain nothing"
-        hint = "import it again with --keep-setuid"
-    elif granted(rights, tier).setuid_programs:
-        detail = "its programs gain their owner's rights, those of the cell's root at most"
-        kind, hint = DifferenceKind.GRANTED, ""
-    yield Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint)

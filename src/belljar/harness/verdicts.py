@@ -26,8 +26,7 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, Score, ScoreEdit
 
-from belljar.harness.evidence import OWN_SCORE, is_own_score, logs_in
-from belljar.harness.sample_record import CONTAINMENT_KEY, DEGRADED_KEY
+from belljar.harness.evidence import CONTAINMENT_KEY, DEGRADED_KEY, OWN_SCORE, is_own_score, logs_in
 from belljar.probe.model import Verdict
 from belljar.report.samples import Row, RunFindings
 

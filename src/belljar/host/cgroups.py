@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass
 from belljar.host.model import CgroupFact, CgroupVersion
+from belljar.store.scratch import orphans, owned_name
 
 if TYPE_CHECKING:
     from belljar.policy.limits import Resources
@@ -26,8 +29,8 @@ _UNLIMITED_BYTES: Final = 1 << 60  # version 1 has a huge number for "no limit"
 RESERVED_BYTES: Final = 1 << 30
 # A VMM's own memory and the guest kernel's, beside what the policy gives the workload.
 OVERHEAD_BYTES: Final = 192 << 20
-# Makes a group, looks for its limit file.
-TryGroup: TypeAlias = Callable[[Path, str], bool]
+# A group made only to see whether this user can make one.
+_TRIAL: Final = "facts-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,13 @@ class Hierarchies:
     v1: Mapping[str, Path]
     v2: Path | None
     own: Mapping[str, str]
+
+
+def host_hierarchies() -> Hierarchies:
+    """This host's. Raises `OSError` where /proc can't be read."""
+    return parse_hierarchies(
+        Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+    )
 
 
 def parse_hierarchies(mounts: str, own: str) -> Hierarchies:
@@ -68,7 +78,7 @@ def _unescape(word: str) -> str:
     return word.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
-def cgroup_fact(found: Hierarchies, *, is_root: bool, try_group: TryGroup) -> CgroupFact:
+def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
     """Usable controllers and their parents; root tries one."""
 
     def can_make(parent: Path, limit_file: str = "cgroup.procs") -> bool:
@@ -78,57 +88,61 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool, try_group: TryGroup) -> Cg
             return try_group(parent, limit_file)
         return os.access(parent / "cgroup.procs", os.W_OK)
 
+    parents: dict[str, str] = {}
     if found.v1:
         version = CgroupVersion.HYBRID if found.v2 is not None else CgroupVersion.V1
-        # A user's: below its own groups, where an administrator gave it the right
-        own = {name: "/" if is_root else found.own.get(name, "") for name in found.v1}
-        parents = {
-            name: str(parent / own[name].lstrip("/"))
-            for name, parent in found.v1.items()
-            if (is_root or own[name].strip("/"))
-            and ".." not in own[name].split("/")
-            and can_make(parent / own[name].lstrip("/"), _LIMIT_FILE_V1[name])
-        }
-        return _fact(version, parents, is_root=is_root)
-    if found.v2 is None:
+        for name, top in found.v1.items():
+            # A user's: below its own groups, where an administrator gave it the right
+            own = "/" if is_root else found.own.get(name, "")
+            parent = top / own.lstrip("/")
+            is_ours = (is_root or own.strip("/")) and ".." not in own.split("/")
+            if is_ours and can_make(parent, _LIMIT_FILE_V1[name]):
+                parents[name] = str(parent)
+    elif found.v2 is None:
         return CgroupFact(version=CgroupVersion.NONE, reason="no control groups are mounted")
-    parent = found.v2 if is_root else _delegated(found)
-    if parent is None:
-        return CgroupFact(
-            version=CgroupVersion.V2,
-            reason="no group is delegated to this user where it runs; `systemd-run --user "
-            "--scope` makes one",
-        )
-    names = _words(parent / "cgroup.controllers") & set(CONTROLLERS) if can_make(parent) else set()
-    enabled = (
-        names & _words(parent / "cgroup.subtree_control")
-        if not os.access(parent / "cgroup.subtree_control", os.W_OK)
-        else names
-    )
-    return _fact(CgroupVersion.V2, {name: str(parent) for name in sorted(enabled)}, is_root=is_root)
-
-
-def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) -> CgroupFact:
+    else:
+        version, own = CgroupVersion.V2, found.own.get("", "")
+        # A group that holds processes can't hand on controllers: a user's cells become siblings of
+        # its own group, where it may move processes.
+        parent = found.v2 if is_root else (found.v2 / own.lstrip("/")).parent
+        is_ours = own.strip("/") and ".." not in own and os.access(parent / "cgroup.procs", os.W_OK)
+        if not (is_root or is_ours):
+            return CgroupFact(
+                version=version,
+                reason="no group is delegated to this user where it runs; `systemd-run --user "
+                "--scope` makes one",
+            )
+        names = _words(parent / "cgroup.controllers") if can_make(parent) else set()
+        if not os.access(parent / "cgroup.subtree_control", os.W_OK):
+            names &= _words(parent / "cgroup.subtree_control")
+        parents = {name: str(parent) for name in names & set(CONTROLLERS)}
     missing = [name for name in CONTROLLERS if name not in parents]
     why = "can't be used here" if is_root else "not handed to this user"
     reason = f"{', '.join(missing)}: {why}" if missing else ""
     return CgroupFact(version=version, parents=dict(sorted(parents.items())), reason=reason)
 
 
-def _delegated(found: Hierarchies) -> Path | None:
-    """The parent of this process's group, if the user may move processes in it.
+def try_group(parent: Path, limit_file: str) -> bool:
+    """Whether a group can be made: read-only mounts refuse even root."""
+    sweep_trials(parent)
+    trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
+    try:
+        trial.mkdir()
+        is_writable = os.access(trial / limit_file, os.W_OK)
+        trial.rmdir()
+    except FileNotFoundError:
+        # Swept from another PID namespace, which doesn't see this process; or the parent is gone
+        return parent.is_dir() and try_group(parent, limit_file)
+    except OSError:
+        return False
+    return is_writable
 
-    A group that holds processes can't hand on controllers: cells become siblings of ours.
-    """
-    own = found.own.get("")
-    if found.v2 is None or own is None or own == "/" or ".." in own:
-        return None
-    parent = (found.v2 / own.lstrip("/")).parent
-    return (
-        parent
-        if parent.is_relative_to(found.v2) and os.access(parent / "cgroup.procs", os.W_OK)
-        else None
-    )
+
+def sweep_trials(*parents: Path) -> None:
+    """Remove dead processes' trial groups there."""
+    for path in (path for parent in parents for path in orphans(parent, prefix=_TRIAL)):
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def _words(file: Path) -> set[str]:

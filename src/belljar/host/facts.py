@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv4Network
@@ -29,6 +29,8 @@ _UNKNOWN_HINT: Final = (
     "run it where that is allowed (in a container: with a seccomp profile that lets it make "
     "namespaces), or as root"
 )
+# The launcher answers in milliseconds.
+_TIMEOUT_S: Final = 5.0
 # Linux's value, where /proc doesn't say it.
 _USUAL_OPEN_FILES: Final = 1 << 20
 # Import names of the extras `network` and `stand-ins`.
@@ -43,8 +45,6 @@ APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 def gather_facts(
     home: Path | None = None,
     *,
-    try_group: cgroups.TryGroup,
-    try_namespaces: Callable[[], str],
     prove_kvm: ProveKvm | None = None,
     prove_runtime: ProveRuntime | None = None,
     doubt: bool = False,
@@ -52,10 +52,7 @@ def gather_facts(
 ) -> HostFacts:
     """What this machine can do now. Unknown versions and proofs take seconds.
 
-    `isolation.trials.find_facts` gives the trials. `try_namespaces` returns why a jail's namespaces
-    can't be made, "" if they can.
-
-    `doubt`: ignore remembered failures.
+    `isolation.trials.find_facts` gives the trials. `doubt`: ignore remembered failures.
     """
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
@@ -65,7 +62,7 @@ def gather_facts(
     key = proof_key(kernel_release=kernel_release, vmm_version=vmm.version, cpu_model=cpu_model)
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
-    group = cgroups.cgroup_fact(found, is_root=is_root, try_group=try_group)
+    group = cgroups.cgroup_fact(found, is_root=is_root)
     return HostFacts(
         arch=arch,
         distro_id=distro_id,
@@ -78,7 +75,7 @@ def gather_facts(
         memory_total_mib=_memory_mib(proc, found),
         home=str(home),
         kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
-        userns=userns_fact(proc, try_namespaces, is_root=is_root),
+        userns=userns_fact(proc, is_root=is_root),
         cgroup=group,
         tools=tools,
         runtimes=runtime_facts(
@@ -167,7 +164,7 @@ def _number(file: Path, default: int) -> int:
     return int(text) if text.isdigit() else default
 
 
-def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool) -> UsernsFact:
+def userns_fact(proc: Path, *, is_root: bool) -> UsernsFact:
     """Whether user namespaces work, else what forbids them."""
     if _number(proc / "sys/user/max_user_namespaces", -1) == 0:
         reason = "user.max_user_namespaces is 0"
@@ -177,6 +174,26 @@ def userns_fact(proc: Path, try_namespaces: Callable[[], str], *, is_root: bool)
     else:
         reason, hint = (None if is_root else _switched_off(proc)) or (reason, _UNKNOWN_HINT)
     return UsernsFact(available=False, reason=reason, hint=hint)
+
+
+def try_namespaces() -> str:
+    """Why the launcher can't make a jail's namespaces, "" when it can.
+
+    Seccomp and security modules have the last word, and may have one for each program.
+    """
+    try:
+        done = subprocess.run(
+            [str(program_path("jail")), "--try-namespaces"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={},
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        return f"could not be tried: {exc}"
+    output = done.stderr.decode("utf-8", "replace").strip()[:200]
+    return "" if done.returncode == 0 else f"making one was tried: {output or done.returncode}"
 
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:

@@ -10,25 +10,18 @@ from typing import Any
 from belljar.dataclass import dataclass, json_of
 
 
-class KvmState(StrEnum):
-    """Hardware virtualisation. `PROVEN`: a guest booted."""
+class TrialState(StrEnum):
+    """What is known of KVM (`ABSENT`: it isn't offered), or of an OCI runtime.
 
-    PROVEN = "proven"
-    REFUTED = "refuted"
-    UNPROVEN = "unproven"
-    ABSENT = "absent"
-
-
-class RuntimeState(StrEnum):
-    """What is known of an OCI runtime.
-
-    `UNUSABLE`: missing, too old, or known not to work; `REFUTED`: it ran no container here.
+    `PROVEN`: a guest booted, or a container ran; `REFUTED`: none did. `UNUSABLE`: a runtime that is
+    missing, too old, or known not to work.
     """
 
     PROVEN = "proven"
     REFUTED = "refuted"
     UNPROVEN = "unproven"
     UNUSABLE = "unusable"
+    ABSENT = "absent"
 
 
 class CgroupVersion(StrEnum):
@@ -44,11 +37,23 @@ class CgroupVersion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvmFact:
-    """States if KVM works here, or why that isn't proven."""
+class Trial:
+    """States if something works here, else why that isn't proven."""
 
-    state: KvmState
+    state: TrialState
     reason: str = ""
+    hint: str = ""
+
+    @classmethod
+    def of(cls, problem: str, hint: str = "") -> Trial:
+        """The outcome of one: it works where there was no problem."""
+        state = TrialState.REFUTED if problem else TrialState.PROVEN
+        return cls(state=state, reason=problem, hint=hint)
+
+    @property
+    def works(self) -> bool:
+        """Proven."""
+        return self.state is TrialState.PROVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,7 @@ class RuntimeFact:
     path: str = ""
     version: str = ""
     needed_min: str = ""
-    state: RuntimeState = RuntimeState.UNUSABLE
+    state: TrialState = TrialState.UNUSABLE
     reason: str = ""
     hint: str = ""
 
@@ -162,7 +167,7 @@ class HostFacts:
     cpus: int
     memory_total_mib: int
     home: str
-    kvm: KvmFact
+    kvm: Trial
     userns: UsernsFact
     cgroup: CgroupFact
     tools: tuple[ToolFact, ...]

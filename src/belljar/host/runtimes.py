@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import json_of, replace
 from belljar.errors import BelljarError
-from belljar.host.model import KvmFact, KvmState, RuntimeFact, RuntimeState
+from belljar.host.model import RuntimeFact, Trial, TrialState
 from belljar.host.tools import (
     SEARCH_PATH,
     at_least,
@@ -43,19 +43,10 @@ _DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)"
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostTrial:
-    """Whether a guest booted, or a container ran, else why not."""
-
-    works: bool
-    reason: str = ""
-    hint: str = ""
-
-
 # Boots a guest, in seconds. Raises `BelljarError`: it can't try.
-ProveKvm: TypeAlias = Callable[[], HostTrial]
+ProveKvm: TypeAlias = Callable[[], Trial]
 # Runs a container, in seconds. Raises `BelljarError`: it can't try.
-ProveRuntime: TypeAlias = Callable[[RuntimeFact], HostTrial]
+ProveRuntime: TypeAlias = Callable[[RuntimeFact], Trial]
 
 
 def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:
@@ -71,7 +62,7 @@ def kvm_fact(
     *,
     doubt: bool = False,
     device: Path = Path("/dev/kvm"),
-) -> KvmFact:
+) -> Trial:
     """KVM's state; calls `prove` if it is unknown, or with `doubt` if it failed."""
     if not os.access(device, os.R_OK | os.W_OK):
         reason = (
@@ -79,16 +70,15 @@ def kvm_fact(
             if not device.exists()
             else f"this user may not open {device}; an administrator can add it to the group kvm"
         )
-        return KvmFact(state=KvmState.ABSENT, reason=reason)
+        return Trial(state=TrialState.ABSENT, reason=reason)
     found = _tried(cache_file, key, prove, doubt=doubt, refuted_for_s=math.inf)
-    reason = found.reason
-    if found.state is RuntimeState.UNPROVEN:
-        reason = (
-            f"no guest could be tried: {reason}"
-            if reason
-            else f"{device} is there, but no guest has booted under it yet"
-        )
-    return KvmFact(state=KvmState(found.state), reason=reason)
+    if found.state is not TrialState.UNPROVEN:
+        return found
+    why = f"no guest could be tried: {found.reason}"
+    return replace(
+        found,
+        reason=why if found.reason else f"{device} is there, but no guest has booted under it yet",
+    )
 
 
 def runtime_facts(
@@ -107,7 +97,7 @@ def runtime_facts(
     found = []
     for tier, name in (("container", environ.get(RUNTIME_VARIABLE) or "runc"), ("gvisor", "runsc")):
         fact = _look(tier, name, cache_file)
-        if fact.state is not RuntimeState.UNUSABLE:
+        if fact.state is not TrialState.UNUSABLE:
             # Another build of Belljar's own programs may fail where an older one ran.
             ours = f"uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
             key = f"{fact.tier}, {file_identity(fact.path)}, kernel {kernel_release}, {ours}"
@@ -119,7 +109,7 @@ def runtime_facts(
                 refuted_for_s=REFUTED_FOR_S,
             )
             reason, hint = tried.reason, tried.hint
-            if tried.state is RuntimeState.UNPROVEN:
+            if tried.state is TrialState.UNPROVEN:
                 reason = f"no container has been run with it here yet: {reason}".removesuffix(": ")
                 hint = hint or "run `belljar doctor`, which runs one"
             fact = replace(fact, state=tried.state, reason=reason, hint=hint)
@@ -170,46 +160,35 @@ def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
     if not at_least(version, fact.needed_min):
         reason = f"{name} {version} is too old: {fact.needed_min} or newer is needed"
         return replace(fact, reason=reason)
-    return replace(fact, state=RuntimeState.UNPROVEN)
-
-
-_OUTCOMES: Final = {RuntimeState.PROVEN, RuntimeState.REFUTED}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tried:
-    state: RuntimeState
-    reason: str = ""
-    hint: str = ""
+    return replace(fact, state=TrialState.UNPROVEN)
 
 
 def _tried(
     cache_file: Path,
     key: str,
-    prove: Callable[[], HostTrial] | None,
+    prove: Callable[[], Trial] | None,
     *,
     doubt: bool,
     refuted_for_s: float,
-) -> _Tried:
+) -> Trial:
     """Return what is remembered, or found by `prove`, which a failure waits for so long."""
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     entry: Any = read_json(cache_file).get(name)
     with suppress(TypeError, KeyError, ValueError):  # an entry that is damaged, or missing
-        state = RuntimeState(entry["state"])
+        state = TrialState(entry["state"])
         # From 0 on: after the clock was set back no result is recent.
         is_recent = 0 <= time.time() - float(entry["at_s"]) < refuted_for_s
-        is_believed = state is RuntimeState.PROVEN or prove is None or (is_recent and not doubt)
-        if entry["for"] == key and is_believed and state in _OUTCOMES:
-            return _Tried(state=state, reason=str(entry["reason"]), hint=str(entry["hint"]))
+        is_believed = state is TrialState.PROVEN or prove is None or (is_recent and not doubt)
+        is_outcome = state in {TrialState.PROVEN, TrialState.REFUTED}
+        if entry["for"] == key and is_believed and is_outcome:
+            return Trial(state=state, reason=str(entry["reason"]), hint=str(entry["hint"]))
     if prove is None:
-        return _Tried(state=RuntimeState.UNPROVEN)
+        return Trial(state=TrialState.UNPROVEN)
     try:
         trial = prove()
     except BelljarError as exc:
         # Not remembered: that nothing could be tried says nothing.
-        return _Tried(state=RuntimeState.UNPROVEN, reason=exc.what, hint=exc.hint)
-    state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
-    told = {"state": state.value, "reason": trial.reason, "hint": trial.hint}
-    entry = {**told, "at_s": int(time.time()), "for": key}
+        return Trial(state=TrialState.UNPROVEN, reason=exc.what, hint=exc.hint)
+    entry = {**json_of(trial), "at_s": int(time.time()), "for": key}
     write_json(cache_file, {**read_json(cache_file), name: entry})
-    return _Tried(state=state, reason=trial.reason, hint=trial.hint)
+    return trial

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.errors import HostError
 from belljar.image.layers import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
 from belljar.policy.reference import is_idle
@@ -94,28 +94,9 @@ class ImageConfig:
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
 
-    def later_fields(self) -> dict[str, Any]:
-        """The fields that older images lack, where given."""
-        found = {
-            "healthcheck": asdict(self.healthcheck) if self.healthcheck else None,
-            "shell": list(self.shell),
-            "volumes": list(self.volumes),
-            "stop_signal": self.stop_signal,
-            "on_build": list(self.on_build),
-        }
-        return {name: value for name, value in found.items() if value}
 
-
-def later_fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """`later_fields` of a stored image. Raises `TypeError`."""
-    check = document.get("healthcheck")
-    return {
-        "healthcheck": HealthCheck(**{**check, "test": tuple(check["test"])}) if check else None,
-        "shell": tuple(document.get("shell", ())),
-        "volumes": tuple(document.get("volumes", ())),
-        "stop_signal": str(document.get("stop_signal", "")),
-        "on_build": tuple(document.get("on_build", ())),
-    }
+# Those that older images lack: an image without them has the digest that it always had.
+LATER: Final = ("healthcheck", "shell", "volumes", "stop_signal", "on_build")
 
 
 def config_of(document: Mapping[str, Any]) -> ImageConfig:

@@ -15,11 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from belljar.image.config import ImageConfig
-from belljar.image.parser import MAX_BYTES, MAX_LINE_BYTES, DockerfileError, Instruction
 from belljar.image.stages import (
+    MAX_BYTES,
+    MAX_LINE_BYTES,
     TRUE,
     Bases,
     BuildStage,
+    DockerfileError,
+    Instruction,
     at_line,
     base_images,
     flags_of,

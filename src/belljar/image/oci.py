@@ -12,26 +12,18 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
-from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
-from belljar.image.fetch import daemon_programs, fetched, transport_of
-from belljar.image.layers import ImportLimits, LayerError
-from belljar.image.layers.blob import LayerBlob, open_layer
-from belljar.image.layers.headers import EntryPath, ImageEntryKind
-from belljar.image.layers.tree import MergedTree, TreeNode, pack
-from belljar.image.origin import ImageParts, parse_document, read_bounded
+from belljar.image.layers import EntryPath, ImageEntryKind, ImportLimits, LayerError
+from belljar.image.origin import ImageParts, fetched, parse_document, read_bounded, transport_of
 from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
-from belljar.policy.reference import IMAGE_ID
+from belljar.image.tree import LayerBlob, MergedTree, TreeNode, open_layer, pack
 from belljar.store.home import HINT_SPACE, need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import format_size, printable
-
-if TYPE_CHECKING:
-    from belljar.compose.data import ServiceBuild
 
 __all__ = ["ImportLimits", "import_image"]
 
@@ -209,100 +201,3 @@ _PLACES: Final = {
     ),
 }
 _MAY_BE_LINKS: Final = {b"run", b"tmp", b"etc/machine-id", b"etc/resolv.conf"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedImage:
-    """An image to get.
-
-    `build`: how. `bases`: of its Dockerfile. `why`: it can't even be named.
-    """
-
-    image: str
-    build: ServiceBuild | None = None
-    bases: tuple[str, ...] = ()
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obtained:
-    """The image, or the error that prevented it."""
-
-    wanted: WantedImage
-    image: Image | None = None
-    was_there: bool = False
-    error: BelljarError | None = None
-
-
-# Builds an image into the store. Raises `BelljarError`.
-Build: TypeAlias = Callable[[WantedImage, Report], None]
-
-
-def obtain(
-    home: Path,
-    wanted: Iterable[WantedImage],
-    *,
-    limits: ImportLimits,
-    build: Build,
-    report: Report = lambda _line: None,
-) -> Iterator[Obtained]:
-    """Get each missing image; a failure hides no other."""
-    has_daemon = bool(daemon_programs())
-    seen = set[WantedImage]()
-
-    def each(one: WantedImage) -> Iterator[Obtained]:
-        if one in seen:
-            return
-        seen.add(one)
-
-        def report_of(line: str) -> None:
-            report(f"{one.image}: {line}")
-
-        try:
-            yield _fetched(home, one, limits, report_of, has_daemon=has_daemon)
-            return
-        except BelljarError as error:
-            if not one.build and one.image not in MADE_HERE:
-                yield Obtained(wanted=one, error=error)
-                return
-        for base in one.bases:
-            yield from each(WantedImage(image=base))
-        try:
-            build(one, report_of)
-            yield Obtained(wanted=one, image=Store(home).find(one.image))
-        except BelljarError as error:
-            yield Obtained(wanted=one, error=error)
-
-    for one in wanted:
-        yield from each(one)
-
-
-def _fetched(
-    home: Path, wanted: WantedImage, limits: ImportLimits, report: Report, *, has_daemon: bool
-) -> Obtained:
-    if wanted.why:
-        raise HostError(f"its image is not known: {wanted.why}", where=wanted.image)
-    try:
-        return Obtained(wanted=wanted, image=Store(home).find(wanted.image), was_there=True)
-    except HostError as error:
-        missing = error
-    if wanted.image in MADE_HERE:
-        raise missing
-    if IMAGE_ID.fullmatch(wanted.image):
-        hint = "a daemon and a registry give an image by its name: give it one by `docker tag`"
-        raise HostError(missing.what, where=missing.where, hint=hint)
-    failed = list[BelljarError]()
-    sources = ["docker-daemon:"] if has_daemon else []
-    if not wanted.build:
-        sources.append("docker://")
-    for source in sources:
-        try:
-            ref = f"{source}{wanted.image}"
-            image = import_image(home, ref, limits=limits, keep_setuid=True, report=report)
-            return Obtained(wanted=wanted, image=image)
-        except BelljarError as error:
-            failed.append(error)
-            report(f"not from {ref}: {error.what}")
-    if wanted.build or not failed:
-        raise missing
-    raise failed[-1]

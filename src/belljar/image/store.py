@@ -15,11 +15,20 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
-from belljar.dataclass import dataclass, field, fields, json_of, replace
+from belljar.dataclass import (
+    asdict,
+    dataclass,
+    field,
+    field_names,
+    fields,
+    from_json,
+    json_of,
+    replace,
+)
 from belljar.errors import HostError, PolicyError
-from belljar.image.config import ImageConfig, later_fields_of
+from belljar.image.config import LATER, ImageConfig
 from belljar.policy.reference import Reference, parse_reference
 from belljar.store.home import make_store_dir, sync_file
 from belljar.store.locks import locked
@@ -37,6 +46,8 @@ MADE_HERE: Final = {
 }
 # Of llama.cpp's server; anybody's image may have that name.
 MODEL_IMAGE: Final = "llama-cpp"
+# Of a configuration: an image's document always has these, in this order below its seal.
+_ALWAYS: Final = ("env", "user", "workdir", "entrypoint", "cmd")
 # mksquashfs pads its files to such blocks, which a drive or loop device needs.
 _SEAL_BYTES: Final = 4096
 
@@ -145,17 +156,12 @@ class Store:
             "version": 1,
             "digest": digest,
             "size_bytes": rootfs.stat().st_size,
-            "env": dict(config.env),
-            "user": config.user,
-            "workdir": config.workdir,
-            "entrypoint": list(config.entrypoint),
-            "cmd": list(config.cmd),
             "created": created,
             "source": source,
-            **config.later_fields(),
         }
         more = {"built": built, "setuid_programs": setuid_programs, "high_owner": high_owner}
-        document |= {name: value for name, value in more.items() if value}
+        more |= json_of(config)
+        document |= {name: value for name, value in more.items() if value or name in _ALWAYS}
         return self._enter(rootfs, document, called, origins)
 
     def adopt(self, directory: Path, *, names: Sequence[str], origins: Sequence[str] = ()) -> Image:
@@ -365,15 +371,10 @@ def file_sha256(path: Path) -> str:
 
 
 def _seal_of(config: ImageConfig) -> bytes:
-    parts: list[Any] = [
-        sorted(config.env.items()),
-        config.user,
-        config.workdir,
-        config.entrypoint,
-        config.cmd,
-    ]
-    if later := config.later_fields():  # an image without them has the digest that it always had
-        parts.append(sorted(later.items()))
+    values = asdict(config)
+    parts: list[Any] = [sorted(values["env"].items()), *(values[name] for name in _ALWAYS[1:])]
+    if later := sorted((name, values[name]) for name in LATER if values[name]):
+        parts.append(later)
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
 
 
@@ -383,46 +384,26 @@ def _image(
     names: Mapping[str, str],
     origins: Mapping[str, str],
 ) -> Image:
-    digest = directory.name
-    rootfs = directory / "rootfs.sqfs"
+    digest, rootfs = directory.name, directory / "rootfs.sqfs"
     if rootfs.stat().st_size != document["size_bytes"]:
         raise ValueError("size differs")
-    return Image(
-        digest=digest,
-        names=tuple(sorted(name for name, named in names.items() if named == digest)),
-        rootfs=rootfs,
-        size_bytes=document["size_bytes"],
-        env={str(name): str(value) for name, value in document["env"].items()},
-        user=str(document["user"]),
-        workdir=str(document["workdir"]),
-        entrypoint=tuple(str(word) for word in document["entrypoint"]),
-        cmd=tuple(str(word) for word in document["cmd"]),
-        created=str(document["created"]),
-        source=str(document["source"]),
-        origins=tuple(sorted(origin for origin, of in origins.items() if of == digest)),
-        **later_fields_of(document),
-        built=dict(document.get("built") or {}),
-        setuid_programs=document.get("setuid_programs", ""),
-        high_owner=str(document.get("high_owner", "")),
-    )
+    known = {name: document[name] for name in field_names(Image) if name in document}
+    known |= {
+        "digest": digest,
+        "rootfs": str(rootfs),
+        "names": sorted(name for name, named in names.items() if named == digest),
+        "origins": sorted(origin for origin, of in origins.items() if of == digest),
+    }
+    return cast("Image", from_json(Image, known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingImage:
-    """An image that the store lacks, why, and the command that gets it.
-
-    `used_by`: the service or cell that needs it; "" where that is not known.
-    """
+    """An image that the store lacks, why, and the command that gets it."""
 
     image: str
     why: HostError
     command: str
-    used_by: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """Names what is missing, and the part that needs it."""
-        return f"{self.used_by} needs it: {self.why.what}" if self.used_by else self.why.what
 
 
 def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
@@ -446,9 +427,8 @@ def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
     if not missing:
         return
     if len(missing) == 1:
-        raise HostError(missing[0].sentence, where=missing[0].why.where, hint=missing[0].why.hint)
-    listed = "".join(f"\n  {each.sentence}: `{each.command}`" for each in missing)
-    get_all = "`belljar image import --from-compose FILE` or `--from-task TASK`"
-    hint = f"run these commands; {get_all} runs them all, and asks the local Docker daemon first"
+        raise missing[0].why
+    listed = "".join(f"\n  {each.why.what}: `{each.command}`" for each in missing)
+    hint = "run these commands; one `belljar image import` takes several sources"
     what = f"{len(missing)} images are missing{listed}"
     raise HostError(what, where=missing[0].why.where, hint=hint)

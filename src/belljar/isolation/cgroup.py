@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -16,15 +15,11 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, host_errors
-from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies
+from belljar.host.cgroups import cgroup_fact, host_hierarchies
 from belljar.host.model import CgroupVersion
 from belljar.plan.jail import GroupLimits
 from belljar.process import raise_if_blind
-from belljar.store.scratch import orphans, owned_name
 
-# A group made only to see whether this user can make one; `belljar doctor` removes those of the
-# dead.
-_TRIAL: Final = "facts-"
 _CPU_PERIOD_US: Final = 100_000  # the kernel's default
 # A group is busy (EBUSY) until its last process is wholly gone.
 _REMOVE_TIMEOUT_S: Final = 0.5
@@ -73,22 +68,9 @@ def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
     )
 
 
-def sweep_groups() -> None:
-    """Remove trial groups of crashed owners."""
-    found = _hierarchies()
-    for parent in {*found.v1.values(), *([] if found.v2 is None else [found.v2])}:
-        sweep_trials(parent)
-
-
-def _hierarchies() -> Hierarchies:
-    return parse_hierarchies(
-        Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
-    )
-
-
 def host_parents() -> tuple[Mapping[str, Path], bool]:
     """Where each usable controller's groups are made; whether they are one (version 2)."""
-    fact = cgroup_fact(_hierarchies(), is_root=os.geteuid() == 0, try_group=try_group)
+    fact = cgroup_fact(host_hierarchies(), is_root=os.geteuid() == 0)
     parents = {name: Path(parent) for name, parent in fact.parents.items()}
     return parents, fact.version is CgroupVersion.V2
 
@@ -270,26 +252,3 @@ def remove_group(directory: Path) -> bool:
                 return False
             time.sleep(0.002)
     return True
-
-
-def try_group(parent: Path, limit_file: str) -> bool:
-    """Whether a group can be made: read-only mounts refuse even root."""
-    sweep_trials(parent)
-    trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
-    try:
-        trial.mkdir()
-        is_writable = os.access(trial / limit_file, os.W_OK)
-        trial.rmdir()
-    except FileNotFoundError:
-        # Swept from another PID namespace, which doesn't see this process; or the parent is gone
-        return parent.is_dir() and try_group(parent, limit_file)
-    except OSError:
-        return False
-    return is_writable
-
-
-def sweep_trials(parent: Path) -> None:
-    """Remove dead processes' trial groups."""
-    for path in orphans(parent, prefix=_TRIAL):
-        with contextlib.suppress(OSError):
-            path.rmdir()

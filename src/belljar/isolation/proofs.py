@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.errors import BelljarError, CellError, host_errors
-from belljar.host.runtimes import HostTrial
+from belljar.host.model import Trial
 from belljar.image.kernel import Kernel
 from belljar.isolation.hold import new_order
 from belljar.isolation.identity import TREE_IDS_START
@@ -53,7 +53,7 @@ _OPEN_FILES: Final = 1024
 SELF_TEST: Final = "self-test"
 
 
-async def prove_runtime(runtime: OciRuntime, *, home: Path) -> HostTrial:
+async def prove_runtime(runtime: OciRuntime, *, home: Path) -> Trial:
     """Start a container, have its guest agent answer, end it.
 
     Raises `HostError`: couldn't be tried.
@@ -61,28 +61,28 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> HostTrial:
     spec = await anyio.to_thread.run_sync(_container_spec, runtime, home)
     try:
         async with AsyncExitStack() as owner:
-            container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
+            container = await start_container(spec, home=home, owner=owner)
             await container.client.ping()
     except CellError as exc:
-        return HostTrial(works=False, reason=exc.what, hint=exc.hint)
-    return HostTrial(works=True)
+        return Trial.of(exc.what, exc.hint)
+    return Trial.of("")
 
 
-async def prove_switch(runtime: OciRuntime, *, home: Path) -> HostTrial:
+async def prove_switch(runtime: OciRuntime, *, home: Path) -> Trial:
     """Start the same container, and have the kill switch halt it.
 
     Raises `HostError`, `CellError`: there was none to halt.
     """
     spec = await anyio.to_thread.run_sync(_container_spec, runtime, home)
     async with AsyncExitStack() as owner:
-        container, _ = await start_container(spec, fresh_renewal(), home=home, owner=owner)
+        container = await start_container(spec, home=home, owner=owner)
         if container.end() is not None:
             raise CellError("what it was to halt ended by itself")
         problems = await anyio.to_thread.run_sync(_halt, home, spec.cell_id)
     if (destruction := container.destruction) is None:
         raise RuntimeError("its owner has destroyed it")
     problems += [*destruction.survivors, *map(str, destruction.unproven)]
-    return HostTrial(works=not problems, reason="; ".join(problems))
+    return Trial.of("; ".join(problems))
 
 
 def _halt(home: Path, cell_id: str) -> list[str]:
@@ -118,7 +118,7 @@ def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
-        hostname="localhost",
+        renewal=fresh_renewal(),
         directories=(home / "cells" / cell_id,),
     )
 
@@ -144,7 +144,7 @@ _RAM_MIB: Final = 256
 
 async def boots_under(
     accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
-) -> HostTrial:
+) -> Trial:
     """Boot kernel and agent under the accelerator; nothing of it is left.
 
     Raises `HostError`: QEMU, the kernel, the jail or the device is missing.
@@ -156,7 +156,7 @@ async def boots_under(
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-    return HostTrial(works=not reason, reason=reason)
+    return Trial.of(reason)
 
 
 async def _try_accelerator(

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass, field, replace
 from belljar.events import Event, JsonValue, Kind
-from belljar.isolation import cgroup
+from belljar.host.cgroups import host_hierarchies, sweep_trials
 from belljar.isolation.cgroup import cpu_s, memory_bytes
 from belljar.isolation.hold import sweep_orders
 from belljar.isolation.identity import hold_uids
@@ -97,7 +97,8 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
         # What was being made, or written, when its owner died: it is known by its name
         journal.sweep_drafts()
         sweep_orders(journal.directory)
-        cgroup.sweep_groups()
+        found = host_hierarchies()
+        sweep_trials(*found.v1.values(), *(() if found.v2 is None else (found.v2,)))
         sweep(home / "tmp")
         for part in home.iterdir():
             # A tree's files may be other ids' than this user's; of runs there may be very many, and
@@ -130,10 +131,10 @@ def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped 
             # The numbers were the cell's during the look only if its owner still has it.
             if hangs and not (entry.owner_lives() and journal.read(entry.cell_id) is not None):
                 return None
-            remove_survivors(found.survivors)
+            remove_survivors(found.left)
         if not found.survivors or time.monotonic() >= give_up:
             break
-        removed.update(dict.fromkeys(survivor.what for survivor in found.survivors))
+        removed.update(dict.fromkeys(found.survivors))
         time.sleep(_PAUSE_S)
     if not found.remaining:
         # An owner that hangs finds the order when it goes on.

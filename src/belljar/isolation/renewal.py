@@ -17,7 +17,7 @@ from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.channel import GuestClient, Renewed, RenewedBit
+    from belljar.channel import GuestClient, RenewedBit
 
 # RENEW takes 32 to 512 bytes.
 SEED_BYTES: Final = 256
@@ -43,43 +43,38 @@ def fresh_renewal() -> Renewal:
     )
 
 
-async def renew(client: GuestClient, new: Renewal, port: GivenPort | None) -> Renewed:
-    """Have the guest agent take the new identity; `judge` what it did. Raises `CellError`."""
-    from belljar.channel.frames import network_part, renew_payload
+async def renew(
+    client: GuestClient, new: Renewal, port: GivenPort | None, *, cell_id: str, needed: RenewedBit
+) -> Event:
+    """Have the guest agent take the new identity; the event of what it reports.
 
+    Raises `CellError` unless it renewed all that is needed, and what a port needs.
+    """
+    from belljar.channel.frames import RenewedBit, network_part, renew_payload
+
+    network, place = b"", dict[str, JsonValue]()
+    if port is not None:
+        network, needed = network_part(**asdict(port.settings)), needed | RenewedBit.NETWORK
+        place = {"address": str(port.settings.address), "mac": port.settings.mac}
     payload = renew_payload(
         realtime_ns=time.time_ns(),
         seed=new.seed,
         machine_id=new.machine_id,
         boot_id=new.boot_id,
         hostname=new.hostname,
-        network=b"" if port is None else network_part(**asdict(port.settings)),
+        network=network,
     )
-    return await client.renew(payload)
-
-
-def renewed_event(cell_id: str, renewed: Renewed, new: Renewal, **place: str) -> Event:
-    """What the guest reports renewed; `place`: on its network. Pure."""
-    done: list[JsonValue] = [str(bit.name).lower() for bit in renewed.done]
-    data: dict[str, JsonValue] = {
-        "done": done,
-        "machine_id": new.machine_id,
-        "hostname": new.hostname,
-        **place,
-    }
-    return Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
-
-
-def judge(renewed: Renewed, *, where: str, needed: RenewedBit) -> None:
-    """Raises `CellError` unless the guest renewed all needed."""
-    missing = [str(bit.name).lower() for bit in needed if bit not in renewed.done]
-    if missing:
+    renewed = await client.renew(payload)
+    if missing := [str(bit.name).lower() for bit in needed if bit not in renewed.done]:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
         raise CellError(
             f"the guest did not renew its {', '.join(missing)}{detail}",
-            where=where,
+            where=f"cell {cell_id}",
             hint="the cell was destroyed; nothing ran in it",
         )
+    done: list[JsonValue] = [str(bit.name).lower() for bit in renewed.done]
+    data = {"done": done, "machine_id": new.machine_id, "hostname": new.hostname, **place}
+    return Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -387,7 +387,7 @@ class Sandbox:
         with self._held:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
-                return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
+                return Destruction(duration_ms=duration_ms)
             destruction = destroy_remains(self._entry, started)
             is_left = must_be_reaped(self._entry, destruction)
             if self.jail is not None:

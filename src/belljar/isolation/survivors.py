@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import ContainmentBreach, HostError, first_of
 from belljar.events import JsonValue
 from belljar.isolation import cgroup
@@ -53,18 +53,33 @@ class NotChecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Survivor:
+    """A process, or a path to remove."""
+
+    what: str
+    process: ProcessId | None = None
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """How a cell ended: what was looked for, found, and not checked and why.
+    """What one look at the host found of a cell, and how much of it was one.
 
     `unproven`: those of `not_checked` without which nothing is proven (processes, control groups,
-    namespaces, mounts, files).
+    namespaces, mounts, files). `left`: the survivors as they are removed.
     """
 
-    survivors: tuple[str, ...]
-    looked_for: tuple[str, ...]
-    duration_ms: float
+    survivors: tuple[str, ...] = ()
+    looked_for: tuple[str, ...] = ()
+    duration_ms: float = 0.0
     not_checked: tuple[NotChecked, ...] = ()
     unproven: tuple[NotChecked, ...] = ()
+    left: tuple[Survivor, ...] = ()
+
+    @property
+    def remaining(self) -> tuple[str, ...]:
+        """What is left, or was not looked for."""
+        return (*self.survivors, *(f"not looked for: {what}" for what in self.unproven))
 
     @property
     def clean(self) -> bool:
@@ -117,34 +132,6 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survivor:
-    """A process, or a path to remove."""
-
-    what: str
-    process: ProcessId | None = None
-    path: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What one look at the host found, and how much of it was one.
-
-    `not_checked` and `unproven` as in `Destruction`.
-    """
-
-    survivors: tuple[Survivor, ...]
-    looked_for: tuple[str, ...]
-    not_checked: tuple[NotChecked, ...]
-    unproven: tuple[NotChecked, ...]
-
-    @property
-    def remaining(self) -> tuple[str, ...]:
-        """What is left, or was not looked for."""
-        unseen = (f"not looked for: {what}" for what in self.unproven)
-        return (*(survivor.what for survivor in self.survivors), *unseen)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
     """One search; `nothing_to_look_by`: why it is impossible."""
 
@@ -154,19 +141,17 @@ class _Look:
     nothing_to_look_by: Callable[[JournalEntry], str] = lambda _: ""
 
 
-def look(entry: JournalEntry) -> Findings:
+def look(entry: JournalEntry) -> Destruction:
     """What is left."""
-    survivors: dict[object, Survivor] = {}
-    looked_for: list[str] = []
-    not_checked: list[NotChecked] = []
-    unproven: list[NotChecked] = []
+    left: dict[object, Survivor] = {}
+    looked_for, not_checked, unproven = list[str](), list[NotChecked](), list[NotChecked]()
     for each in _looks():
         if why := each.nothing_to_look_by(entry):
             not_checked.extend(NotChecked(what, why) for what in each.what)
             continue
         try:
             for found in each.find(entry):
-                survivors.setdefault(found.process or found.what, found)
+                left.setdefault(found.process or found.what, found)
         except OSError as exc:
             where = f"{exc.filename}: " if exc.filename else ""
             reason = printable(f"{where}{exc.strerror or exc}", max_chars=200)
@@ -175,33 +160,28 @@ def look(entry: JournalEntry) -> Findings:
             unproven.extend(missed if each.needed else ())
         else:
             looked_for.extend(each.what)
-    return Findings(
-        survivors=tuple(survivors.values()),
+    return Destruction(
+        survivors=tuple(survivor.what for survivor in left.values()),
         looked_for=tuple(looked_for),
         not_checked=tuple(not_checked),
         unproven=tuple(unproven),
+        left=tuple(left.values()),
     )
 
 
 def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
     """Until no process of the cell's is found that ends by itself. Blocking."""
     give_up = time.monotonic() + timeout_s
-    while time.monotonic() < give_up and any(found.process for found in look(entry).survivors):
+    while time.monotonic() < give_up and any(found.process for found in look(entry).left):
         time.sleep(0.002)
 
 
 def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
     """Look, remove, report. Blocking; `started`: when killed."""
     found = look(entry)
-    if found.survivors:
-        remove_survivors(found.survivors)
-    return Destruction(
-        survivors=tuple(survivor.what for survivor in found.survivors),
-        looked_for=found.looked_for,
-        not_checked=found.not_checked,
-        unproven=found.unproven,
-        duration_ms=(time.monotonic() - started) * 1000,
-    )
+    if found.left:
+        remove_survivors(found.left)
+    return replace(found, duration_ms=(time.monotonic() - started) * 1000)
 
 
 def must_be_reaped(entry: JournalEntry, destruction: Destruction) -> bool:

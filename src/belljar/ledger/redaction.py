@@ -22,13 +22,14 @@ from belljar.ledger.files import (
     walk_files,
 )
 from belljar.ledger.keys import SigningKey
-from belljar.ledger.omission import OMISSIONS, make_omission
 from belljar.ledger.schema import (
     MAX_CHECKPOINT_BYTES,
+    OMISSIONS,
     SPILLED,
     SPILLED_BODY,
     Checkpoint,
     Line,
+    make_omission,
     parse_checkpoint,
 )
 from belljar.ledger.verification import Status, parse_line, verify

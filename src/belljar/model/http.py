@@ -89,16 +89,28 @@ class _Usage(BaseModel):
     total_tokens: _Count | None = None
 
 
-class _Link:
-    """A stream to the server, which carries one request until `give_up`."""
+class ServerAnswer:
+    """An answer whose head has come; its body is checked as it is read. Made by `ask_server`.
 
-    def __init__(self, stream: ByteStream, give_up: float) -> None:
-        self._stream, self._give_up = stream, give_up
+    Attributes:
+        is_whole: all of it was read, and it is what it should be.
+        kept: what was read, for the record.
+        tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
+    """
+
+    def __init__(self, stream: ByteStream, give_up: float, max_bytes: int) -> None:
+        self.status, self.content_type = 0, b""
+        self.tokens: dict[str, int | None] = {"prompt_tokens": None, "completion_tokens": None}
+        self.is_whole = False
+        self.kept = Capture("answer", max_kept_bytes=KEEP_BYTES)
+        self._stream, self._give_up, self._max_bytes = stream, give_up, max_bytes
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._received_bytes, self._allowed_bytes = 0, 2 * MAX_HEAD_BYTES
+        self._held = bytearray()
+        self._is_done = self._is_empty = False
 
-    async def send(self, question: Question) -> h11.Response:
-        """Send the question; return the head of the answer."""
+    async def begin(self, question: Question) -> None:
+        """Send the question and read the head. Raises as `ask_server`."""
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
         headers += [("Content-Type", "application/json"), ("Connection", "close")]
         request = h11.Request(method=question.method, target=question.path, headers=headers)
@@ -109,13 +121,20 @@ class _Link:
                 await self._stream.send(data)
             except anyio.BrokenResourceError:
                 raise BrokenOffError("the server took no request") from None
-        while isinstance(head := await self.next_event(), h11.InformationalResponse):
+        while isinstance(head := await self._next_event(), h11.InformationalResponse):
             pass  # they count as framing
         if not isinstance(head, h11.Response):
             raise BrokenOffError("the server gave no answer")
-        return head
+        self.status = head.status_code
+        kinds = [value for name, value in head.headers if name == b"content-type"]
+        self.content_type = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
+        self._is_empty = question.may_be_empty and (b"content-length", b"0") in head.headers
+        is_known = len(kinds) == 1 and self.content_type in (_JSON, _EVENT_STREAM)
+        if not is_known and not self._is_empty:
+            shown = printable(self.content_type, max_chars=60) or "nothing"
+            raise ServerViolationError(f"the server's answer is {shown}, not JSON")
 
-    async def next_event(self) -> Any:  # noqa: ANN401 - h11's events
+    async def _next_event(self) -> Any:  # noqa: ANN401 - h11's events
         """Wait until the request's deadline. Raises `ServerViolationError` for more framing than
         content: a chunk for each byte costs this process a hundred times what it costs the server.
         """
@@ -140,35 +159,6 @@ class _Link:
             self._allowed_bytes += 2 * len(event.data)
         return event
 
-
-class ServerAnswer:
-    """An answer whose head has come; its body is checked as it is read.
-
-    Attributes:
-        is_whole: all of it was read, and it is what it should be.
-        kept: what was read, for the record.
-        tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
-    """
-
-    def __init__(
-        self, link: _Link, head: h11.Response, max_bytes: int, *, may_be_empty: bool
-    ) -> None:
-        self.status = head.status_code
-        self.tokens: dict[str, int | None] = {"prompt_tokens": None, "completion_tokens": None}
-        self.is_whole = False
-        self.kept = Capture("answer", max_kept_bytes=KEEP_BYTES)
-        self._link, self._max_bytes = link, max_bytes
-        self._held = bytearray()
-        self._is_done = False
-        kinds = [value for name, value in head.headers if name == b"content-type"]
-        self.content_type = kinds[0].partition(b";")[0].strip().lower() if kinds else b""
-        self._is_empty = may_be_empty and (b"content-length", b"0") in head.headers
-        if self._is_empty:
-            return
-        if len(kinds) != 1 or self.content_type not in (_JSON, _EVENT_STREAM):
-            shown = printable(self.content_type, max_chars=60) or "nothing"
-            raise ServerViolationError(f"the server's answer is {shown}, not JSON")
-
     async def next_part(self) -> bytes | None:
         """More of the body, checked: all of it if it is JSON, whole lines if it is a stream.
 
@@ -176,7 +166,7 @@ class ServerAnswer:
         """
         is_stream = self.content_type == _EVENT_STREAM
         while not self.is_whole:
-            event = await self._link.next_event()
+            event = await self._next_event()
             if isinstance(event, h11.EndOfMessage):
                 rest = bytes(self._held)
                 if is_stream and (rest.strip() or not self._is_done):
@@ -195,21 +185,19 @@ class ServerAnswer:
             if is_stream and b"\n" in event.data:
                 lines, _, self._held = self._held.rpartition(b"\n")
                 for line in lines.splitlines():  # a client takes "\r" for a line's end, too
-                    await self._take_line(bytes(line))
+                    if line.startswith(b"data:"):
+                        data = bytes(line.removeprefix(b"data:").strip())
+                        self._is_done |= data == b"[DONE]"
+                        if data != b"[DONE]":
+                            await self._take_json(data)
+                    elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+                        raise ServerViolationError(
+                            "a stream that is not made of server-sent events"
+                        )
                 return bytes(lines + b"\n")
             if is_stream and len(self._held) > MAX_LINE_BYTES:
                 raise ServerViolationError("one line of the server's answer is too long")
         return None
-
-    async def _take_line(self, line: bytes) -> None:
-        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
-            return
-        if not line.startswith(b"data:"):
-            raise ServerViolationError("a stream that is not made of server-sent events")
-        if (data := line.removeprefix(b"data:").strip()) == b"[DONE]":
-            self._is_done = True
-        else:
-            await self._take_json(data)
 
     async def _take_json(self, data: bytes) -> None:
         parse = partial(parse_json, data, MAX_DEPTH, max_commas=MAX_MARKS)
@@ -245,6 +233,6 @@ async def ask_server(
     """
     give_up = anyio.current_time() + timeout_s
     async with connect() as stream:
-        link = _Link(stream, give_up)
-        head = await link.send(question)
-        yield ServerAnswer(link, head, max_bytes, may_be_empty=question.may_be_empty)
+        answer = ServerAnswer(stream, give_up, max_bytes)
+        await answer.begin(question)
+        yield answer

@@ -1,16 +1,24 @@
-"""The life of a model cell: weights, cell, probes, server, requests, probes, proof."""
+"""The life of a model cell: weights, cell, probes, server, requests, probes, proof.
+
+`belljar model serve` answers clients of this host with it: each needs the token, and has one
+request a connection; only `/v1/…` reaches the server.
+"""
 
 from __future__ import annotations
 
+import hmac
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
+import h11
+from anyio.abc import ByteStream, Listener
 
 from belljar.capture import Capture, body_of
 from belljar.cell.base import spawn_task
@@ -29,6 +37,7 @@ from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image.store import MODEL_IMAGE, Store, find_images
 from belljar.model.http import (
     KEEP_BYTES,
+    MAX_HEAD_BYTES,
     BrokenOffError,
     Question,
     ServerAnswer,
@@ -48,7 +57,7 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.exec import RunningCommand
     from belljar.ledger.rundir import RunDirectory
-    from belljar.policy.serving import ModelBlock
+    from belljar.policy.sections import ModelBlock
 
 LLAMA_APT: Final = ("libgomp1",)
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
@@ -283,39 +292,31 @@ async def open_model(
             with watching:
                 on_end(await served.wait_ended())
 
-        in_vm = cell.tier == Tier.MICROVM.value
-        look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)
+        failure: BaseException | None = None
         try:
             try:
                 await _wait_healthy(served, stored)
                 await served.health.take_baseline()
                 spawn_task(watch)
                 yield served
-            finally:
-                await _end(served, run, watching)
+            finally:  # also when `model serve` is interrupted
+                watching.cancel()
+                with anyio.CancelScope(shield=True), suppress(CellError):
+                    if cell.destruction is None:  # the verdict knows that a dead one has no probe
+                        await served.health.look("end")
+                        await _probe(cell, run, "end")
         except BaseException as error:
-            try:
-                await _looked(look)
-            except HostError:
-                if first_of(error, ContainmentBreach) is None:  # which is the worse of both
-                    raise
+            failure = error
             raise
-        else:
-            await _looked(look)
-
-
-async def _end(served: ModelCell, run: RunDirectory, watching: anyio.CancelScope) -> None:
-    """End a server's cell; also when `model serve` is interrupted."""
-    watching.cancel()
-    with anyio.CancelScope(shield=True), suppress(CellError):
-        if served.cell.destruction is None:  # the verdict knows that a dead one has no probe
-            await served.health.look("end")
-            await _probe(served.cell, run, "end")
-
-
-async def _looked(look: Callable[[], object]) -> None:
-    with anyio.CancelScope(shield=True):
-        await anyio.to_thread.run_sync(look)
+        finally:
+            in_vm = cell.tier == Tier.MICROVM.value
+            look = partial(verify_weights, stored, has_run=True, in_vm=in_vm)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(look)
+            except HostError:  # a breach is the worse of both
+                if failure is None or first_of(failure, ContainmentBreach) is None:
+                    raise
 
 
 async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
@@ -355,3 +356,100 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
         where=f"cell {served.cell.id}, weights {printable(stored.name)}",
         hint=f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)",
     )
+
+
+# ---- clients of `belljar model serve`
+
+# A long conversation with pictures in it; more would be held in memory for each client.
+MAX_BODY_BYTES: Final = 64 << 20
+# Each holds a request of `MAX_BODY_BYTES` in memory at worst.
+MAX_CLIENTS: Final = 64
+# A client that sends nothing gives its place to others.
+_CLIENT_TIMEOUT_S: Final = 60.0
+# After Ctrl-C: answers under way may end, and a client that reads slowly keeps nobody.
+_LAST_ANSWERS_S: Final = 5.0
+
+
+class RequestRefusedError(Exception):
+    """The request is answered here: a status, and why."""
+
+
+async def answer_client(client: ByteStream, served: ModelCell, token: str) -> None:
+    """One request of one client, to its end."""
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+
+    async def send(*events: h11.Event) -> None:
+        with anyio.fail_after(_CLIENT_TIMEOUT_S):  # a client that takes nothing gives its place up
+            await client.send(b"".join(http.send(each) or b"" for each in events))
+
+    def head(status: int, content_type: bytes) -> h11.Response:
+        headers = [(b"Content-Type", content_type), (b"Connection", b"close")]
+        return h11.Response(status_code=status, headers=headers)
+
+    # What is suppressed is the client's own business
+    with suppress(anyio.BrokenResourceError, anyio.EndOfStream, h11.ProtocolError, OSError):
+        async with client:
+            try:
+                with anyio.fail_after(_CLIENT_TIMEOUT_S):
+                    question = await _read_question(client, http, token)
+                async with served.ask(question) as answer:
+                    part = await answer.next_part()  # an error before it has a status of its own
+                    await send(head(answer.status, answer.content_type))
+                    while part is not None:
+                        await send(h11.Data(data=part))
+                        part = await answer.next_part()
+                await send(h11.EndOfMessage())  # its end is on record
+            except (RequestRefusedError, CellError, ServerError, OSError) as error:
+                if http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                    status, why = 502, getattr(error, "what", type(error).__name__)
+                    if isinstance(error, RequestRefusedError):
+                        status, why = error.args
+                    body = json.dumps({"error": {"message": why, "type": "belljar"}}).encode()
+                    answered = head(status, b"application/json")
+                    await send(answered, h11.Data(data=body), h11.EndOfMessage())
+
+
+async def _read_question(client: ByteStream, http: h11.Connection, token: str) -> Question:
+    """The whole request. Raises `RequestRefusedError`; `EndOfStream` for what is none."""
+    method, path, body = "", "", bytearray()
+    while not isinstance(event := http.next_event(), h11.EndOfMessage):
+        if event is h11.NEED_DATA:
+            http.receive_data(await client.receive(MAX_HEAD_BYTES))
+        elif isinstance(event, h11.Request):
+            given = dict(event.headers).get(b"authorization", b"")
+            if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+                raise RequestRefusedError(401, "give the token as `Authorization: Bearer TOKEN`")
+            method, path = event.method.decode(), event.target.decode(errors="replace")
+            if not is_api(method, path):
+                raise RequestRefusedError(404, "only GET and POST of /v1/… reach the model")
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MAX_BODY_BYTES:
+                raise RequestRefusedError(413, "the request is too large")
+        else:
+            raise anyio.EndOfStream
+    return Question(method=method, path=path, body=bytes(body))
+
+
+async def serve_clients(listener: Listener[Any], served: ModelCell, token: str) -> None:
+    """Serve until cancelled. Raises `CellError` when the server or its cell has ended.
+
+    More than `MAX_CLIENTS` at a time are not answered.
+    """
+    clients = anyio.CapacityLimiter(MAX_CLIENTS)
+
+    async def answer(client: ByteStream) -> None:
+        if clients.available_tokens < 1:
+            await client.aclose()
+            return
+        async with clients:
+            await answer_client(client, served, token)
+
+    async with anyio.create_task_group() as answering:
+        async with anyio.create_task_group() as listening:
+            listening.start_soon(listener.serve, answer, answering)
+            problem = await served.wait_ended()
+            listening.cancel_scope.cancel()
+        # Who has asked is told why
+        answering.cancel_scope.deadline = anyio.current_time() + _LAST_ANSWERS_S
+    raise problem

@@ -177,7 +177,8 @@ def verify_weights(
     hint = "remove them (`belljar model rm`) and add the right ones"
     try:
         present = _files(weights.path / "data")
-        if _stamps(present) == weights.stamps and (not in_vm or is_as_made(weights.path)):
+        now = {name: file_stamp(path) for name, path in present.items()}
+        if now == weights.stamps and (not in_vm or is_as_made(weights.path)):
             return weights
         if has_run:
             raise HostError("a file was changed while the model ran", where=where)
@@ -188,9 +189,6 @@ def verify_weights(
         what = "they are not what was added: missing, truncated or changed"
         raise HostError(what, where=where, hint=hint)
     return replace(weights, stamps=stamps)  # The same bytes: a store that was moved
-
-
-# ---- files
 
 
 def _files(source: Path) -> dict[str, Path]:
@@ -227,15 +225,11 @@ def _take(source: Path, target: Path) -> None:
             shutil.copyfileobj(file, copy, 1 << 20)
 
 
-def _stamps(files: Mapping[str, Path]) -> dict[str, list[int]]:
-    return {name: file_stamp(path) for name, path in files.items()}
-
-
 def _stamps_and_digest(
     files: Mapping[str, Path], *, is_directory: bool
 ) -> tuple[dict[str, list[int]], str]:
     """The stamps first: a file that changes while it is read differs from its stamp later."""
-    stamps = _stamps(files)
+    stamps = {name: file_stamp(path) for name, path in files.items()}
     digests = {name: file_digest(path) for name, path in files.items()}
     if not is_directory:
         return stamps, "".join(digests.values())

@@ -199,23 +199,15 @@ def _claimed_name(flow: Flow, protocol: str) -> str:
         raise _RefusedFlowError(Refusal.NO_HTTP_HERE)
     if protocol == "tls" and sni is None:
         raise _RefusedFlowError(Refusal.NO_CLIENT_HELLO)
-    host = _host(flow.request, flow, protocol)
-    if sni not in (None, host):
-        raise _RefusedFlowError(Refusal.SNI_AND_HOST_DIFFER)
-    return host
-
-
-def _host(request: RequestHead, flow: Flow, protocol: str) -> str:
-    """The name on which Host and target agree."""
+    request = flow.request
     if request.method.upper() == "CONNECT":
         raise _RefusedFlowError(Refusal.CONNECT)
     if not request.hosts:
         raise _RefusedFlowError(Refusal.NO_HOST)
     authority, path, _ = split_target(request.target)
-    if authority is not None:
-        scheme = b"https" if protocol == "tls" else b"http"
-        if request.target.partition(b"://")[0].lower() != scheme:
-            raise _RefusedFlowError(Refusal.OTHER_SCHEME)
+    scheme = b"https" if protocol == "tls" else b"http"
+    if authority is not None and request.target.partition(b"://")[0].lower() != scheme:
+        raise _RefusedFlowError(Refusal.OTHER_SCHEME)
     is_asterisk = request.target == b"*" and request.method == "OPTIONS"
     if not path.startswith(b"/") and not is_asterisk:
         raise _RefusedFlowError(Refusal.TARGET_IS_NO_PATH)
@@ -223,6 +215,8 @@ def _host(request: RequestHead, flow: Flow, protocol: str) -> str:
     names = {_authority(value, flow) for value in claimed}
     if len(names) > 1:
         raise _RefusedFlowError(Refusal.HOST_AND_TARGET_DIFFER)
+    if sni is not None and names != {sni}:
+        raise _RefusedFlowError(Refusal.SNI_AND_HOST_DIFFER)
     return names.pop()
 
 

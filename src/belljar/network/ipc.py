@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from belljar.events import Body, JsonValue, Kind
+from belljar.events import Body, Kind
 from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_ASKED_BYTES
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
@@ -110,9 +110,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
-        # The end of the connection: an empty datagram would look the same, and nothing here sends
-        # one.
-        if not text:
+        if not text:  # the connection's end, as nothing here sends an empty datagram
             raise ClosedError
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError("a message was cut off")
@@ -192,21 +190,12 @@ def from_file(fd: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An event before it has a number."""
+    """An event, notice (`READY`, `ALIVE`, `ENDED`) or request (`ASK`); `id`: once it is sent."""
 
-    kind: str
-    data: Mapping[str, JsonValue]
-    bodies: tuple[Body, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayMessage:
-    """An event, a notice (`READY`, `ALIVE`, `ENDED`) or a request (`ASK`), whole."""
-
-    id: int
     kind: str
     data: Mapping[str, Any]
     bodies: tuple[Body, ...] = ()
+    id: int = 0
 
 
 class WireViolationError(ValueError):
@@ -216,23 +205,15 @@ class WireViolationError(ValueError):
 def encode_event(number: int, item: Item) -> list[bytes]:
     """An event's datagrams. Raises `ValueError` beyond the bounds."""
     refs = [
-        {
-            "name": body.name,
-            "kept_bytes": len(body.content),
-            "total_bytes": body.total_bytes,
-            "sha256": body.sha256,
-        }
+        {"name": body.name, "kept_bytes": len(body.content)}
+        | {"total_bytes": body.total_bytes, "sha256": body.sha256}
         for body in item.bodies
     ]
     fields = {"id": number, "kind": item.kind, "data": item.data, "bodies": refs}
     head = _ENCODER.encode(fields).encode()
     if len(head) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
-        raise ValueError(
-            f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies"
-        )
-    if not refs:
-        return [head]
-    message = b"".join((head, b"\n", *(body.content for body in item.bodies)))
+        raise ValueError(f"an event of {len(head)} bytes of data and {len(refs)} bodies")
+    message = b"\n".join((head, b"".join(body.content for body in item.bodies))) if refs else head
     return [message[at : at + _PIECE_BYTES] for at in range(0, len(message), _PIECE_BYTES)]
 
 
@@ -259,7 +240,7 @@ class EventDecoder:
         self._last_id = -1
         self._is_ready = self._is_over = False
 
-    def feed(self, datagram: bytes) -> GatewayMessage | None:
+    def feed(self, datagram: bytes) -> Item | None:
         """The message that this datagram completes.
 
         Raises `WireViolationError`: feed nothing after it.
@@ -282,7 +263,7 @@ class EventDecoder:
             about = {"total_bytes": ref["total_bytes"], "sha256": ref["sha256"]}
             bodies.append(Body(name=ref["name"], content=kept, **about))
         kind = Kind(head["kind"]) if head["kind"] in KINDS else head["kind"]
-        return GatewayMessage(id=head["id"], kind=kind, data=head["data"], bodies=tuple(bodies))
+        return Item(kind, head["data"], tuple(bodies), head["id"])
 
     def _checked_head(self, line: bytes) -> Mapping[str, Any]:
         head = _object(line)
@@ -320,9 +301,7 @@ def _object(datagram: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(datagram, object_pairs_hook=_each_once)
         _check_value(value, _MAX_DEPTH)
-    except RecursionError as exc:
-        raise WireViolationError("too deep") from exc
-    except ValueError as exc:
+    except (RecursionError, ValueError) as exc:
         raise WireViolationError(f"no JSON of ours: {type(exc).__name__}") from exc
     if not isinstance(value, dict):
         raise WireViolationError("not an object")

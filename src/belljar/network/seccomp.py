@@ -17,7 +17,7 @@ import platform
 import signal
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 _LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
@@ -32,8 +32,6 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16  # In seccomp_data (linux/seccomp
 _X32_BIT: Final = 0x4000_0000  # __X32_SYSCALL_BIT (arch/x86/include/uapi/asm/unistd.h)
 # linux/audit.h
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
-# Of `CALLS`.
-_COLUMN: Final = {"x86_64": 0, "aarch64": 1}
 
 _PROT_EXEC: Final = 4  # asm-generic/mman-common.h
 # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
@@ -75,9 +73,10 @@ _NUMBERS: Final = """
     unlink 87 -, unlinkat 263 35, unshare 272 97, userfaultfd 323 282, vfork 58 -, wait4 61 260,
     waitid 247 95, write 1 64, writev 20 66
 """
-CALLS: Final[Mapping[str, tuple[int | None, int | None]]] = {
-    name: (int(x86) if x86 != "-" else None, int(arm) if arm != "-" else None)
-    for name, x86, arm in (entry.split() for entry in _NUMBERS.replace("\n", " ").split(","))
+_ENTRIES: Final = [entry.split() for entry in _NUMBERS.split(",")]
+CALLS: Final[Mapping[str, Mapping[str, int]]] = {
+    machine: {words[0]: int(words[column]) for words in _ENTRIES if words[column] != "-"}
+    for machine, column in (("x86_64", 1), ("aarch64", 2))
 }
 ALLOWED: Final = _names("""
     read write readv writev pread64 close close_range lseek dup openat openat2 newfstatat fstat
@@ -137,109 +136,85 @@ _CLONE_NEWNET: Final = 0x4000_0000
 # SIOCGIFNAME (by which Python says where a frame came from), SIOCGIFINDEX, SIOCETHTOOL.
 _SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
 
-
 _Instruction = tuple[int, int, int, int]
+# An argument's number, how it is tested, and with what; `_ANY_BIT` passes if none is set.
+_Test = tuple[int, int, int]
+# A call, what the kernel does with it, and the tests of which all must pass; the first that
+# matches decides.
+_Rule = tuple[str, int, Sequence[_Test]]
 
 
 def gateway_filter(machine: str | None = None) -> bytes:
     """The filter for `machine`, else this one. Raises `KeyError`."""
-    machine = machine or platform.machine()
-    column = _COLUMN[machine]
-    program = [*_head(machine), *_each(ALLOWED, column, _ALLOW)]
-    for name in ("mmap", "mprotect"):
-        program += _when(_number(name, column), _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
-    for name, flags in (("sendto", 3), ("sendmsg", 2)):
-        # Urgent bytes of a unix stream are code of the kernel's that nothing here needs.
-        test = (_ANY_BIT, 1, 0, int(_MSG_FASTOPEN | socket.MSG_OOB))
-        program += _when(_number(name, column), _argument(flags), test)
+    # Urgent bytes of a unix stream are code of the kernel's that nothing here needs.
+    flags = int(_MSG_FASTOPEN | socket.MSG_OOB)
+    rules: list[_Rule] = [
+        *((name, _ALLOW, ()) for name in ALLOWED),
+        *((name, _ALLOW, [(2, _ANY_BIT, _PROT_EXEC)]) for name in ("mmap", "mprotect")),
+        ("sendto", _ALLOW, [(3, _ANY_BIT, flags)]),
+        ("sendmsg", _ALLOW, [(2, _ANY_BIT, flags)]),
+    ]
     for level, option in OPTIONS:
-        test = (_EQUAL, 0, 1, option)
-        program += _when(_number("setsockopt", column), _argument(2), test, second=level)
-    return _packed(program, column, _IOCTLS)
+        rules.append(("setsockopt", _ALLOW, [(1, _EQUAL, level), (2, _EQUAL, option)]))
+    return _assembled(rules, _IOCTLS, machine or platform.machine())
 
 
 def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
     """The supervisor's; `may_enter`: network namespaces, by itself."""
-    machine = machine or platform.machine()
-    column = _COLUMN[machine]
-    program = [*_head(machine), *_each(SUPERVISOR_ALLOWED, column, _ALLOW)]
-    program += _each(KILLING, column, _KILL)
-    program += _when(_number("openat", column), _argument(2), (_ANY_BIT, 1, 0, _WRITING))
-    for family in _FAMILIES:
-        program += _when(_number("socket", column), _argument(0), (_EQUAL, 0, 1, family))
-    program += _when(_number("clone", column), _argument(0), (_ANY_BIT, 1, 0, _NEW_NAMESPACES))
-    program += _when(_number("kill", column), _argument(1), (_EQUAL, 0, 1, signal.SIGKILL))
-    if may_enter:
-        program += _when(_number("setns", column), _argument(1), (_EQUAL, 0, 1, _CLONE_NEWNET))
-    # Behind the exception: the first rule that matches decides.
-    program += _each(["setns"], column, _KILL)
-    return _packed(program, column, _SUPERVISORS_IOCTLS)
+    rules: list[_Rule] = [
+        *((name, _ALLOW, ()) for name in SUPERVISOR_ALLOWED),
+        *((name, _KILL, ()) for name in KILLING),
+        ("openat", _ALLOW, [(2, _ANY_BIT, _WRITING)]),
+        *(("socket", _ALLOW, [(0, _EQUAL, family)]) for family in _FAMILIES),
+        ("clone", _ALLOW, [(0, _ANY_BIT, _NEW_NAMESPACES)]),
+        ("kill", _ALLOW, [(1, _EQUAL, signal.SIGKILL)]),
+        *([("setns", _ALLOW, [(1, _EQUAL, _CLONE_NEWNET)])] if may_enter else ()),
+        ("setns", _KILL, ()),
+    ]
+    return _assembled(rules, _SUPERVISORS_IOCTLS, machine or platform.machine())
 
 
-def _packed(program: list[_Instruction], column: int, ioctls: tuple[int, ...]) -> bytes:
-    whole = (*program, *_tail(column, ioctls))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in whole)
-
-
-def _head(machine: str) -> Iterator[_Instruction]:
-    # First, as a number is another call on another architecture (seccomp(2)).
-    yield (_LOAD, 0, 0, _ARCH_AT)
-    yield (_EQUAL, 1, 0, _AUDIT_ARCH[machine])
-    yield (_RETURN, 0, 0, _KILL)
-    yield (_LOAD, 0, 0, _NUMBER_AT)
+def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes:
+    """With what both filters allow, and the refusal of all else."""
+    program: list[_Instruction] = [
+        # First, as a number is another call on another architecture (seccomp(2)).
+        (_LOAD, 0, 0, _ARCH_AT),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER_AT),
+    ]
     if machine == "x86_64":  # x32's numbers would walk around the list
-        yield (_AT_LEAST, 0, 1, _X32_BIT)
-        yield (_RETURN, 0, 0, _KILL)
+        program += [(_AT_LEAST, 0, 1, _X32_BIT), (_RETURN, 0, 0, _KILL)]
+    rules = [
+        *rules,
+        *(("fcntl", _ALLOW, [(1, _EQUAL, command)]) for command in _FCNTLS),
+        # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
+        # checks.
+        ("fcntl", _ALLOW, [(1, _EQUAL, fcntl.F_SETFL), (2, _ANY_BIT, os.O_ASYNC)]),
+        # Of another process it would show whether there is one
+        ("sched_getaffinity", _ALLOW, [(0, _EQUAL, 0)]),
+        *(("ioctl", _ALLOW, [(1, _EQUAL, request)]) for request in ioctls),
+        # Its flags are in memory, where no filter can look: told that there is none, a C library
+        # takes clone.
+        ("clone3", _FAIL | errno.ENOSYS, ()),
+    ]
+    for name, result, tests in rules:
+        if name in CALLS[machine]:
+            program += _instructions(CALLS[machine][name], result, tests)
+    program.append((_RETURN, 0, 0, _FAIL | errno.EPERM))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _number(name: str, column: int) -> int:
-    found = CALLS[name][column]
-    if found is None:
-        raise KeyError(name)
-    return found
-
-
-def _each(names: Iterable[str], column: int, result: int) -> Iterator[_Instruction]:
-    for name in names:
-        if (number := CALLS[name][column]) is not None:
-            yield (_EQUAL, 0, 1, number)
-            yield (_RETURN, 0, 0, result)
-
-
-def _tail(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
-    """What both filters allow, and the refusal of all else."""
-    for command in _FCNTLS:
-        yield from _when(_number("fcntl", column), _argument(1), (_EQUAL, 0, 1, command))
-    # F_SETFL without O_ASYNC: with an owner set (refused as well) it sends signals past kill's
-    # checks.
-    test = (_ANY_BIT, 1, 0, os.O_ASYNC)
-    yield from _when(_number("fcntl", column), _argument(2), test, second=fcntl.F_SETFL)
-    # Of another process it would show whether there is one
-    yield from _when(_number("sched_getaffinity", column), _argument(0), (_EQUAL, 0, 1, 0))
-    for request in ioctls:
-        yield from _when(_number("ioctl", column), _argument(1), (_EQUAL, 0, 1, request))
-    # Its flags are in memory, where no filter can look: told that there is none, a C library takes
-    # clone.
-    yield (_EQUAL, 0, 1, _number("clone3", column))
-    yield (_RETURN, 0, 0, _FAIL | errno.ENOSYS)
-    yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
-
-
-def _argument(index: int) -> int:
-    # The low half of the 64 bits: both machines are little-endian.
-    return _ARGUMENTS_AT + 8 * index
-
-
-def _when(
-    number: int, at: int, test: _Instruction, *, second: int | None = None
-) -> Iterator[_Instruction]:
-    # Allow the call if its argument's test passes, and if the second argument is `second`; loads
-    # the number again after it.
-    yield (_EQUAL, 0, 4 if second is None else 6, number)
-    if second is not None:
-        yield (_LOAD, 0, 0, _argument(1))
-        yield (_EQUAL, 0, 3, second)
-    yield (_LOAD, 0, 0, at)
-    yield test
-    yield (_RETURN, 0, 0, _ALLOW)
-    yield (_LOAD, 0, 0, _NUMBER_AT)
+def _instructions(number: int, result: int, tests: Sequence[_Test]) -> Iterator[_Instruction]:
+    # How many instructions lie between each jump and the rule's end, where the number is loaded
+    # again if an argument was.
+    left = 2 * len(tests) + 1
+    yield (_EQUAL, 0, left + bool(tests), number)
+    for argument, test, value in tests:
+        left -= 2
+        # The low half of the 64 bits: both machines are little-endian.
+        yield (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument)
+        yield (test, 0, left, value) if test == _EQUAL else (test, left, 0, value)
+    yield (_RETURN, 0, 0, result)
+    if tests:
+        yield (_LOAD, 0, 0, _NUMBER_AT)

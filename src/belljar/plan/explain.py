@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError
 from belljar.host.model import HostFacts
-from belljar.plan.model import REAL, Obstacle, OciPlan, Plan
+from belljar.plan.jail import JailLimits
+from belljar.plan.model import REAL, BlastRadius, ImageFacts, Layer, Obstacle, OciPlan, Plan
+from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan, PortPlan, plan_network
 from belljar.plan.obstacles import KVM_STATES, cores_warning
-from belljar.policy.limits import Tier
-from belljar.units import printable
+from belljar.plan.oci import OciRuntime
+from belljar.plan.qemu import VmShape
+from belljar.policy.guarding import METADATA_ADDRESS
+from belljar.policy.limits import WEIGHTS_IN_CELL, Resources, Tier
+from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
+    from belljar.policy.loaded import LoadedPolicy
     from belljar.policy.model import Policy
 
 # ---- obstacles
@@ -165,3 +171,295 @@ def _decoys(policy: Policy) -> Iterator[str]:
         else:
             place = decoy.place or FILES[decoy.kind][0]
         yield f"{decoy.id} ({decoy.kind}): {place}"
+
+
+# As many as `docker images` shows; `--json` has all.
+_SHOWN_DIGITS: Final = 12
+_HOST_GROUP: Final = "the host's control group"
+_NO_GROUP: Final = "no control group"
+
+
+# ---- layers
+
+_KERNEL: Final = "this host's kernel"
+
+
+def vm_layers(
+    *, emulated: bool, is_root: bool, has_port: bool, has_data: bool = False
+) -> tuple[Layer, ...]:
+    """What is between a microVM's workload and this host."""
+    uid = "a uid that no other user has" if is_root else "this user's own uid on the host"
+    device = "one network device, which leads into its range" if has_port else "no network device"
+    disks = "two disks" if has_data else "one disk"
+    return (
+        Layer(
+            name="jail",
+            what="the VMM's own namespaces (all seven), a read-only root with only its files, "
+            f"{uid}, no capabilities, no new privileges, seccomp",
+            enforced_by=_KERNEL,
+            state="enforced",
+        ),
+        Layer(
+            name="microvm",
+            what=f"a virtual machine with a kernel of its own; {disks}, read-only; {device}",
+            enforced_by="QEMU's emulator (TCG)" if emulated else "the processor (KVM) and QEMU",
+            state="emulated" if emulated else "hardware",
+        ),
+        Layer(
+            name="container",
+            what="the workload's own namespaces in the guest, shifted user ids, seccomp, no "
+            "guest devices, no modules",
+            enforced_by="the guest's kernel",
+            state="enforced",
+        ),
+    )
+
+
+def oci_layers(
+    tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool, has_gpu: bool = False
+) -> tuple[Layer, ...]:
+    """What is between a container's workload and this host."""
+    gvisor, shared = tier is Tier.GVISOR, f"{_KERNEL}, shared"
+    namespaces = "all others but the jail's network" if has_port else "all others"
+    ids = "a range of ids that no other user has"
+    if not is_root:
+        ids = "this user's subordinate ids, shared by all of this user's cells"
+    program = printable(f"{runtime.name} {runtime.version}".strip())
+    jail = Layer(
+        name="jail",
+        what="namespaces of the cell's own (all seven), a read-only root with only its files, "
+        f"{ids}, no capability outside, control groups",
+        enforced_by=shared,
+        state="shared",
+    )
+    wall = Layer(
+        name="container",
+        what=f"a second user namespace and {namespaces}, no capability beyond the image's root's, "
+        f"no new privileges, system calls denied by default, six devices"
+        f"{' and the GPUs' if has_gpu else ''}, covered /proc, no sysfs",
+        enforced_by=f"{shared} (set up by {program})",
+        state="shared",
+    )
+    if gvisor:
+        stack = "a network stack of its own on one link" if has_port else "no network"
+        wall = Layer(
+            name="gvisor",
+            what=f"a kernel in user space; files through a server of its own (gofer), {stack}",
+            enforced_by=f"gVisor's sentry (systrap; {program}) and its filter of {_KERNEL}'s calls",
+            state="enforced",
+        )
+    own = Layer(
+        name="workload",
+        what="the policy's user, an empty bounding set unless that is root, no new privileges, a "
+        "second system call filter",
+        enforced_by="gVisor's kernel" if gvisor else shared,
+        state="enforced" if gvisor else "shared",
+    )
+    return (jail, wall, own)
+
+
+# ---- bounds: all that a cell may consume, each with what holds it there, nearest first
+
+
+def _held(what: str, most: str, *by: str) -> str:
+    return f"{what}: {most} — held by {', '.join(by)}"
+
+
+def microvm_bounds(
+    resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Everything a microVM may consume; `plan --json` has every limit."""
+    by = {name: _HOST_GROUP if name in controllers else _NO_GROUP for name in ("cpu", "pids")}
+    cpus = f"{resources.cpus}, and one for the VMM"
+    if "cpu" not in controllers:
+        cpus += "; all of this host's if it is compromised"
+    memory = resources.memory_sum(jail.memory_max_bytes)
+    by_jail: tuple[str, ...] = (_HOST_GROUP,)
+    if "memory" not in controllers:
+        # A compromised VMM may fill all its address space, but in one process only.
+        memory += f"; {format_size(jail.address_space_bytes)} if the VMM itself is compromised"
+        by_jail = ("RLIMIT_AS", _NO_GROUP)
+    ram = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
+    group = "the guest's control group"
+    return (
+        _held("processors", cpus, "the VM's shape", by["cpu"]),
+        _held("memory", memory, group, ram, *by_jail),
+        _held("files it writes", format_size(resources.disk_bytes), "the guest's tmpfs", ram),
+        _held("processes", str(resources.processes), group),
+        _held("threads on this host", str(jail.processes), "RLIMIT_NPROC", by["pids"]),
+        *_time_and_output(resources),
+    )
+
+
+def oci_bounds(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
+    """Everything a container may consume; `plan --json` has every limit."""
+    disk = format_size(resources.disk_bytes)
+    processes = f"{resources.processes}; {jail.processes} with what holds the cell"
+    return (
+        _held("processors", str(resources.cpus), _HOST_GROUP),
+        _held("memory", resources.memory_sum(jail.memory_max_bytes), _HOST_GROUP),
+        _held("files it writes", disk, "the jail's tmpfs", _HOST_GROUP),
+        _held("processes", processes, _HOST_GROUP),
+        *_time_and_output(resources),
+    )
+
+
+def _time_and_output(resources: Resources) -> tuple[str, ...]:
+    """The bounds of every tier."""
+    lifetime, timeout = map(format_duration, (resources.lifetime_s, resources.exec_timeout_s))
+    time = f"{lifetime}; {timeout} for a command, unless it asks for another"
+    output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
+    return (
+        _held("time", time, "the jail's supervisor", "a deadline on the host"),
+        _held("output kept of a command", output, "the channel's window on the host"),
+    )
+
+
+def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
+    """Return the bounds of what grows with the bytes that cells send."""
+    most = network.bounds
+    connections = f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one"
+    packets = f"{format_size(most.packet_record_bytes)}; a cell that sends more makes the sample"
+    events = f"{format_size(most.recorded_bytes)}; a further event ends the range"
+    by_rules = ("the range's packet rules", "the gateway")
+    return (
+        _held("connections to the gateway", f"{connections} cell", *by_rules),
+        _held("packet record on this host's disk", f"{packets} void", "the range supervisor"),
+        _held("the range's events and bodies in the ledger", events, "the range's owner"),
+    )
+
+
+# ---- the blast radius
+
+
+def blast_radius(
+    policy: Policy,
+    image: ImageFacts | None,
+    env: Mapping[str, str],
+    consumed: tuple[str, ...],
+    *,
+    tier: Tier,
+    network: NetworkPlan | None,
+) -> BlastRadius:
+    """What the cell can do at its worst. `consumed`: its tier's bounds."""
+    shown = f"{printable(policy.image)} (not built)"
+    if image is not None:
+        shown = f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"
+    read = [f"the image {shown}, shared with no one who can write it"]
+    read += [
+        f"a copy of the file {printable(file.source)}, as {printable(file.target)}"
+        for file in policy.files
+    ]
+    if env:
+        read.append(f"the environment: {', '.join(printable(name) for name in sorted(env))}")
+    nothing = "no internet, no LAN, no metadata service, no DNS, no other cell"
+    reach = [f"no network: {_NO_NETWORK[tier]}, so {nothing}"]
+    if network is not None:
+        reach = list(_reached(network))
+        consumed += _network_bounds(network)
+    reach += [
+        "this host by one byte pipe, whose every frame is checked",
+        *_KERNEL_REACHED[tier],
+        f"tools outside of it (MCP servers, web search): {printable(str(policy.host_tools_rule))}",
+    ]
+    if (model := policy.model) is not None:
+        digest = f"sha256:{model.weights.sha256[:_SHOWN_DIGITS]}"
+        read.append(f"the weights {digest}, as {WEIGHTS_IN_CELL}, read-only")
+        if model.gpu is not None:
+            reason = printable(model.gpu.reason or "no reason given")
+            read.append("the memory of its GPUs, as far as the driver lets it")
+            consumed += ("the GPUs: all of their memory and time; nothing bounds it",)
+            reach.append(
+                f"this host's graphics driver, code of its kernel, by {', '.join(model.devices)}, "
+                f"which no filter looks at; an error in it is a way out ({reason})"
+            )
+    if policy.host:
+        reach.append(
+            "nothing beyond this host, which must be air-gapped: checked before the run, watched "
+            "during it"
+        )
+    disk = format_size(policy.resources.disk_bytes)
+    return BlastRadius(
+        read=(*read, _HOST_SEEN[tier]),
+        write=(
+            f"its own copy of the file system, in memory, at most {disk}, gone with the cell",
+            "nothing on this host, and nothing another cell can read",
+        ),
+        reach=tuple(reach),
+        consume=consumed,
+    )
+
+
+_HOST_SEEN: Final = {
+    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel shows to "
+    "any process: version, processors, memory, load, uptime",
+    Tier.GVISOR: "of this host, no directory, file, device or process; the number of its "
+    "processors",
+    Tier.MICROVM: "nothing of this host: no directory, file, device or process is shared with it",
+}
+_NO_NETWORK: Final = {
+    Tier.CONTAINER: "a network namespace of its own with nothing but its loopback",
+    Tier.GVISOR: "gVisor's own stack with nothing but its loopback",
+    Tier.MICROVM: "the cell has no network device",
+}
+_KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
+    Tier.CONTAINER: (
+        "this host's kernel, by the system calls of an allow list (`plan --json` has it)",
+    ),
+    Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
+    Tier.MICROVM: (),
+}
+
+
+# ---- a range's network
+
+
+def _reached(network: NetworkPlan) -> Iterator[str]:
+    """Stand-ins, then what is caught, then what is real."""
+    gateway = "without capabilities or any route"
+    if network.upstreams:
+        gateway = "which is handed connections to what is called REAL below, by this host"
+    yield (
+        "a network of the range's own, of which no packet gets out: no internet, no LAN, no "
+        "address of this host, no other range; packets to anything else are refused and counted"
+    )
+    for item in network.stand_ins:
+        if item.is_detached:
+            yield f"{printable(item.id)} (a cell without a network): by commands alone"
+            continue
+        names = [printable(name) for name in item.names]
+        if item.kind == "metadata":
+            names.append(METADATA_ADDRESS)
+        by = "a target cell of the range" if item.is_target else "simulated by the gateway"
+        ports = "every TCP port" if item.all_ports else _ports(item.ports)
+        yield f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {ports}"
+    if network.default == "simulate":
+        yield f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated (`default: simulate`)"
+    else:
+        yield "no other name: it doesn't exist (NXDOMAIN)"
+    if network.sink:
+        yield "ANY other TCP port of any address: a sink that records and closes (`sink: true`)"
+    yield f"the range's gateway, which answers all this: a confined process, {gateway}"
+    yield from _real(network)
+
+
+def _ports(ports: tuple[PortPlan, ...]) -> str:
+    return ", ".join(f"{port.number}/{port.protocol}" for port in ports)
+
+
+def _real(network: NetworkPlan) -> tuple[str, ...]:
+    """A sentence for each host that is not simulated."""
+    return tuple(
+        f"{REAL}{printable(item.host)} on {', '.join(map(str, item.ports))}, by "
+        f"{', '.join(item.methods)}, dialled by this host for the gateway; in both directions at "
+        f"most {format_size(item.budget_bytes)} for each sample and "
+        f"{format_size(item.run_budget_bytes)} for all samples of a run. Why: "
+        f"{printable(item.reason)}"
+        for item in network.upstreams
+    )
+
+
+def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
+    """A sentence for each real host. Raises as `plan_network`."""
+    network = loaded.policy.network
+    return () if network is None else _real(plan_network(network, loaded.base))

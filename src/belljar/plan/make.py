@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.host.model import HostFacts, KvmState, RuntimeFact
-from belljar.plan import explain, explain_cell
+from belljar.host.model import HostFacts, RuntimeFact, TrialState
+from belljar.plan import explain
 from belljar.plan.jail import JailLimits
 from belljar.plan.model import ImageFacts, Layer, MicrovmPlan, Obstacle, OciPlan, Plan
 from belljar.plan.obstacles import (
@@ -111,7 +111,7 @@ def make_plan(
         env=env,
         hostname="random",
         limits=policy.resources,
-        blast_radius=explain_cell.blast_radius(
+        blast_radius=explain.blast_radius(
             policy,
             image,
             env,
@@ -238,7 +238,7 @@ def isolation_of(
 def _microvm(
     resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool, has_data: bool
 ) -> Isolation:
-    emulated, controllers = facts.kvm.state is not KvmState.PROVEN, facts.cgroup.controllers
+    emulated, controllers = facts.kvm.state is not TrialState.PROVEN, facts.cgroup.controllers
     shape = vm_shape(resources, emulated=emulated, has_port=has_port, has_data=has_data)
     jail = JailLimits(
         memory_max_bytes=vmm_memory_max_bytes(shape),
@@ -261,10 +261,10 @@ def _microvm(
     return Isolation(
         tier=Tier.MICROVM,
         jail=jail,
-        layers=explain_cell.vm_layers(
+        layers=explain.vm_layers(
             emulated=emulated, is_root=facts.is_root, has_port=has_port, has_data=has_data
         ),
-        bounds=explain_cell.microvm_bounds(resources, shape, jail, controllers),
+        bounds=explain.microvm_bounds(resources, shape, jail, controllers),
         warnings=tuple(explain.warnings_of(Tier.MICROVM, facts, emulated=emulated)),
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,
@@ -323,10 +323,10 @@ def _oci(
     return Isolation(
         tier=tier,
         jail=jail,
-        layers=explain_cell.oci_layers(
+        layers=explain.oci_layers(
             tier, runtime, is_root=facts.is_root, has_port=has_port, has_gpu=bool(devices)
         ),
-        bounds=explain_cell.oci_bounds(resources, jail),
+        bounds=explain.oci_bounds(resources, jail),
         warnings=tuple(explain.warnings_of(tier, facts, emulated=False)),
         shape=shape,
         rights=rights,

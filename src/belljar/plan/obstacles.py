@@ -16,14 +16,12 @@ from belljar.host.model import (
     CoreState,
     HostFacts,
     IdsFact,
-    KvmState,
-    RuntimeState,
     ToolFact,
+    TrialState,
     UsernsFact,
 )
 from belljar.plan.model import Obstacle, ObstacleCode
-from belljar.plan.oci import ID_COUNT
-from belljar.plan.seccomp import ARCHITECTURES
+from belljar.plan.oci import ARCHITECTURES, ID_COUNT
 from belljar.policy.limits import GRANTABLE, Resources, Tier
 from belljar.units import format_size, printable
 
@@ -41,16 +39,16 @@ NETWORK_EXTRA_HINT: Final = (
     "'belljar-sandbox[network,stand-ins]'"
 )
 KVM_STATES: Final = {
-    KvmState.PROVEN: "works",
-    KvmState.UNPROVEN: "is not tested",
-    KvmState.REFUTED: "does not work",
-    KvmState.ABSENT: "is not available",
+    TrialState.PROVEN: "works",
+    TrialState.UNPROVEN: "is not tested",
+    TrialState.REFUTED: "does not work",
+    TrialState.ABSENT: "is not available",
 }
 # How to get proven hardware virtualisation.
 KVM_HINTS: Final = {
-    KvmState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
-    KvmState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor` tests it again",
-    KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
+    TrialState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
+    TrialState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor` tests it again",
+    TrialState.ABSENT: "use a host with hardware virtualisation that this user may use",
 }
 # Distributions append to it (`6.12.48+deb13-amd64`): only the first two numbers are compared.
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
@@ -80,9 +78,9 @@ def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     if runtime is None:
         what = f"this host was not checked for an OCI runtime of the {tier} tier"
         yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, what, hint)
-    elif runtime.state is RuntimeState.UNUSABLE:
+    elif runtime.state is TrialState.UNUSABLE:
         yield Obstacle(ObstacleCode.RUNTIME_UNUSABLE, runtime.reason, hint)
-    elif runtime.state is RuntimeState.REFUTED:
+    elif runtime.state is TrialState.REFUTED:
         what = f"{runtime.name} {runtime.version} failed to run a test container: {runtime.reason}"
         yield Obstacle(ObstacleCode.RUNTIME_FAILED, what, hint)
     yield from _tools_and_userns("oci", facts)
@@ -216,7 +214,7 @@ def gpu_obstacles(devices: tuple[str, ...], tier: Tier) -> tuple[Obstacle, ...]:
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     """Why risk `critical` can't run here, if so."""
-    if (state := facts.kvm.state) is KvmState.PROVEN:
+    if (state := facts.kvm.state) is TrialState.PROVEN:
         return None
     what = f"risk `critical` demands hardware virtualisation, which {KVM_STATES[state]} here"
     hint = f"{KVM_HINTS[state]}; or lower `risk` if the risk is lower"

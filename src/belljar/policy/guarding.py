@@ -11,7 +11,7 @@ from belljar.dataclass import dataclass, field
 
 
 class DecoyKind(StrEnum):
-    """What a decoy pretends to be. `policy.signals` documents each."""
+    """What a decoy pretends to be. `policy.model` documents each."""
 
     AWS_CREDENTIALS = "aws_credentials"
     SSH_KEY = "ssh_key"
@@ -53,7 +53,7 @@ SERVICE_ROWS: Final = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoySpec:
-    """One decoy that a policy asks for; `policy.signals.DecoyText` documents the fields."""
+    """One decoy that a policy asks for; `policy.model.DecoyText` documents the fields."""
 
     id: str
     kind: DecoyKind

@@ -27,8 +27,7 @@ from belljar.units import format_size, printable, quoted
 
 if TYPE_CHECKING:
     from belljar.policy.model import Policy
-    from belljar.policy.sections import FileCopy
-    from belljar.policy.task_data import TaskData
+    from belljar.policy.sections import FileCopy, TaskData
 
 # One for each risk, and named after it.
 PRESETS: Final = ("low", "medium", "high", "critical")

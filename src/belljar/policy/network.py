@@ -8,10 +8,8 @@ from typing import Annotated, Final, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
-from belljar.policy import hosts
-from belljar.policy.fields import AtError, Strict, list_of
+from belljar.policy.fields import MAX_NAMES, MAX_PORTS, AtError, HostNames, Ports, Strict, list_of
 from belljar.policy.guarding import OWN_CELL, DecoyKind, DecoySpec
-from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Ports
 from belljar.policy.stand_ins import (
     MODELS,
     NETWORKS,
@@ -47,11 +45,11 @@ _REASON: Final = kinds.checked(
 class Upstream(Strict):
     """A real service that the gateway may dial, within a budget."""
 
-    host: Annotated[str, hosts.HOST] = Field(description="Exactly this host name.")
-    ports: Annotated[tuple[Annotated[int, hosts.PORT_NUMBER], ...], list_of(MAX_PORTS)] = Field(
+    host: Annotated[str, kinds.HOST] = Field(description="Exactly this host name.")
+    ports: Annotated[tuple[Annotated[int, kinds.PORT_NUMBER], ...], list_of(MAX_PORTS)] = Field(
         description="TCP ports, as numbers: HTTP at 80, HTTPS at the others."
     )
-    methods: Annotated[tuple[hosts.Method, ...], list_of(7)] = Field(
+    methods: Annotated[tuple[kinds.Method, ...], list_of(7)] = Field(
         description="HTTP methods that are passed on."
     )
     budget: Annotated[int, kinds.size("1KiB", "100GiB")] = Field(
@@ -163,7 +161,7 @@ class Network(Strict):
                 why = f"{quoted(pattern)} is already a name of {quoted(seen[pattern])}"
                 raise AtError(why, *path)
             seen[pattern] = owner
-            is_known = any(hosts.covers(pattern, name) for name in hosts.METADATA_NAMES)
+            is_known = any(kinds.covers(pattern, name) for name in kinds.METADATA_NAMES)
             may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, TargetStandIn))
             if is_known and path[0] != "own_cell" and not may_be_one:
                 raise AtError("is a metadata service's: use a stand-in of kind `metadata`", *path)
@@ -232,7 +230,7 @@ def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> No
                 raise AtError("only one metadata service is allowed", index, "kind")
             metadata.append(decoy.id)
             continue
-        if decoy.host in names or decoy.host in hosts.METADATA_NAMES or len(names) >= MAX_NAMES:
+        if decoy.host in names or decoy.host in kinds.METADATA_NAMES or len(names) >= MAX_NAMES:
             why = f"{quoted(decoy.host)} is already a name in this network, or one too many"
             raise AtError(why, index, "place")
         names.add(decoy.host)

@@ -5,6 +5,9 @@ As a person writes them (sizes and durations with units); read into the types of
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -18,6 +21,8 @@ from pydantic import (
 
 from belljar.policy import fields as kinds
 from belljar.policy.fields import Strict, list_of
+from belljar.policy.files import Tree, list_tree
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import (
     CAPABILITIES,
     REFUSE,
@@ -27,7 +32,7 @@ from belljar.policy.limits import (
     Resources,
 )
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.units import quoted
+from belljar.units import format_size, listed, quoted
 
 # Each is opened and digested before every cell.
 MAX_FILES: Final = 256
@@ -271,3 +276,153 @@ HOST_TOOLS: Final = kinds.FieldKind(
 HostToolsField: TypeAlias = Annotated[
     HostTools | None, HOST_TOOLS, PlainSerializer(_written_host_tools)
 ]
+
+
+# Servers whose command line is known here; any other is written as a list of words.
+PRESETS: Final = ("llama_cpp", "vllm")
+# A server's command with all its options.
+_MAX_WORDS: Final = 256
+# With the prefix or without it, and in any case, as tools print it.
+_SHA256: Final = kinds.checked(
+    "a SHA-256",
+    "is not a SHA-256: write 64 hexadecimal digits",
+    re.compile(r"(sha256:)?[0-9a-fA-F]{64}", re.ASCII).fullmatch,
+    convert=lambda text: text.lower().removeprefix("sha256:"),
+)
+_GPU: Final = kinds.checked(
+    "a GPU's device file",
+    "is no GPU's device file: write `/dev/nvidia0`, `/dev/nvidia1` and so on",
+    re.compile(r"/dev/nvidia[0-9]{1,3}").fullmatch,
+)
+# What CUDA opens beside the GPUs' own files.
+_GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+
+
+def _read_server(value: object) -> object:
+    words = tuple(value) if isinstance(value, list | tuple) else ()
+    if 0 < len(words) <= _MAX_WORDS and all(isinstance(w, str) and "\0" not in w for w in words):
+        return words
+    if value in PRESETS:
+        return value
+    what = f"{listed(PRESETS)}, or a command as a list of words"
+    raise kinds.expected(what, value)
+
+
+class Weights(Strict):
+    """The model's weights, which the store has by their digest."""
+
+    sha256: Annotated[str, _SHA256] = Field(
+        description="The digest that `belljar model add` printed."
+    )
+
+
+class Gpu(Strict):
+    """NVIDIA GPUs for the server, with which it reaches this host's driver."""
+
+    devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of(16)] = Field(
+        description="Device files of this host's GPUs: `/dev/nvidia0` and so on."
+    )
+    reason: Annotated[str, kinds.LINE] | None = Field(
+        default=None, description="Why this is acceptable; needed for risk high and critical."
+    )
+
+
+class ModelBlock(Strict):
+    """A model server in a cell of its own."""
+
+    weights: Weights = Field(description="The weights, which the cell gets read-only at /weights.")
+    server: Annotated[
+        Literal["llama_cpp", "vllm"] | tuple[str, ...],
+        BeforeValidator(
+            _read_server, json_schema_input_type=Literal["llama_cpp", "vllm"] | list[str]
+        ),
+    ] = Field("llama_cpp", description="`llama_cpp`, `vllm`, or an OpenAI-like server's command.")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(
+        8080, description="Where it listens, on the cell's own loopback."
+    )
+    context: Annotated[int, Field(ge=128, le=1 << 24)] = Field(
+        4096, description="Tokens of one request, prompt and answer together."
+    )
+    parallel: Annotated[int, Field(ge=1, le=32)] = Field(
+        1, description="Requests that it answers at one time."
+    )
+    start_timeout: Annotated[float, kinds.duration("1s", "1h")] = Field(
+        300.0,
+        description="After this long without an answer the server counts as broken.",
+        json_schema_extra={"default": "5m"},
+    )
+    request_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
+        600.0,
+        description="After this long a request is given up.",
+        json_schema_extra={"default": "10m"},
+    )
+    answer: Annotated[int, kinds.size("1KiB", "1GiB")] = Field(
+        16 << 20,
+        description="The most of one answer; more is a violation, which ends the cell.",
+        json_schema_extra={"default": "16MiB"},
+    )
+    record: Literal["text", "digest"] = Field(
+        "text", description="What is kept of requests and answers besides sizes and digests."
+    )
+    gpu: Gpu | None = Field(
+        None, description="GPUs that the cell gets; only tier container passes them through."
+    )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device files of this host that the cell gets."""
+        return () if self.gpu is None else (*_GPU_CONTROL, *dict.fromkeys(self.gpu.devices))
+
+
+# Of one cell: each is an operation of its own.
+MAX_ENTRIES: Final = 2_000
+# Of one cell together. More belongs into an image.
+MAX_BYTES: Final = 100 << 20
+
+
+class TaskFile(Strict):
+    """A file or directory; `source` is below the root."""
+
+    target: str
+    source: str
+
+
+class CellData(Strict):
+    """Of one cell; `hosts`: names and addresses."""
+
+    files: tuple[TaskFile, ...] = ()
+    hosts: tuple[tuple[str, str], ...] = ()
+
+
+class TaskData(Strict):
+    """Of all cells, by name; `cell` is the one being made."""
+
+    cells: Mapping[str, CellData] = {}
+    root: str = ""
+    cell: str = OWN_CELL
+
+    @property
+    def own(self) -> CellData:
+        """What the cell `cell` holds."""
+        return self.cells.get(self.cell, CellData())
+
+    def of(self, cell: str) -> TaskData:
+        """The same, for another cell."""
+        return self.model_copy(update={"cell": cell})
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.cell, tuple(sorted(self.cells))))
+
+
+def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
+    """What each source is now, by target. Raises as `list_tree`."""
+    trees: dict[str, Tree] = {}
+    entries = total_bytes = 0
+    for file in data.files:
+        tree = trees[file.target] = list_tree(root, file.source, max_entries=MAX_ENTRIES - entries)
+        entries += len(tree.entries)
+        total_bytes += tree.total_bytes
+        if total_bytes > MAX_BYTES:
+            most = format_size(MAX_BYTES)
+            raise ValueError(f"{format_size(total_bytes)} of files; at most {most} for one cell")
+    return trees

@@ -13,9 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from belljar.policy import fields as kinds
-from belljar.policy import hosts
 from belljar.policy.fields import AtError, Strict, list_of
-from belljar.policy.hosts import MAX_NAMES, MAX_PORTS, HostNames, Names, Port, Ports
 from belljar.policy.limits import Resources, Tier
 from belljar.policy.sections import IMAGE, FilesField, ResourcesField, Rights
 from belljar.units import listed
@@ -72,10 +70,10 @@ class StandIn(Strict):
     directory_field: ClassVar[str] = ""  # names an author's directory
 
     kind: str
-    names: Names = Field(
+    names: kinds.Names = Field(
         description="Host names, exact or `*.` and a name (one more label); an exact name wins."
     )
-    ports: Ports | None = Field(
+    ports: kinds.Ports | None = Field(
         default=None, description="TCP ports: NUMBER or NUMBER/PROTOCOL. Default by kind."
     )
 
@@ -93,9 +91,9 @@ class StandIn(Strict):
 
     def spoken_ports(self) -> tuple[tuple[int, str], ...]:
         """Every port with its protocol, defaults filled in."""
-        ports = self.ports or tuple(Port(number=number) for number in self.usual_ports)
+        ports = self.ports or tuple(kinds.Port(number=number) for number in self.usual_ports)
         return tuple(
-            (port.number, port.protocol or hosts.usual_protocol(port.number, self.protocols))
+            (port.number, port.protocol or kinds.usual_protocol(port.number, self.protocols))
             for port in ports
         )
 
@@ -172,9 +170,9 @@ class MetadataStandIn(StandIn):
     usual_ports: ClassVar[tuple[int, ...]] = (80,)
 
     kind: Literal["metadata"] = Field(description="What it plays.")
-    names: Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of(MAX_NAMES, min_count=0)] = (
-        Field(default=(), description="Host names. Default: none, only the address.")
-    )
+    names: Annotated[
+        tuple[Annotated[str, kinds.PATTERN], ...], list_of(kinds.MAX_NAMES, min_count=0)
+    ] = Field(default=(), description="Host names. Default: none, only the address.")
     tokens: Literal["optional", "required"] | None = Field(
         default=None, description="Whether it wants tokens (IMDSv2). Default optional."
     )
@@ -195,7 +193,7 @@ class Health(Strict):
     http: Annotated[str, kinds.URL_PATH] | None = Field(
         default=None, description="A path, asked for at `port`."
     )
-    port: Annotated[int, hosts.PORT_NUMBER] | None = Field(
+    port: Annotated[int, kinds.PORT_NUMBER] | None = Field(
         default=None, description="The port of `http`."
     )
     image: bool | None = Field(
@@ -240,8 +238,8 @@ class TargetStandIn(StandIn):
     protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
     usual_ports: ClassVar[tuple[int, ...]] = ()
 
-    names: HostNames = Field(description="Host names, exact.")
-    ports: Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
+    names: kinds.HostNames = Field(description="Host names, exact.")
+    ports: kinds.Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
     image: Annotated[str, IMAGE] = Field(
         default="default", description="The cell's root filesystem."
     )
@@ -262,7 +260,8 @@ class TargetStandIn(StandIn):
     )
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
     awaits: (
-        Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NAMES, min_count=0)] | None
+        Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(kinds.MAX_NAMES, min_count=0)]
+        | None
     ) = Field(
         default=None,
         description="The target cells before it that must be healthy when it starts. Default: all.",
@@ -287,12 +286,12 @@ class ServiceProgram(Strict):
     arguments: AnyWords | None = Field(
         default=None, description="Behind the image's entrypoint, instead of its command."
     )
-    directories: Annotated[tuple[Annotated[str, DIRECTORY], ...], list_of(MAX_PORTS)] | None = (
-        Field(
-            default=None,
-            description="Made, as root's with mode 0755, where the image does not have them; a "
-            "mode, uid or gid (`/scratch:mode=1777,uid=1000`) is given to the image's, too.",
-        )
+    directories: (
+        Annotated[tuple[Annotated[str, DIRECTORY], ...], list_of(kinds.MAX_PORTS)] | None
+    ) = Field(
+        default=None,
+        description="Made, as root's with mode 0755, where the image does not have them; a "
+        "mode, uid or gid (`/scratch:mode=1777,uid=1000`) is given to the image's, too.",
     )
     restart: Annotated[str, RESTART] | None = Field(
         default=None,

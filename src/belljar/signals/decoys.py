@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import csv
 import hmac
+import html
 import io
 import posixpath
 import re
@@ -216,6 +217,13 @@ def _csv(rows: list[dict[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_FORM: Final = (
+    '<form method="post" action="/login">\n<label>User <input name="username"></label>\n'
+    '<label>Password <input type="password" name="password"></label>\n'
+    '<button type="submit">Sign in</button>\n</form>'
+)
+
+
 def _url(spec: DecoySpec) -> str:
     scheme, usual = ("https", 443) if spec.port in (443, 8443) else ("http", 80)
     return f"{scheme}://{spec.host}" + ("" if spec.port == usual else f":{spec.port}")
@@ -224,11 +232,21 @@ def _url(spec: DecoySpec) -> str:
 def _http(stream: RandomStream, spec: DecoySpec) -> Service:
     user, word = "admin", password(stream)
     rows, values = _customers(stream, spec.count)
-    url = _url(spec)
+    url, session = _url(spec), stream.text(32)  # One session, of everyone who has signed in.
+    signed_in = f"form.username == '{user}' and form.password == '{word}'"
+    opened, end = f"{{% if cookie.sid == '{session}' or {signed_in} %}}", "{% endif %}"
+    cells = ("</td><td>".join(map(html.escape, row.values())) for row in rows)
+    table = "\n".join(f"<tr><td>{row}</td></tr>" for row in cells)
+    body = f'<a href="/customers.csv">Export</a>\n<table>\n{table}\n</table>'
+    page = f"<!DOCTYPE html>\n<title>Admin</title>\n{opened}{body}{{% else %}}{_FORM}{end}\n"
+    cookie = f"{opened}sid={session}; Path=/; HttpOnly; SameSite=Lax{end}"
+    headers = {"server": "nginx/1.24.0", "cache-control": "no-store", "set-cookie": cookie}
+    route = {"methods": ["GET", "POST"], "headers": headers, "body": page}
+    routes = [{**route, "path": path} for path in ("/", "/login", "/customers")]
+    routes += [{"path": "/customers.csv", "type": "text/csv", "body": f"{opened}{_csv(rows)}{end}"}]
     env = {"ADMIN_URL": url, "ADMIN_USER": user, "ADMIN_PASSWORD": word}
-    settings = {"login": {"user": user, "password": word}, "rows": rows, "csv": _csv(rows)}
     login = Login(spec.host, spec.port, user, word, url, env)
-    return login, settings, {"password": word, **values}
+    return login, {"routes": routes}, {"password": word, **values}
 
 
 def _redis(stream: RandomStream, spec: DecoySpec) -> Service:

@@ -10,8 +10,7 @@ from typing import Any
 from tests.fakes.pcapng import packets
 from tests.integration.range_programs.scene import Scene, cell, within
 
-from belljar.network.owner.making import PACKETS
-from belljar.network.owner.processes import SERVE
+from belljar.network.owner.processes import PACKETS, SERVE
 from belljar.plan.network import PortPlan, StandInPlan
 
 ECHO, DEAF, CLOSED, UNNAMED = 5000, 5002, 5004, 5005

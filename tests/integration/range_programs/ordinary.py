@@ -30,7 +30,7 @@ from tests.integration.range_programs.scene import (
 from belljar.dataclass import json_of
 from belljar.errors import BelljarError
 from belljar.events import Event
-from belljar.network.owner.making import PACKETS
+from belljar.network.owner.processes import PACKETS
 from belljar.network.owner.range import NetworkRange
 
 

@@ -19,8 +19,8 @@ from typing import IO, Any
 from tests.fakes.recorder import MemoryRecorder
 
 from belljar.errors import BelljarError
-from belljar.network.owner.making import RangeSpec
-from belljar.network.owner.range import NetworkRange, open_range
+from belljar.network.owner.processes import RangeSpec
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 from belljar.process import ProcessId, identify
@@ -143,7 +143,7 @@ class Scene:
         """The range."""
         answer = options.pop("answer", None)
         options = {"serve": PLAIN, **options}
-        async with open_range(
+        async with NetworkRange(
             RangeSpec(
                 network=self.network, layout=self.layout, directory=self.directory, **options
             ),

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.recorder import MemoryRecorder
 
-from belljar.airgap.check import seen, vsock_seen
-from belljar.airgap.looks import AirGapFinding, State, is_air_gapped, look
+from belljar.airgap import AirGapFinding, State, is_air_gapped, look, seen, vsock_seen
 from belljar.cell.air_gap import changes_in, held
 from belljar.events import Kind
 from belljar.network.supervisor.netlink import Link

@@ -92,6 +92,19 @@ async def test_traces_that_ended_before_the_search_verify_nothing(ends: str) -> 
     assert "memory: ended before the search" in cast("Any", data["not_checked"])
 
 
+async def test_a_broken_protocol_while_traces_are_left_is_on_record() -> None:
+    """The old machine's guest is hostile; the revert goes on."""
+
+    async def violate(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.send(g.frame(g.RESULT, op.id, b"no result"))
+
+    async with staged({b"sh": violate}) as old:
+        async with canary_in(old.cell) as canary:
+            assert canary.said == {""}
+        assert Kind.PROTOCOL_VIOLATION in old.kinds()
+
+
 @pytest.mark.parametrize("ending", ["guest dies", "search is killed", "says too little"])
 @pytest.mark.parametrize("where", ["memory", "guest", ""])
 async def test_a_trace_that_ends_the_search_is_found(

@@ -110,6 +110,19 @@ async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception
     assert Kind.CELL_REVERTED not in {kind for _, kind, _ in machines.noted}
 
 
+async def test_an_old_machine_whose_end_is_not_proven_is_raised_at_the_end() -> None:
+    """Though no later machine found anything."""
+    machines = Machines()
+    machines.failing = {"c1": HostError("not proven")}
+
+    async def revert() -> None:
+        async with revertible(machines.make) as opened:
+            await opened.cell.revert()
+
+    with pytest.raises(HostError, match="not proven"):
+        await revert()
+
+
 @pytest.mark.parametrize("finds", ["destruction", "last look"])
 async def test_a_breach_of_an_old_machine_is_raised_whatever_else_is(finds: str) -> None:
     """Also when the block, the look before or another machine ended with an error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
@@ -12,14 +13,43 @@ from belljar.events import Event, Kind
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
-# ---- in the background
-
-
 async def lasting(guest: FakeGuest, op: GuestOp) -> None:
     """Say a little, then run until it is killed."""
     await guest.started(op)
     await guest.output(op, 1, b"hello")
     await guest.until_killed(op)
+
+
+async def chatty(guest: FakeGuest, op: GuestOp) -> None:
+    """Say something, and more when told to or killed, then end."""
+    await guest.started(op)
+    await guest.send(g.frame(g.DATA, op.id, b"\x01one "))
+    await guest.stdin(op)
+    await guest.send(g.frame(g.DATA, op.id, b"\x01two"))
+    await guest.finish(op)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_what_nobody_iterates_is_on_record(is_killed: bool) -> None:
+    """The wait for the end drops and counts it; the record has it, and the input."""
+    async with staged({b"chatty": chatty}) as stage:
+        async with stage.cell.open_exec(["chatty"]) as running:
+            await (running.kill() if is_killed else running.send_stdin(memoryview(b"go")))
+            output = await running.wait()
+        assert (output.stdout, output.stdout_dropped_bytes) == (b"", 7)
+        bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
+        assert bodies["stdout"] == b"one two"
+        assert is_killed or bodies["stdin"] == b"go"
+
+
+async def test_leaving_early_is_on_record() -> None:
+    """A command that was left before its end failed, with what it had said; its tree is dead."""
+    async with staged({b"lasting": lasting}) as stage:
+        async with stage.cell.open_exec(["lasting"]) as running:
+            assert (await anext(running))[1] == b"hello"
+        assert stage.guest.ops == {}
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
+        assert stage.last(Kind.EXEC_FAILED).bodies[0].content == b"hello"
 
 
 @pytest.mark.promise("4.2")

@@ -11,8 +11,8 @@ from tests.unit.harness.test_builds import add
 
 from belljar.bundle.create import Contents, store_files
 from belljar.bundle.install import Report
-from belljar.cli.image import wanted_by_tasks
 from belljar.cli.main import run
+from belljar.cli.setup import images_of_task
 from belljar.errors import HostError
 from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe
@@ -83,6 +83,6 @@ def test_the_images_of_a_task_are_in_the_bundle(
     assert names == {"default", "own", "db:1", "two-default", "base"}
     there = Store(tmp_path / "other")
     assert {name for image in there.list() for name in image.names} == names
-    builds = [each.build for each in wanted_by_tasks(["task.py"]) if each.build]
+    _, builds = images_of_task(["task.py"])
     assert builds
     build_missing(builds, {"two-default"}, there.home)

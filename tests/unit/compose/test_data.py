@@ -10,12 +10,11 @@ import pytest
 from tests.unit.compose.test_translate import two
 
 from belljar.compose import keys
-from belljar.compose.data import ServiceBuild, builds_of, service_images
-from belljar.compose.document import TaskFiles, read_document
+from belljar.compose.document import ServiceBuild, TaskFiles, builds_of, read_document
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind
-from belljar.policy.task_data import TaskFile
+from belljar.policy.sections import TaskFile
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
@@ -205,22 +204,3 @@ def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str)
     before anything is read."""
     with pytest.raises((CannotKeepError, ValueError)):
         builds(tmp_path, written)
-
-
-def test_the_images_of_a_file() -> None:
-    """In their normal form; what is built, what only means some Linux, and what is not known before
-    there is a sample."""
-    images = {
-        "docker.io/library/python:3.12": "python:3.12",
-        f"x:1@{DIGEST}": f"x:1@{DIGEST}",
-        "${IMAGE:-debian}": "debian",
-        "python:3.12": "python:3.12",
-        "aisiuk/inspect-tool-support": "inspect",
-    }
-    services: dict[str, Any] = {str(n): {"image": image} for n, image in enumerate(images)}
-    services["e"] = {"build": ".", "image": "p-e"}
-    unknown = {"g": {"image": "ghcr.io/a:${SAMPLE_METADATA_TAG}"}, "h": {"image": "Not An Image"}}
-    found = service_images({"services": services | unknown | {"j": {"build": "."}}, "whatever": 1})
-    assert [each.image for each in found if not each.why] == [*images.values(), "p-e"]
-    assert [each.service for each in found if each.why] == ["g", "h", "j"]
-    assert "SAMPLE_METADATA_TAG" in found[6].why

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.compose import is_compose_yaml, is_dockerfile
 
-from belljar.compose.data import builds_of
 from belljar.compose.document import (
     COMPOSE_NAMES,
     MAX_INCLUDES,
     TaskFiles,
     beside,
+    builds_of,
     files_named_by,
     files_of,
     is_compose_name,

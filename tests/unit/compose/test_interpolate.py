@@ -15,7 +15,7 @@ from belljar.compose.interpolate import MAX_VARIABLES, interpolate, literal, rea
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
 from belljar.differences import DifferenceKind
-from belljar.harness.config import expanded
+from belljar.harness.operator import expanded
 
 GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
 

@@ -19,8 +19,7 @@ from belljar.events import Event, JsonValue, Kind
 from belljar.fleet.archive import pack
 from belljar.fleet.engine import Engine
 from belljar.fleet.head import Head
-from belljar.fleet.judge import KIND
-from belljar.fleet.units import Node
+from belljar.fleet.units import KIND, Node
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.host_processes import watched_host
 from belljar.harness.options import SelectedTask

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.fleet.test_units import row
 
-from belljar.fleet.judge import Asked, Try, judge_fleet, summary
-from belljar.fleet.units import Unit
+from belljar.fleet.units import Asked, Try, Unit, judge_fleet, summary
 from belljar.probe.model import Verdict
 from belljar.report.left import Destination, Left, Way
 from belljar.report.reasons import Reason, ReasonCode

@@ -18,15 +18,15 @@ from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.fleet import archive
 from belljar.fleet.archive import pack
-from belljar.fleet.judge import KIND, Try
 from belljar.fleet.record import UNITS, archive_of, examine, findings_of, record_of
-from belljar.fleet.units import Unit
+from belljar.fleet.units import KIND, Try, Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger.keys import load_or_make_key, local_fingerprint
 from belljar.ledger.redaction import CLASSES, choose, share
 from belljar.ledger.rundir import RunDirectory, create_run
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
+from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings
 
 UNIT = Unit(number=1, samples=("a",))
@@ -139,6 +139,9 @@ def test_a_fleet_is_judged_again_offline(tmp_path: Path, came: Try) -> None:
     findings, lines = judged(home, run)
     assert {row.transcript.sample for row in findings.rows} == {"a"}
     assert "1 unit(s) on 1 node(s)" in lines[0]
+    unknown, _ = findings_of(run, stored_evidence(run))
+    assert not unknown.rows  # whose ledger it is isn't known: no archive that it names is opened
+    assert ReasonCode.LEDGER_BAD in {reason.code for reason in unknown.problems}
     archive_of(run, UNIT).write_bytes(b"")
     findings, lines = judged(home, run)
     assert findings.verdict is Verdict.VOID

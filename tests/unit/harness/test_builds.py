@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.compose.data import ServiceBuild
+from belljar.compose.document import ServiceBuild
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe

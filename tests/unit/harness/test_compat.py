@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
-from inspect_ai.util import SandboxEnvironmentSpec
 from inspect_ai.util import SandboxEnvironmentSpec as Spec
 
 from belljar.errors import PolicyError
-from belljar.harness.adapt import adapt_task, brought
-from belljar.harness.compat import TaskRefused, judge_compose, judge_for_sample
-from belljar.harness.config import BelljarConfig
+from belljar.harness.config import (
+    BelljarConfig,
+    TaskRefused,
+    adapt_task,
+    of_active_sample,
+    of_compose,
+    of_sample,
+)
+from belljar.policy.network import Network
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
 
 AS_IN_DOCKER = Rights(setuid_programs="auto")
+NOTHING = BelljarConfig()
 
 
 def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
@@ -36,15 +43,14 @@ FLAGGED = service(
 def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
     """It is kept whole, as Inspect can keep it in its log; each sample's values are then put in,
     and only `environment` can do without."""
-    judgement = judge_compose(FLAGGED)
-    assert judgement.changes["compose"] == FLAGGED
-    for_it = judge_for_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"})
-    assert for_it.changes["env"] == (("FLAG", "f$$SAMPLE_METADATA_X"), ("PORT", "80")), (
+    assert of_compose(FLAGGED, NOTHING, where="").compose == FLAGGED
+    for_it = of_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"}, NOTHING)
+    assert for_it.env == (("FLAG", "f$$SAMPLE_METADATA_X"), ("PORT", "80")), (
         "a reference in data means nothing"
     )
     with pytest.raises(TaskRefused):
-        judge_for_sample(FLAGGED, {})
-    assert judge_for_sample(FLAGGED, {}, blanks=True).changes
+        of_sample(FLAGGED, {}, NOTHING)
+    assert of_sample(FLAGGED, {}, NOTHING, blanks=True).image == "ctf"
 
 
 def adapted(
@@ -67,7 +73,7 @@ def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
     def policy_of(sandbox: Any) -> str:  # noqa: ANN401 - Inspect's union
         found = adapted(tmp_path, sandbox).sandbox
         assert found is not None
-        assert found == SandboxEnvironmentSpec("belljar", BelljarConfig(policy=found.config.policy))
+        assert found == Spec("belljar", BelljarConfig(policy=found.config.policy))
         return str(found.config.policy)
 
     assert policy_of(None) == ""
@@ -88,29 +94,34 @@ def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: P
     """Found beside the task, or named; a policy beside it is what it is put on."""
     (tmp_path / "compose.yaml").write_text(COMPOSE)
     expected = BelljarConfig(image="ctf:2", program=ServiceProgram(), rights=AS_IN_DOCKER)
-    assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", expected)
+    assert adapted(tmp_path, sandbox).sandbox == Spec("belljar", expected)
     (tmp_path / "belljar.yaml").write_text("belljar: 1\nrisk: high\n")
     beside = BelljarConfig(policy=str(tmp_path / "belljar.yaml"))
     if sandbox == "belljar":  # Inspect finds the policy first
-        assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", beside)
+        assert adapted(tmp_path, sandbox).sandbox == Spec("belljar", beside)
     else:
         together = expected.model_copy(update={"policy": beside.policy})
-        assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", together)
+        assert adapted(tmp_path, sandbox).sandbox == Spec("belljar", together)
 
 
 @pytest.mark.promise("2.4")
 def test_set_user_id_programs_are_as_in_docker() -> None:
     """Every service's work where the tier lets them, unless the service refuses new privileges."""
-    plain = judge_compose({"services": {"default": {"image": "x"}, "web": {"image": "y"}}})
-    assert plain.changes["rights"] == AS_IN_DOCKER
-    assert plain.changes["network"].stand_ins["web"].rights == AS_IN_DOCKER
-    refusing = judge_compose(service(image="x", security_opt=["no-new-privileges:true"]))
-    assert refusing.changes["rights"] == Rights(setuid_programs="off")
+    two = {"services": {"default": {"image": "x"}, "web": {"image": "y"}}}
+    plain = of_compose(two, NOTHING, where="")
+    assert plain.rights == AS_IN_DOCKER
+    assert isinstance(plain.network, Network)
+    assert getattr(plain.network.stand_ins["web"], "rights", None) == AS_IN_DOCKER
+    refusing = service(image="x", security_opt=["no-new-privileges:true"])
+    assert of_compose(refusing, NOTHING, where="").rights == Rights(setuid_programs="off")
 
 
 def made(tmp_path: Path, written: Spec, config: str | None = None) -> object:
     """What a sample's own sandbox comes to, when Inspect hands over `config`."""
-    return brought(written, config, directories=[tmp_path, tmp_path], where="sample s")
+    active = SimpleNamespace(sample=SimpleNamespace(id="s", sandbox=written))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
+        return of_active_sample(config, [tmp_path, tmp_path])
 
 
 @pytest.mark.promise("1.6")

@@ -15,16 +15,8 @@ from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.config import (
-    BelljarConfig,
-    as_config,
-    expanded,
-    load,
-    of_log,
-    sample_policy,
-    within,
-)
-from belljar.harness.operator import read_operator
+from belljar.harness.config import BelljarConfig, as_config, of_log
+from belljar.harness.operator import expanded, load, read_operator, sample_policy, within
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.network import Network
 from belljar.policy.stand_ins import ServiceProgram
@@ -89,7 +81,10 @@ def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
     policy = sample.policy.policy
     assert policy.network is not None
     assert (policy.env, getattr(policy.network.stand_ins["web"], "env", {})) == (flag, flag)
-    assert (sample.service, sample.program) == ("agent", ServiceProgram(arguments=("serve",)))
+    assert (sample.asked.service, sample.asked.program) == (
+        "agent",
+        ServiceProgram(arguments=("serve",)),
+    )
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
         sample_policy(str(compose_file), {})
 
@@ -224,6 +219,7 @@ def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
         "compose": {"compose": {"services": services, "x-belljar-directory": root}},
         "stand-in": {"network": {"stand_ins": {"web": git}}},
         "files": {"network": {"stand_ins": {"web": copied}}},
+        "another's cell": {"data": {"cells": {"web": {"hosts": [["x", "10.0.0.1"]]}}}},
     }
     made = {name: of_log(config) for name, config in logged.items()}
     return {name: each for name, each in made.items() if isinstance(each, BelljarConfig)}
@@ -235,11 +231,12 @@ def test_a_configuration_from_a_log_takes_no_files(
 ) -> None:
     """Of this host: a directory is one that this process read a task's file from, also when its
     configuration went through a log, or refused; also where the operator's policy has a directory
-    of its own. Nothing of it is in the error."""
+    of its own. Nor does it give anything to a cell of that policy. Nothing of it is in the error."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.yaml").write_text("belljar: 1\nrisk: low\n")
+    lab = "network: {stand_ins: {web: {kind: cell, names: [web], ports: [all], command: [x]}}}"
+    (tmp_path / "run.yaml").write_text(f"belljar: 1\nrisk: low\n{lab}\n")
     configs = forged(tmp_path)
-    assert len(configs) == 6
+    assert len(configs) == 7
     for name, config in configs.items():
         for run_policy in ("", "run.yaml"):
             with pytest.raises(PolicyError) as caught:

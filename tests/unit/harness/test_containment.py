@@ -14,7 +14,7 @@ from tests.unit.harness.runs import opened
 
 from belljar.errors import ContainmentBreach, HostError
 from belljar.harness import session as session_module
-from belljar.harness.sample_record import Containment
+from belljar.harness.sample import Containment
 from belljar.harness.session import Session
 from belljar.probe.judge import NoRouter
 from belljar.probe.model import AttemptOutcome, Finding, ProbeReport, Side, Verdict

@@ -15,7 +15,7 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
 
-from belljar.airgap.looks import AirGapFinding, State
+from belljar.airgap import AirGapFinding, State
 from belljar.cli.main import run as belljar
 from belljar.cli.run import show_findings
 from belljar.differences import Difference, DifferenceKind

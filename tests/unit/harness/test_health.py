@@ -15,8 +15,8 @@ from tests.unit.harness.runs import active_sample, close, opened
 
 from belljar.cell.health import HealthFinding
 from belljar.events import Kind
+from belljar.harness.evidence import DEGRADED_KEY as KEY
 from belljar.harness.provider import BelljarSandboxEnvironment
-from belljar.harness.sample_record import DEGRADED_KEY as KEY
 from belljar.harness.session import Session
 
 pytestmark = pytest.mark.anyio

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.harness.config import BelljarConfig, of_compose, within
-from belljar.harness.operator import Operator
+from belljar.harness.config import BelljarConfig, of_compose
+from belljar.harness.operator import Operator, within
 from belljar.host.settings import Settings, Upstreams
 from belljar.policy.guarding import Trigger, stop_for
 from belljar.policy.limits import (

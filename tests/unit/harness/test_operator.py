@@ -10,7 +10,8 @@ from tests.unit.harness.runs import MODEL, ONE, evaluated
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
-from belljar.harness.config import BelljarConfig, load, sample_policy
+from belljar.harness.config import BelljarConfig
+from belljar.harness.operator import load, sample_policy
 from belljar.host import settings
 from belljar.policy.loaded import LoadedPolicy
 

@@ -15,6 +15,7 @@ from belljar.errors import HostError, PolicyError
 from belljar.harness import operator
 from belljar.harness.evaluate import run_evaluation
 from belljar.harness.options import TAKEN, RunRequest, explicit_arguments, read_options
+from belljar.host import settings
 
 TASK = "from pathlib import Path\nPath('loaded').touch()\n" + ONE
 # What Inspect reads for an option that is Belljar's
@@ -147,6 +148,26 @@ def test_a_file_that_is_none_is_refused(here: Path) -> None:
     for content in (large, b"OPENAI_API_KEY=\xe9\n", b"\xef\xbb\xbfLD_PRELOAD=x\n"):
         file.write_bytes(content)
         refused(here, naming=r"\.env")
+
+
+@pytest.mark.promise("1.9")
+def test_the_inspect_command_s_file_says_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That reads a `.env` file unjudged before Belljar is imported: store, programs and trust roots
+    are those of the start, what a model's provider needs is the file's."""
+    moved = {"BELLJAR_HOME": "/moved", "BELLJAR_ALLOW_UPSTREAMS": "1", "LD_PRELOAD": "/x.so"}
+    moved |= {"https_proxy": "http://x", "SSL_CERT_FILE": "/x", "X_API_KEY": "k"}
+    start = {name: value for name, value in os.environ.items() if name not in moved}
+    start["BELLJAR_HOME"] = "/of-the-start"
+    monkeypatch.setattr(settings, "environment_at_start", lambda: start)
+    for name, value in moved.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["/venv/bin/own-program"])
+    operator.restore_start()
+    assert os.environ["BELLJAR_HOME"] == "/moved"
+    monkeypatch.setattr("sys.argv", ["/venv/bin/inspect", "eval"])
+    operator.restore_start()
+    left = {name: os.environ[name] for name in moved if name in os.environ}
+    assert left == {"BELLJAR_HOME": "/of-the-start", "X_API_KEY": "k"}
 
 
 @pytest.mark.promise("1.9")

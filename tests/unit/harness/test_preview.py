@@ -12,14 +12,14 @@ from inspect_ai.dataset import Sample
 from tests.fakes.hosts import capable_host
 
 from belljar.differences import DifferenceKind
-from belljar.harness.adapt import adapt_task
+from belljar.harness.config import adapt_task
 from belljar.harness.operator import Operator, OperatorOptions
 from belljar.harness.preview import (
     Outlook,
     Preview,
+    as_json,
     check_compose,
     check_policy,
-    exit_code,
     grouped,
     outlooks,
     preview,
@@ -139,9 +139,8 @@ def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
     assert [each.outcome for each in found] == ["runs", "differs", "missing", "refused"]
     assert [each.exit_code for each in found] == [0, 0, 3, 4]
     assert [fact.kind for fact in refused.first.differences] == [DifferenceKind.REFUSED]
-    assert exit_code(found) == 4
-    assert exit_code(found[:3]) == 3
-    assert exit_code(()) == 0
+    assert as_json("all", "compose", found)["exit_code"] == 4
+    assert as_json("all", "compose", [])["exit_code"] == 0
 
 
 @pytest.mark.promise("1.5")

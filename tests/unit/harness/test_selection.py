@@ -70,7 +70,6 @@ def test_an_order_without_a_seed_is_drawn_once(tmp_path: Path) -> None:
     """The samples that were looked at are those that run."""
     task, selection = seven(), Selection(limit=3, shuffle=True)
     expected = chosen(selection, task)
-    assert not selection.is_foreseen
     inspect_eval(
         task,
         model="mockllm/model",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
+from tests.fakes.cell import FakeCells
 
-from belljar.errors import ContainmentBreach, HostError, PolicyError
-from belljar.harness.models import ModelCells
+from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
+from belljar.harness import session as session_module
 from belljar.harness.options import check_models
-from belljar.harness.session import Session
+from belljar.harness.session import CloseModels, ModelCells, Session
 from belljar.harness.source import MAX_STARTS, RealCells, start_slot
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
 from belljar.ledger.rundir import create_run
 from belljar.policy.limits import Tier
-from belljar.policy.load import load_policy
+from belljar.policy.load import load_policy, policy_of
+from belljar.policy.loaded import LoadedPolicy
 
 
 def add(home: Path, name: str, content: bytes) -> None:
@@ -116,6 +120,37 @@ def test_a_model_cells_tier_is_never_lower_than_a_samples() -> None:
     models.need(Tier.GVISOR)
     with pytest.raises(PolicyError, match="less than"):
         models.need(Tier.MICROVM)
+
+
+@pytest.mark.promise("2.8")
+@pytest.mark.anyio
+async def test_each_error_of_an_end_is_the_runs(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two model cells that leave something, both are named, and both were ended, at the latest
+    with an evaluation whose samples have no cells."""
+    ended = []
+
+    @asynccontextmanager
+    async def opened(policy: LoadedPolicy, **_: object) -> AsyncIterator[Any]:
+        yield running_in(Tier.CONTAINER)
+        ended.append(policy.source)
+        raise CellError(f"{policy.source} left something")
+
+    monkeypatch.setattr(session_module, "open_model", opened)
+    for name in ("one", "two"):
+        policy = replace(policy_of({"belljar": 1, "risk": "low"}), source=name)
+        await session.model_cell(policy)
+    at_end: Any = None
+    assert CloseModels().enabled()
+    await CloseModels().on_run_end(at_end)
+    assert ended == ["two", "one"]
+    assert [error.what for error in session.breaches] == [
+        "two left something",
+        "one left something",
+    ]
+    assert cells.runs[0].closed
+    assert not CloseModels().enabled()
 
 
 def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_sample_that_can_not_be_looked_at_does_not_begin(
 
     session = Session()
     data: Any = SimpleNamespace(summary=SimpleNamespace(id="s"))
-    monkeypatch.setattr("belljar.harness.config.load", load)
+    monkeypatch.setattr("belljar.harness.boundary.load", load)
     with controlled(session), pytest.raises(LimitExceededError):
         anyio.run(LookAtSamples().on_sample_attempt_start, data)
     assert isinstance(session.stopped, ContainmentBreach)

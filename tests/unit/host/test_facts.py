@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from belljar.host.facts import gather_facts, parse_routes
-from belljar.isolation.cgroup import try_group
 from belljar.package import program_path
 
-facts_of = partial(gather_facts, try_group=try_group, try_namespaces=lambda: "")
 
-
-def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path) -> None:
+def test_switches_that_forbid_user_namespaces_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ubuntu's AppArmor switch and a count of 0, with what an administrator can do."""
     from belljar.host import facts
 
@@ -23,7 +22,8 @@ def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path) -> None:
     (tmp_path / "sys/kernel").mkdir(parents=True)
     (tmp_path / "sys/user/max_user_namespaces").write_text("10\n")
     (tmp_path / "sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
-    userns = partial(facts.userns_fact, tmp_path, lambda: "making a user namespace failed: denied")
+    monkeypatch.setattr(facts, "try_namespaces", lambda: "making one failed: denied")
+    userns = partial(facts.userns_fact, tmp_path)
     restricted = userns(is_root=False)
     assert (restricted.available, facts.APPARMOR_SWITCH in restricted.reason) == (False, True)
     launcher = str(program_path("jail"))
@@ -53,7 +53,7 @@ def test_where_core_dumps_go_is_read(pattern: str | None, state: str, tmp_path: 
     if pattern is not None:
         (proc / "sys/kernel").mkdir(parents=True)
         (proc / "sys/kernel/core_pattern").write_text(pattern)
-    cores = facts_of(tmp_path / "store", proc=proc).cores
+    cores = gather_facts(tmp_path / "store", proc=proc).cores
     assert cores.state == state
     said = "can't be read" if pattern is None else pattern.strip()
     assert said in cores.pattern

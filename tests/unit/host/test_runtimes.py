@@ -9,17 +9,11 @@ import pytest
 
 from belljar.errors import HostError
 from belljar.host import runtimes
-from belljar.host.model import RuntimeFact, RuntimeState
-from belljar.host.runtimes import (
-    RUNTIME_VARIABLE,
-    HostTrial,
-    ProveRuntime,
-    parse_version,
-    runtime_facts,
-)
+from belljar.host.model import RuntimeFact, Trial, TrialState
+from belljar.host.runtimes import RUNTIME_VARIABLE, ProveRuntime, parse_version, runtime_facts
 from belljar.host.tools import own_programs
 
-REFUTED = RuntimeState.REFUTED
+REFUTED = TrialState.REFUTED
 
 
 def program(directory: Path, name: str, says: str) -> Path:
@@ -35,8 +29,8 @@ def facts(
 ) -> RuntimeFact:
     """What is known of the container tier's runtime."""
 
-    def of_the_container_tier(runtime: RuntimeFact) -> HostTrial:
-        return prove(runtime) if prove and runtime.tier == "container" else HostTrial(works=True)
+    def of_the_container_tier(runtime: RuntimeFact) -> Trial:
+        return prove(runtime) if prove and runtime.tier == "container" else Trial.of("")
 
     found = runtime_facts(
         home / "facts" / "runtimes.json",
@@ -68,18 +62,18 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
     """It and the version are asked for once; another file of that name is another runtime."""
     file, tried = program(tmp_path, "runc", "runc version 1.1.5"), []
 
-    def prove(runtime: RuntimeFact) -> HostTrial:
+    def prove(runtime: RuntimeFact) -> Trial:
         tried.append(runtime.version)
-        return HostTrial(works=True)
+        return Trial.of("")
 
-    assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
-    assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
-    assert facts(tmp_path, file).state is RuntimeState.PROVEN
-    assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
+    assert facts(tmp_path, file).state is TrialState.UNPROVEN
+    assert facts(tmp_path, file, prove=prove).state is TrialState.PROVEN
+    assert facts(tmp_path, file).state is TrialState.PROVEN
+    assert facts(tmp_path, file, prove=prove).state is TrialState.PROVEN
     assert (tried, (tmp_path / "asked").read_text().count("asked")) == (["1.1.5"], 1)
     program(tmp_path, "runc", "runc version 1.2.0, another")
     fact = facts(tmp_path, file)
-    assert (fact.state, fact.version) == (RuntimeState.UNPROVEN, "1.2.0")
+    assert (fact.state, fact.version) == (TrialState.UNPROVEN, "1.2.0")
 
 
 def test_a_failure_is_believed_for_a_short_while_only(
@@ -90,9 +84,9 @@ def test_a_failure_is_believed_for_a_short_while_only(
     file, tried, now_s = program(tmp_path, "runc", "runc version 1.1.5"), [], 1000.0
     monkeypatch.setattr(time, "time", lambda: now_s)
 
-    def prove(runtime: RuntimeFact) -> HostTrial:
+    def prove(runtime: RuntimeFact) -> Trial:
         tried.append(runtime.name)
-        return HostTrial(works=len(tried) > 2, reason="silent", hint="use another")
+        return Trial.of("" if len(tried) > 2 else "silent", "use another")
 
     first = facts(tmp_path, file, prove=prove)
     assert (first.state, first.reason, first.hint) == (REFUTED, "silent", "use another")
@@ -104,7 +98,7 @@ def test_a_failure_is_believed_for_a_short_while_only(
     now_s -= 500
     for _ in range(2):
         fact = facts(tmp_path, file, prove=prove, doubt=True)
-        assert (fact.state, len(tried)) == (RuntimeState.PROVEN, 3)
+        assert (fact.state, len(tried)) == (TrialState.PROVEN, 3)
 
 
 @pytest.mark.promise("1.3")
@@ -114,9 +108,9 @@ def test_another_build_of_ours_is_another_proof(
     """The launcher and the guest agent are half of what is tried."""
     file, build = program(tmp_path, "runc", "runc version 1.1.5"), "one"
     monkeypatch.setattr(runtimes, "own_programs", lambda *names: f"{names} {build}")
-    assert facts(tmp_path, file, prove=lambda _: HostTrial(works=True)).state is RuntimeState.PROVEN
+    assert facts(tmp_path, file, prove=lambda _: Trial.of("")).state is TrialState.PROVEN
     build = "two"
-    assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
+    assert facts(tmp_path, file).state is TrialState.UNPROVEN
     fewer = {own_programs("agent"), own_programs("jail"), own_programs()}
     assert own_programs("agent", "jail") not in fewer
 
@@ -124,9 +118,9 @@ def test_another_build_of_ours_is_another_proof(
 def test_what_could_not_be_tried_is_not_refuted(tmp_path: Path) -> None:
     """Nor remembered: the next time it may."""
 
-    def prove(runtime: RuntimeFact) -> HostTrial:
+    def prove(runtime: RuntimeFact) -> Trial:
         raise HostError(f"no room for {runtime.name}", hint="free some")
 
     fact = facts(tmp_path, program(tmp_path, "runc", "runc version 1.1.5"), prove=prove)
-    assert (fact.state, fact.hint) == (RuntimeState.UNPROVEN, "free some")
+    assert (fact.state, fact.hint) == (TrialState.UNPROVEN, "free some")
     assert "no room" in fact.reason

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from tests.fakes.images import BytesOf, directory, entry, layer, symlink
 
-from belljar.image import origin
-from belljar.image.layers import ImportLimits, LayerError, tree
-from belljar.image.layers.blob import open_layer
-from belljar.image.layers.headers import read_entries
-from belljar.image.layers.tree import MergedTree
+from belljar.image import origin, tree
+from belljar.image.layers import ImportLimits, LayerError, read_entries
 from belljar.image.origin import files_of_archive
+from belljar.image.tree import MergedTree, open_layer
 
 LIMITS = ImportLimits(max_entries=400)
 LONG = "d" * 250

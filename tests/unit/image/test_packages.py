@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.image.packages import build_packages, pip_options
+from belljar.image.build import build_packages, pip_options
 
 
 def test_what_is_no_package_reaches_no_shell(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from belljar.channel import Renewed, RenewedBit
-from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
+from belljar.channel.frames import NEEDED_OF_CLONE
 from belljar.errors import CellError
 from belljar.isolation.oci.trees import inner_tmp
-from belljar.isolation.renewal import fresh_renewal, judge, renewed_event
+from belljar.isolation.renewal import PortSettings, fresh_renewal, renew
 
 ALL = (
     RenewedBit.RNG
@@ -19,24 +24,35 @@ ALL = (
     | RenewedBit.BOOT_ID
     | RenewedBit.HOSTNAME
 )
+SETTINGS = PortSettings(
+    address=IPv4Address("10.0.0.2"),
+    gateway=IPv4Address("10.0.0.1"),
+    mac="02:00:00:00:00:02",
+    gateway_mac="02:00:00:00:00:01",
+    resolver=IPv4Address("10.0.0.1"),
+)
 
 
+def guest(done: RenewedBit) -> Any:  # noqa: ANN401 - a client
+    """A guest agent that reports this."""
+    return SimpleNamespace(renew=AsyncMock(return_value=Renewed(done=done, detail="\x1b why")))
+
+
+@pytest.mark.anyio
 @pytest.mark.promise("3.1")
 @pytest.mark.parametrize("missing", [*(bit for bit in ALL if bit is not RenewedBit.BOOT_ID), None])
-def test_a_missing_part_fails_closed(missing: RenewedBit | None) -> None:
+async def test_a_missing_part_fails_closed(missing: RenewedBit | None) -> None:
     """Fresh randomness, clock, ids, host name and network are needed; a new boot id is not."""
+    port: Any = None
+    of_clone = partial(renew, new=fresh_renewal(), cell_id="c-0", needed=NEEDED_OF_CLONE)
     if missing is None:
-        found = Renewed(done=ALL & ~RenewedBit.BOOT_ID, detail="")
-        judge(found, where="cell c-0", needed=NEEDED_OF_CLONE)
-        event = renewed_event("c-0", found, fresh_renewal())
+        event = await of_clone(guest(ALL & ~RenewedBit.BOOT_ID), port=None)
         assert event.data["done"] == ["rng", "clock", "machine_id", "hostname"]
-        networked = Renewed(done=ALL | RenewedBit.NETWORK, detail="")
-        judge(networked, where="cell c-0", needed=NEEDED_ON_A_NETWORK)
-        missing, needed = RenewedBit.NETWORK, NEEDED_ON_A_NETWORK
-    else:
-        needed = NEEDED_OF_CLONE
+        missing = RenewedBit.NETWORK
+        port = SimpleNamespace(settings=SETTINGS)
+        assert (await of_clone(guest(ALL | missing), port=port)).data["mac"] == SETTINGS.mac
     with pytest.raises(CellError, match=str(missing.name).lower()):
-        judge(Renewed(done=ALL & ~missing, detail="\x1b why"), where="cell c-0", needed=needed)
+        await of_clone(guest(ALL & ~missing), port=port)
 
 
 @pytest.mark.parametrize("target", ["/etc", "x" * 300])

@@ -24,7 +24,7 @@ from belljar.isolation import kill as kill_module
 from belljar.isolation import reap as reap_module
 from belljar.isolation.hold import read_hold, read_order
 from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
-from belljar.isolation.survivors import Findings
+from belljar.isolation.survivors import Destruction
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
 from belljar.process import kill as kill_process
@@ -112,7 +112,7 @@ def test_an_owner_that_acts_during_the_look_stops_the_removal(
         entry = entry_of(CELL, owner=owner, child=process, directories=(directory,))
         journal.write(entry)
 
-        def look(of: JournalEntry) -> Findings:
+        def look(of: JournalEntry) -> Destruction:
             found = survivors.look(of)
             if acts == "destroys it":
                 journal.remove(CELL)

@@ -155,7 +155,7 @@ def test_any_name_of_a_mount_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "mountinfo").write_text("".join(lines))
     monkeypatch.setattr(survivors, "PROC", tmp_path)
-    assert [found.what for found in look(mine).survivors] == [f"mount /mnt/{mine.cell_id}"]
+    assert list(look(mine).survivors) == [f"mount /mnt/{mine.cell_id}"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_process_in_the_cells_namespace() -> None:
     """Found by the namespace's number, whatever its words say."""
     with apart() as child:
         mine = entry(namespaces={"net": namespaces_of(child.pid)["net"]})
-        found = look(mine).survivors
+        found = look(mine).left
         assert [survivor.process and survivor.process.pid for survivor in found] == [child.pid]
         remove_survivors(found)
 
@@ -198,7 +198,7 @@ def test_files_and_directories(tmp_path: Path) -> None:
     directory.mkdir()
     (directory / "link").symlink_to(kept)
     mine = JournalEntry.from_json({**mine.to_json(), "directories": [str(directory)]})
-    found = look(mine).survivors
+    found = look(mine).left
     assert [survivor.path for survivor in found] == [directory]
     remove_survivors(found)
     assert not directory.exists()

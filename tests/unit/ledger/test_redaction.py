@@ -13,9 +13,9 @@ from belljar.errors import HostError, LedgerError
 from belljar.events import Body, Event, Kind
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.listing import read_events
-from belljar.ledger.omission import OMISSIONS
 from belljar.ledger.redaction import CLASSES, choose, share
 from belljar.ledger.rundir import create_run
+from belljar.ledger.schema import OMISSIONS
 from belljar.ledger.verification import Status, verify
 
 from .conftest import make_run

@@ -15,8 +15,7 @@ from belljar.ledger.chain import MerkleTree, canonical
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.kinds import DATA, SCHEMA_VERSION, Optional
 from belljar.ledger.schema import make_checkpoint, parse_checkpoint
-from belljar.ledger.shown import dump, row
-from belljar.ledger.verification import parse_line
+from belljar.ledger.verification import dump, parse_line, row
 
 LINE = {
     "v": SCHEMA_VERSION,

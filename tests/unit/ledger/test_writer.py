@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import sys
@@ -80,6 +81,16 @@ def test_bodies_are_stored_once_and_before_the_line(
     assert writer.body_totals == {"count": 1, "bytes": 2}
     (kept,) = files_of_bodies(run_dir)
     assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_digest_of_a_body_is_never_that_of_a_part(writer: LedgerWriter, run_dir: Path) -> None:
+    """Of what the host did not see whole it is null; what was kept has a digest of its own."""
+    part = hashlib.sha256(b"12").hexdigest()
+    writer.record(hit("x", Body(name="x", content=b"12", total_bytes=3, sha256="")))
+    (line,) = map(parse_canonical, (run_dir / "ledger.jsonl").read_bytes().splitlines())
+    (ref,) = line["bodies"]
+    assert (ref["sha256"], ref["stored_sha256"], ref["total_bytes"]) == (None, part, 3)
+    assert verify(run_dir).problem is None
 
 
 def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run_dir: Path) -> None:

@@ -10,9 +10,8 @@ import anyio
 import pytest
 from anyio.abc import ByteStream
 
-from belljar.model.front import answer_client
 from belljar.model.http import Question
-from belljar.model.serve import ModelCell
+from belljar.model.serve import ModelCell, answer_client
 
 TOKEN = "the-token"
 

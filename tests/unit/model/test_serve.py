@@ -26,28 +26,28 @@ async def test_a_breach_outweighs_weights_that_were_changed(
     async def nothing(*_: object) -> None:
         pass
 
-    async def breached(*_: object) -> None:
-        raise ContainmentBreach("a way out")
+    async def probed(_cell: object, _run: object, phase: str) -> None:
+        if phase == "end":
+            raise ContainmentBreach("a way out")
 
-    async def changed(_look: object) -> None:
-        raise HostError("a file was changed")
+    def verified(*_: object, has_run: bool = False, **__: object) -> Any:  # noqa: ANN401 - fake weights
+        if has_run:
+            raise HostError("a file was changed")
+        return weights
 
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[Any]:
-        yield SimpleNamespace(id="c", tier="container", connect=nothing, start=nothing)
+        yield SimpleNamespace(tier="container", connect=nothing, start=nothing, destruction=None)
 
     weights = SimpleNamespace(served="", name="w")
-    health = SimpleNamespace(take_baseline=nothing)
     patches = {
         "find_weights": lambda *_, **__: weights,
-        "verify_weights": lambda *_, **__: weights,
+        "verify_weights": verified,
         "open_cell": opened,
-        "_probe": nothing,
+        "_probe": probed,
         "_wait_healthy": nothing,
-        "HealthWatch": lambda *_: health,
+        "HealthWatch": lambda *_: SimpleNamespace(take_baseline=nothing, look=nothing),
         "spawn_task": lambda _: None,
-        "_end": breached,
-        "_looked": changed,
     }
     for name, double in patches.items():
         monkeypatch.setattr(serve, name, double)

@@ -19,9 +19,8 @@ from belljar.host.model import (
     CgroupVersion,
     HostFacts,
     IdsFact,
-    KvmFact,
-    KvmState,
-    RuntimeState,
+    Trial,
+    TrialState,
     UsernsFact,
 )
 from belljar.plan.explain import ObstacleError, render_plan
@@ -35,6 +34,7 @@ from belljar.plan.make import (
     vm_shape,
 )
 from belljar.plan.model import ImageFacts, MicrovmPlan, ObstacleCode
+from belljar.plan.obstacles import KVM_STATES
 from belljar.plan.qemu import vmm_memory_max_bytes
 from belljar.policy.limits import Resources, Risk, Tier, least_tier
 from belljar.policy.load import load_preset, policy_of
@@ -83,7 +83,7 @@ network:
 
 def emulated(facts: HostFacts) -> HostFacts:
     """The same host, whose KVM never ran a guest."""
-    return replace(facts, kvm=KvmFact(state=KvmState.REFUTED, reason="the guest never spoke"))
+    return replace(facts, kvm=Trial(state=TrialState.REFUTED, reason="the guest never spoke"))
 
 
 def ordinary(facts: HostFacts) -> HostFacts:
@@ -97,7 +97,7 @@ def delegated(facts: HostFacts) -> HostFacts:
     """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
     parents = dict.fromkeys(("cpu", "memory", "pids"), "/c/own")
     group = CgroupFact(version=CgroupVersion.V2, parents=parents)
-    unproven, why = RuntimeState.UNPROVEN, "not yet"
+    unproven, why = TrialState.UNPROVEN, "not yet"
     untried = tuple(replace(item, state=unproven, reason=why) for item in facts.runtimes)
     ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
     return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
@@ -151,20 +151,20 @@ def _brief(shown: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.promise("1.2")
 @pytest.mark.parametrize("risk", list(Risk))
-@pytest.mark.parametrize("state", list(KvmState))
+@pytest.mark.parametrize("state", list(KVM_STATES))
 def test_the_tier_is_never_less_than_the_risk_demands(
-    risk: Risk, state: KvmState, facts: HostFacts, image: ImageFacts
+    risk: Risk, state: TrialState, facts: HostFacts, image: ImageFacts
 ) -> None:
     """And `critical` runs on proven hardware or not at all: emulation is never a silent substitute."""
-    host = replace(facts, kvm=KvmFact(state=state, reason="because"))
+    host = replace(facts, kvm=Trial(state=state, reason="because"))
     policy = Policy(belljar=1, risk=risk)
-    if risk is Risk.CRITICAL and state is not KvmState.PROVEN:
+    if risk is Risk.CRITICAL and state is not TrialState.PROVEN:
         assert codes(policy, host, image) == [ObstacleCode(f"kvm_{state}")]
         return
     plan = make_plan(policy, host, image)
     assert plan.tier is plan.demanded_tier is least_tier(risk)
     if isinstance(plan, MicrovmPlan):
-        assert plan.emulated is (state is not KvmState.PROVEN)
+        assert plan.emulated is (state is not TrialState.PROVEN)
         assert plan.vm.accel == ("tcg" if plan.emulated else "kvm")
     assert plan.emulated is any("not a security boundary" in warning for warning in plan.warnings)
     assert [layer.name for layer in plan.layers] == LAYERS[plan.tier]
@@ -182,7 +182,7 @@ def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_t
     facts: HostFacts, image: ImageFacts
 ) -> None:
     """Why others were passed over is in the plan; a policy that names its tier is refused."""
-    silent = replace(facts.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing")
+    silent = replace(facts.runtimes[0], state=TrialState.REFUTED, reason="it said nothing")
     without_runc = replace(facts, runtimes=(silent, facts.runtimes[1]))
     plan = make_plan(Policy(belljar=1, risk=Risk.LOW), without_runc, image)
     assert plan.tier is Tier.GVISOR

@@ -15,7 +15,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.plan.seccomp import load_rules, prefixes_without, seccomp_profile
+from belljar.plan.oci import load_rules, prefixes_without, seccomp_profile
 
 DANGEROUS = """
     bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register kexec_load

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.policy.hosts import METADATA_NAMES, covers, read_host, read_pattern, read_port
+from belljar.policy.fields import METADATA_NAMES, covers, read_host, read_pattern, read_port
 
 FORM = re.compile(r"(\*\.)?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 

@@ -8,7 +8,7 @@ import pytest
 
 from belljar.errors import PolicyError
 from belljar.policy.load import policy_of
-from belljar.policy.serving import ModelBlock
+from belljar.policy.sections import ModelBlock
 
 DIGEST = "ab" * 32
 

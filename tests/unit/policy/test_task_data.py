@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.policy import task_data
-from belljar.policy.task_data import CellData, TaskFile, trees_of
+from belljar.policy import sections
+from belljar.policy.sections import CellData, TaskFile, trees_of
 
 
 @pytest.mark.promise("1.7")
@@ -18,9 +18,9 @@ def test_all_of_a_cell_together_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     files = tuple(TaskFile(target=f"/{name}", source=name) for name in ("a", "b"))
     data = CellData(files=files)
     assert set(trees_of(tmp_path, data)) == {"/a", "/b"}
-    monkeypatch.setattr(task_data, "MAX_BYTES", 7)
+    monkeypatch.setattr(sections, "MAX_BYTES", 7)
     with pytest.raises(ValueError, match="at most"):
         trees_of(tmp_path, data)
-    monkeypatch.setattr(task_data, "MAX_ENTRIES", 1)
+    monkeypatch.setattr(sections, "MAX_ENTRIES", 1)
     with pytest.raises(ValueError, match="more than"):
         trees_of(tmp_path, data)

@@ -3,6 +3,7 @@ nothing of it is left."""
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -65,6 +66,17 @@ def test_touched(witness: Witness, touch: Callable[[dict[str, str]], object]) ->
         touch(dict(watched.parameters))
         seen = {each for each, sight in watched.look().items() if sight.touched}
     assert seen == {witness}
+
+
+def test_what_can_not_be_laid_out_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host without room for a process the witness is blind, which is no silence."""
+
+    def full(*_: object, **__: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "no room")
+
+    monkeypatch.setattr("belljar.probe.witness.os.posix_spawn", full)
+    with watch([Witness.PID]) as watched:
+        assert watched.look()[Witness.PID].touched is None
 
 
 def test_a_stranger_is_neither_breach_nor_silence() -> None:

@@ -81,6 +81,9 @@ def test_a_request_is_looked_at_in_all_its_parts() -> None:
         assert contact_of(parts[1], hit(start=parts[1].data.index(word))) == grade
     assert len({part.flow for part in parts}) == 1
     assert all(part.where == {"range": "r-1", "cell": "default"} for part in parts)
+    # Between cells a cell chose an answer's headers, as it did a request's.
+    answer = Event(kind=Kind.NETWORK_HTTP_ANSWERED, data={**data, "between_cells": True})
+    assert [part.data for part in carried(answer)] == [parts[1].data]
 
 
 def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from belljar.channel.frames import NEEDED_OF_CLONE, NEEDED_ON_A_NETWORK
+from belljar.channel.frames import NEEDED_OF_CLONE
 from belljar.errors import CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
@@ -26,7 +26,7 @@ from belljar.isolation.microvm.template import Template, disk_binds, ensure_temp
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
 from belljar.isolation.program_root import file_stamp
-from belljar.isolation.renewal import GivenPort, fresh_renewal, judge, renew, renewed_event
+from belljar.isolation.renewal import GivenPort, fresh_renewal, renew
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -166,7 +166,15 @@ async def _start(
         if not vmm.spec.keeps_monitor:
             # Nothing needs the monitor from here on: a compromised VMM can't use it
             vmm.qmp.close()
-        await _renew(vmm, recorder, port)
+        try:
+            await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)
+            renewed = await renew(
+                vmm.client, fresh_renewal(), port, cell_id=vmm.cell_id, needed=NEEDED_OF_CLONE
+            )
+        except CellError as exc:
+            what = f"the restored guest could not be renewed: {vmm.cause_of_death() or exc.what}"
+            raise CellError(what, where=f"cell {vmm.cell_id}") from exc
+        recorder.record(renewed)
         vmm.timings_ms["total"] = elapsed_ms(began)
         data: dict[str, JsonValue] = {"template": template.key}
         data["duration_ms"] = round(vmm.timings_ms["total"], 1)
@@ -188,19 +196,3 @@ async def _feed(vmm: Vmm, state: bytes) -> None:
     except (OSError, TimeoutError) as exc:
         what = "the VMM did not take the device state"
         raise CellError(what, where=f"cell {vmm.cell_id}") from exc
-
-
-async def _renew(vmm: Vmm, recorder: Recorder, port: GivenPort | None) -> None:
-    where, new = f"cell {vmm.cell_id}", fresh_renewal()
-    try:
-        await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)
-        renewed = await renew(vmm.client, new, port)
-    except CellError as exc:
-        cause = vmm.cause_of_death() or exc.what
-        what = f"the restored guest could not be renewed: {cause}"
-        raise CellError(what, where=where) from exc
-    judge(renewed, where=where, needed=NEEDED_OF_CLONE if port is None else NEEDED_ON_A_NETWORK)
-    place = {}
-    if port is not None:
-        place = {"address": str(port.settings.address), "mac": port.settings.mac}
-    recorder.record(renewed_event(vmm.cell_id, renewed, new, **place))

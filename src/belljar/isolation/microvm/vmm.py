@@ -190,9 +190,7 @@ class Vmm(Sandbox):
         if wire is None:
             return destruction
         missed = (NotChecked("the wire", "its destruction failed"),)
-        unknown = Destruction(
-            survivors=(), looked_for=(), duration_ms=0.0, not_checked=missed, unproven=missed
-        )
+        unknown = Destruction(not_checked=missed, unproven=missed)
         return together(destruction, wire.destruction or unknown)
 
     def _release(self) -> None:

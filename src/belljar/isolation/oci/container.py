@@ -25,7 +25,7 @@ from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
-from belljar.isolation.renewal import GivenPort, Renewal, fresh_renewal, judge, renew, renewed_event
+from belljar.isolation.renewal import GivenPort, Renewal, fresh_renewal, renew
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, elapsed_ms, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailMount, JailSpec
@@ -37,7 +37,6 @@ from belljar.store.locks import claimed
 from belljar.units import format_size
 
 if TYPE_CHECKING:
-    from belljar.channel import Renewed
     from belljar.isolation.oci.trace import Trace
     from belljar.isolation.touches import FileWatch
 
@@ -92,7 +91,7 @@ class ContainerSpec(SandboxSpec):
     shape: OciShape
     root: ProgramRoot
     tree: ImageTree
-    hostname: str
+    renewal: Renewal
     port: GivenPort | None = None
     weights: Path | None = None
     is_traced: bool = False
@@ -153,16 +152,17 @@ class Container(Sandbox):
         if spec.port is not None:
             await self._attach(spec.port)
 
-    async def handshake(self, renewal: Renewal) -> Renewed:
+    async def handshake(self) -> None:
         """Await the guest agent, renew. Raises `HostError`, `CellError`."""
         began = time.monotonic()
         try:
-            renewed = await self._greet(renewal)
+            renewed = await self._greet()
         except CellError as exc:
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
         self.limit_cpu()  # before anything of the workload's has run
-        return renewed
+        if self._recorder is not None:
+            self._recorder.record(renewed)
 
     # ---- as Sandbox
 
@@ -208,7 +208,7 @@ class Container(Sandbox):
         directory = self.spec.directories[0]
         tmp = inner_tmp(self.spec.tree.root, _ROOT) if self._is_gvisor else ""
         cell = OciCell(
-            hostname=self.spec.hostname,
+            hostname=self.spec.renewal.hostname,
             tmp=tmp,
             has_port=self.spec.port is not None,
             weights="" if self.spec.weights is None else _WEIGHTS,
@@ -281,10 +281,10 @@ class Container(Sandbox):
             ),
         )
 
-    async def _greet(self, renewal: Renewal) -> Renewed:
-        from belljar.channel.frames import NEEDED_OF_CONTAINER, RenewedBit, config_payload
+    async def _greet(self) -> Event:
+        from belljar.channel.frames import NEEDED_OF_CONTAINER, config_payload
 
-        shape, port, client = self.spec.shape, self.spec.port, self.client
+        spec, shape, client = self.spec, self.spec.shape, self.client
         await client.wait_ready(timeout_s=_READY_DEADLINE_S)
         await client.hello()
         await client.configure(
@@ -294,15 +294,14 @@ class Container(Sandbox):
                 disk_inodes=shape.disk_inodes,
                 processes=shape.processes,
                 debugger_calls=shape.debugger_calls,
-                hostname=renewal.hostname,
+                hostname=spec.renewal.hostname,
             )
         )
-        renewed = await renew(client, renewal, port)
         # The link is there already; the guest agent only names the resolver, in a file that a
         # workload may edit without reaching anything more.
-        needed = NEEDED_OF_CONTAINER if port is None else NEEDED_OF_CONTAINER | RenewedBit.NETWORK
-        judge(renewed, where=f"cell {self.spec.cell_id}", needed=needed)
-        return renewed
+        return await renew(
+            client, spec.renewal, spec.port, cell_id=spec.cell_id, needed=NEEDED_OF_CONTAINER
+        )
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
         left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
@@ -343,14 +342,9 @@ class Container(Sandbox):
 
 
 async def start_container(
-    spec: ContainerSpec,
-    renewal: Renewal,
-    *,
-    home: Path,
-    owner: AsyncExitStack,
-    recorder: Recorder | None = None,
-) -> tuple[Container, Renewed]:
-    """Start it; also what its guest agent reports renewed.
+    spec: ContainerSpec, *, home: Path, owner: AsyncExitStack, recorder: Recorder | None = None
+) -> Container:
+    """Start it, renewed.
 
     If runc can't seal its copy yet, five attempts, each in a new jail after the last one's
     destruction. Raises `HostError`, `CellError`.
@@ -361,7 +355,7 @@ async def start_container(
             async with owned(container, owner):
                 try:
                     await container.start()
-                    renewed = await container.handshake(renewal)
+                    await container.handshake()
                 except CellError:
                     words = container.diagnosis().lower()
                     is_busy = any(busy in words for busy in BUSY_SEALS)
@@ -373,7 +367,7 @@ async def start_container(
             container.raise_if_killed(exc)
             raise
         container.timings_ms["total"] = elapsed_ms(began)
-        return container, renewed
+        return container
     raise RuntimeError("unreachable: the last attempt returns or raises")
 
 
@@ -410,7 +404,6 @@ async def open_container(
         starting: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}"}
         starting["tree"] = image.digest
         recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=starting))
-        renewal = fresh_renewal()
         spec = ContainerSpec(
             cell_id=cell_id,
             kind="cell",
@@ -420,17 +413,14 @@ async def open_container(
             memory_by_rlimit=plan.memory_by_rlimit,
             root=root,
             tree=tree,
-            hostname=renewal.hostname,
+            renewal=fresh_renewal(),
             directories=(home / "cells" / cell_id,),
             port=port,
             part_of=part_of,
             weights=None if weights is None else weights / "data",
             is_traced=bool(plan.policy.decoys) and runtime.kind == "runsc",
         )
-        container, renewed = await start_container(
-            spec, renewal, home=home, owner=owner, recorder=recorder
-        )
-        recorder.record(renewed_event(cell_id, renewed, renewal))
+        container = await start_container(spec, home=home, owner=owner, recorder=recorder)
         data: dict[str, JsonValue] = {"duration_ms": round(container.timings_ms["total"], 1)}
         recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
         return container

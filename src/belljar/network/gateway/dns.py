@@ -76,18 +76,6 @@ class DnsAnswer:
     whole: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """`edns`: the OPT record's class and TTL; empty: there is none."""
-
-    question: bytes
-    labels: tuple[bytes, ...]
-    type: int
-    klass: int
-    edns: bytes
-    options_bytes: int
-
-
 def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     """The answer to a message. Never raises.
 
@@ -103,25 +91,38 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
         # The query's id, opcode and RD (0x79), and an error.
         wire = query[:2] + bytes((0x80 | (query[2] & 0x79), _RCODES[word])) + bytes(8)
         return DnsAnswer(wire=wire, answer=word, type=kind, header=query[:4].hex())
-    labels = parsed.labels
-    word, wire = _reply(query, parsed, layout)
+    question, labels, kind_number, klass, edns, has_options = parsed
+    records, address = b"", _address(labels, layout)
+    if edns and edns[3]:  # its version
+        word = "BADVERS"
+    elif klass not in (_IN, _ANY_CLASS) or kind_number in (_AXFR, _IXFR):
+        word = "REFUSED"
+    elif address is not None and kind_number in (_A, _ANY):
+        word, data = address, socket.inet_aton(address)
+        records = _QUESTION_S_NAME + struct.pack("!HHIH", _A, _IN, TTL_S, len(data)) + data
+    else:
+        word = "NXDOMAIN" if address is None else "NODATA"
+    rcode = _RCODES.get(word, 0)
+    # Authoritative for these alone (AA, 0x04).
+    flags = bytes((0x80 | 0x04 * (rcode in (0, 3)) | query[2] & 0x01, rcode & 0xF))
+    counts = _COUNTS.pack(1, bool(records), 0, bool(edns))
+    opt = _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, rcode >> 4 << 24, 0) if edns else b""
     return DnsAnswer(
-        wire=wire,
+        wire=query[:2] + flags + counts + question + records + opt,
         name=printable(b".".join(labels), max_chars=300),
-        type=_TYPES.get(parsed.type, f"TYPE{parsed.type}"),
+        type=_TYPES.get(kind_number, f"TYPE{kind_number}"),
         answer=word,
         longest_label=max(map(len, labels), default=0),
         entropy=round(entropy(b"".join(labels).lower()), 3),
         header=query[:4].hex(),
-        edns=parsed.edns.hex(),
-        whole=parsed.klass == _IN
-        and not parsed.options_bytes
-        and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
+        edns=edns.hex(),
+        whole=klass == _IN and not has_options and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
     )
 
 
-def _parse(query: bytes) -> _Query | None:
-    """One question and at most one OPT, or None."""
+def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int, bytes, bool] | None:
+    """Question, its labels, type and class; the OPT record's class and TTL, and whether it has
+    options. None: not one question and at most one OPT."""
     questions, answers, authorities, additionals = _COUNTS.unpack_from(query, 4)
     if questions != 1 or answers or authorities or additionals > 1:
         return None
@@ -143,27 +144,7 @@ def _parse(query: bytes) -> _Query | None:
         edns, options_bytes = rest[3:9], int.from_bytes(rest[9:11], "big")
     if len(rest) != (_OPT_BYTES + options_bytes if additionals else 0):
         return None
-    return _Query(query[_HEADER_BYTES:end], tuple(labels), kind, klass, edns, options_bytes)
-
-
-def _reply(query: bytes, parsed: _Query, layout: RangeLayout) -> tuple[str, bytes]:
-    """The word on record, and the message."""
-    records, has_answer, address = b"", False, _address(parsed.labels, layout)
-    if parsed.edns and parsed.edns[3]:  # its version
-        word = "BADVERS"
-    elif parsed.klass not in (_IN, _ANY_CLASS) or parsed.type in (_AXFR, _IXFR):
-        word = "REFUSED"
-    elif address is not None and parsed.type in (_A, _ANY):
-        word, has_answer, data = address, True, socket.inet_aton(address)
-        records = _QUESTION_S_NAME + struct.pack("!HHIH", _A, _IN, TTL_S, len(data)) + data
-    else:
-        word = "NXDOMAIN" if address is None else "NODATA"
-    rcode = _RCODES.get(word, 0)
-    # Authoritative for these alone (AA, 0x04).
-    flags = bytes((0x80 | 0x04 * (rcode in (0, 3)) | query[2] & 0x01, rcode & 0xF))
-    counts = _COUNTS.pack(1, has_answer, 0, bool(parsed.edns))
-    opt = _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, rcode >> 4 << 24, 0) if parsed.edns else b""
-    return word, query[:2] + flags + counts + parsed.question + records + opt
+    return query[_HEADER_BYTES:end], tuple(labels), kind, klass, edns, options_bytes > 0
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:

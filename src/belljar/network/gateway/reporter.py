@@ -9,11 +9,10 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn
 
 from belljar.capture import body_of
-from belljar.events import Body, JsonValue
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.context import MAX_ASKED_BYTES
@@ -51,20 +50,6 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
         else:
             kept.append([name, value])
     return kept, dropped
-
-
-def head_of(
-    line: str, fields: Sequence[tuple[bytes, bytes]], raw_head: bytes, max_bytes: int
-) -> tuple[dict[str, JsonValue], tuple[Body, ...]]:
-    """A head's fields for an event, and the head as it came unless the event shows all of it."""
-    pairs, dropped = printable_headers(fields)
-    shown = line + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
-    data: dict[str, JsonValue] = {"headers": pairs}
-    if dropped:
-        data["dropped_headers"] = dropped
-    if not raw_head or (shown.encode() == raw_head and not dropped):
-        return data, ()
-    return data, (body_of("head", raw_head, max_bytes),)
 
 
 OWNER_GONE: Final = 70  # The gateway's exit status without its owner.

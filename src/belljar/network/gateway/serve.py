@@ -24,11 +24,18 @@ from belljar.network.decide import CATCH_ALL, ENCRYPTED, UPSTREAM
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.dns import DnsServer
-from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
 from belljar.network.gateway.reporter import Reporter, TooManyRequestsError, die_without_memory
 from belljar.network.gateway.server import HttpConnection
 from belljar.network.gateway.site import Guard, Peer, Site, connection_item
-from belljar.network.gateway.stream import Proxy, RecordedStream, sink, stream_data
+from belljar.network.gateway.stream import (
+    Pipe,
+    Proxy,
+    RecordedStream,
+    TcpPipe,
+    reset,
+    sink,
+    stream_data,
+)
 from belljar.network.gateway.tls import Authority, Terminator
 from belljar.network.gateway.upstream import UpstreamApp
 from belljar.network.ipc import READY, Item

@@ -23,14 +23,13 @@ from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
 from belljar.network.gateway.context import ClientGoneError, RefusedRequestError
 from belljar.network.gateway.http1 import RequestParser
-from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
-    head_of,
     printable_headers,
     printable_text,
 )
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
+from belljar.network.gateway.stream import Pipe
 from belljar.network.ipc import Item
 from belljar.network.stand_ins.web import Answer, Request
 from belljar.signals.observe import USUAL_METHODS
@@ -274,9 +273,13 @@ class Exchange:
             origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS
         )
         method = printable_text(self._request.method, 64)
-        line = f"{method} {url[len(origin) :]} HTTP/{version}\r\n"
-        fields = self._request.headers.raw_items()
-        headers, bodies = head_of(line, fields, self._raw_head, self._site.bounds.head_bytes)
+        pairs, dropped = printable_headers(self._request.headers.raw_items())
+        fields = "".join(f"{name}: {value}\r\n" for name, value in pairs)
+        shown = f"{method} {url[len(origin) :]} HTTP/{version}\r\n{fields}\r\n"
+        bodies = self._received.bodies("request")
+        # As it came, unless the event shows all of it.
+        if dropped or shown.encode() != self._raw_head:
+            bodies += (body_of("head", self._raw_head, self._site.bounds.head_bytes),)
         data: dict[str, JsonValue] = {
             **self._common_fields(),
             "method": method,
@@ -287,9 +290,10 @@ class Exchange:
             "complete": self._parser.is_body_over,
             "version": version,
             "head_bytes": len(self._raw_head),
-            **headers,
+            "headers": pairs,
+            **({"dropped_headers": dropped} if dropped else {}),
         }
-        return Item(Kind.NETWORK_HTTP, data, self._received.bodies("request") + bodies)
+        return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self, status: int | None) -> Item:
         headers, _ = printable_headers(self._fields)

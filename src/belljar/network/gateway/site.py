@@ -111,18 +111,14 @@ RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Peer(Flow):
     """One connection and where it was dialled to.
 
     `number`: of the connection. `secrets`: of its TLS, in no event yet. `labels`: of all kept.
     """
 
     cell: str
-    address: str
-    port: int
     source_port: int = 0
-    sni: str | None = None
-    hello: bool = False
     number: int = 0
     secrets: bytearray = field(default_factory=bytearray, compare=False)
     labels: set[bytes] = field(default_factory=set, compare=False)
@@ -185,9 +181,7 @@ class Site:
 
     def judge(self, peer: Peer, request: RequestHead | None = None) -> FlowVerdict:
         """The verdict on a connection and its request."""
-        flow = Flow(
-            address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, request=request
-        )
+        flow = peer if request is None else replace(peer, request=request)
         return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
     def hit(self, limit: str) -> None:
@@ -254,11 +248,10 @@ def connection_item(peer: Peer) -> Item:
     return Item(Kind.NETWORK_CONNECTION, data, bodies)
 
 
-def postpone(timeout: asyncio.Timeout | None, seconds: float | None) -> None:
-    """Restart a timeout, or stop it (None)."""
+def postpone(timeout: asyncio.Timeout | None, seconds: float) -> None:
+    """Restart a timeout."""
     if timeout is not None and not timeout.expired():
-        loop = asyncio.get_running_loop()
-        timeout.reschedule(None if seconds is None else loop.time() + seconds)
+        timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def since_ms(start: float) -> float:

@@ -1,5 +1,7 @@
-"""Raw connections: to stream stand-ins, the sink, and between cells.
+"""Connections' bytes, plain or in TLS, and raw connections: to stand-ins, the sink, between cells.
 
+Bytes are unbuffered: unread ones stay with the sender. Nothing leaves a TLS connection before its
+ClientHello is judged, on record.
 Both ways to a stand-in are bounded, and the first bytes of each are on record. Between cells each
 piece is on record before it goes on, as far as `kept_between_bytes` of each direction go; what
 follows is counted, and in the digest. The supervisor dials the target and hands over that half.
@@ -10,20 +12,176 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
+import struct
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
-from belljar.network.gateway.context import StreamApp
-from belljar.network.gateway.pipe import Pipe, TcpPipe, is_cancelled, reset
+from belljar.network.gateway.context import Stream, StreamApp
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
 from belljar.signals.values import Channel
+
+PIECE_BYTES: Final = 64 << 10
+# A client that sends on for longer, or more, gets a reset.
+LINGER_S: Final = 1.0
+LINGER_BYTES: Final = 256 << 10
+
+
+class Pipe(Stream, Protocol):
+    """Both ways of a connection, to its end."""
+
+    async def close(self) -> None:
+        """End it as the protocol says; never raises."""
+        ...
+
+
+class TcpPipe:
+    """A non-blocking socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """See `Pipe`. Loses nothing when cancelled."""
+        await asyncio.sleep(0)  # others have a turn, however much waits here
+        loop, fd = asyncio.get_running_loop(), self.sock.fileno()
+        while True:
+            try:
+                # Not the loop's own `sock_recv`: what that has read is lost if its caller is
+                # cancelled.
+                return self.sock.recv(max_bytes)
+            except BlockingIOError:
+                ready = asyncio.Event()
+                loop.add_reader(fd, ready.set)
+                try:
+                    await ready.wait()
+                finally:
+                    loop.remove_reader(fd)
+
+    async def send(self, data: bytes) -> None:
+        """See `Pipe`."""
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def close(self) -> None:
+        """See `Pipe`. Half-close, and read on for a second: a reset could overtake the answer."""
+        if is_cancelled():
+            reset(self.sock)
+            return
+        with contextlib.suppress(OSError, TimeoutError):
+            self.sock.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(LINGER_S):
+                left = LINGER_BYTES
+                while left > 0 and (data := await self.receive()):
+                    left -= len(data)
+        self.sock.close()
+
+
+def is_cancelled() -> bool:
+    """Whether the caller is being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a connection by RST."""
+    with contextlib.suppress(OSError):
+        # On, with no time: the kernel drops what is unsent, and sends a RST (socket(7)).
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+class TlsPipe:
+    """TLS over a pipe. `server_name`: as a client. Call `handshake` first."""
+
+    def __init__(
+        self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
+    ) -> None:
+        self._inner = inner
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self.engine = context.wrap_bio(
+            self._in, self._out, server_side=server_name is None, server_hostname=server_name
+        )
+        self._handshake_bytes = bytearray()
+        self._sending = asyncio.Lock()
+
+    async def handshake(self, before_send: Callable[[], Awaitable[None]], max_bytes: int) -> None:
+        """Handshake; awaits `before_send` before each send. Raises `ssl.SSLError`, `OSError`."""
+        received, is_done = 0, False
+        while True:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self.engine.do_handshake()
+                is_done = True
+            await before_send()
+            await self._flush()
+            if is_done:
+                return
+            if received > max_bytes:
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, "handshake over the bound")
+            # What a client sends right behind its handshake comes with it, and does not count.
+            data = await self._inner.receive()
+            if not data:
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, "closed within the handshake")
+            received += len(data)
+            self._handshake_bytes += data
+            self._in.write(data)
+
+    async def send_last(self) -> None:
+        """Send what is left to say, as an alert, if the peer takes it."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                await self._flush()
+
+    def take_handshake_bytes(self) -> bytes:
+        """Return the peer's bytes of the handshake since the last call, for the record."""
+        heard = bytes(self._handshake_bytes)
+        self._handshake_bytes.clear()
+        return heard
+
+    async def receive(self) -> bytes:
+        """See `Pipe`. HTTP's framing decides, not close_notify."""
+        while True:
+            try:
+                return self.engine.read(PIECE_BYTES)
+            except ssl.SSLWantReadError:
+                await self._flush()
+                data = await self._inner.receive()
+                if not data:
+                    return b""
+                self._in.write(data)
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+
+    async def send(self, data: bytes) -> None:
+        """See `Pipe`."""
+        step = 2 * PIECE_BYTES  # so that a piece of the usual size goes with its framing
+        for at in range(0, len(data), step):
+            self.engine.write(data[at : at + step])
+            await self._flush()
+
+    async def close(self) -> None:
+        """See `Pipe`."""
+        if not is_cancelled():
+            # It asks for the peer's close_notify, which nothing here waits for.
+            with contextlib.suppress(ssl.SSLError, OSError, ValueError):
+                self.engine.unwrap()
+            await self.send_last()
+        await self._inner.close()
+
+    async def _flush(self) -> None:
+        if self._out.pending:
+            # Two senders at once could change the order of OpenSSL's records.
+            async with self._sending:
+                if data := self._out.read():
+                    await self._inner.send(data)
 
 
 class StreamRecord:
@@ -35,6 +193,11 @@ class StreamRecord:
         self._start = time.monotonic()
         self.received = Capture(max_kept_bytes=kept_bytes)
         self.sent = Capture(max_kept_bytes=kept_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Return how many bytes both ways had."""
+        return self.received.total_bytes + self.sent.total_bytes
 
     def item(self, phase: str, bodies: tuple[Body, ...] = (), **more: JsonValue) -> Item:
         """Return an event as of now."""
@@ -111,27 +274,23 @@ class RecordedStream:
 
     def _count(self, capture: Capture, data: bytes) -> None:
         capture.feed(data)
-        both = self._record.received.total_bytes + self._record.sent.total_bytes
-        if both > self._site.bounds.stream_bytes:
+        if self._record.total_bytes > self._site.bounds.stream_bytes:
             raise _OverBoundError("more bytes than a stream may have")
         postpone(self._idle, self._site.bounds.idle_timeout_s)
 
 
 async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
     """Record an unanswered connection's first bytes; send nothing."""
-    start, pipe = time.monotonic(), TcpPipe(sock)
-    received = Capture(max_kept_bytes=site.bounds.kept_stream_bytes)
+    record, pipe = StreamRecord(peer, "", site.bounds.kept_stream_bytes), TcpPipe(sock)
     try:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(site.bounds.sink_wait_s):
-                while not received.dropped_bytes and (data := await pipe.receive()):
-                    received.feed(data)
+                while not record.received.dropped_bytes and (data := await pipe.receive()):
+                    record.received.feed(data)
     finally:
         reason = f"sink; {RANGE_ENDED}" if is_cancelled() else "sink"
-        fields = stream_data(peer, "", "allowed", reason)
-        fields |= {"bytes": received.total_bytes, "duration_ms": since_ms(start)}
         # Posted, as a cancelled task can't wait for the record.
-        told = site.reporter.post(Item(Kind.NETWORK_STREAM, fields, received.bodies("received")))
+        told = site.post(partial(record.closed, reason))
     await told
     await pipe.close()
 
@@ -225,7 +384,6 @@ class _Relay:
         self._record = StreamRecord(peer, target, 0, between_cells=True)
         self._room = dict.fromkeys(("received", "sent"), site.bounds.kept_between_bytes)
         self._not_kept = Counter[str]()  # Bytes of the pieces that have no event.
-        self._is_opened = False
 
     async def run(self) -> None:
         """Relay until both sides have ended, or one is reset."""
@@ -243,7 +401,7 @@ class _Relay:
             reason = "cut"
             reset(self._half.sock)
         finally:
-            if self._is_opened:
+            if self._record.total_bytes:
                 not_kept = {f"{way}_not_kept_bytes": self._not_kept[way] for way in self._room}
                 self._site.post(partial(self._record.closed, reason, **not_kept))
             if reason == "cut":
@@ -254,15 +412,13 @@ class _Relay:
         while data := await source.receive():
             # On record before they go on; at once: when the range ends, no byte is between a socket
             # and an event.
-            items: list[Item] = []
+            items, record = list[Item](), self._record
+            if not record.total_bytes:
+                items.append(record.item("opened", direction=way))
             capture.feed(data)
-            if not self._is_opened:
-                self._is_opened = True
-                items.append(self._record.item("opened", bytes=0, direction=way))
             if self._room[way] > 0:
                 body = body_of(way, data, self._room[way])
-                said = self._record.item("data", (body,), bytes=len(data), direction=way)
-                items.append(said)
+                items.append(record.item("data", (body,), bytes=len(data), direction=way))
             else:
                 self._not_kept[way] += len(data)
             self._room[way] -= len(data)

@@ -26,9 +26,9 @@ from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
-from belljar.network.gateway.pipe import TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
+from belljar.network.gateway.stream import TcpPipe, TlsPipe
 from belljar.network.ipc import Item
 
 AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what for.

@@ -20,9 +20,9 @@ import h11
 
 from belljar.dataclass import replace
 from belljar.network.gateway.context import RefusedRequestError
-from belljar.network.gateway.pipe import Pipe, TcpPipe, TlsPipe
 from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
 from belljar.network.gateway.site import Site
+from belljar.network.gateway.stream import Pipe, TcpPipe, TlsPipe
 from belljar.network.stand_ins.web import Answer, Request
 from belljar.plan.network import StandInPlan
 

@@ -39,28 +39,17 @@ _MIN_PREFIX: Final = {4: 8, 6: 16}
 
 # Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890)
 # hold as of 2024, spelled out: what `ipaddress` calls global differs between Python's versions.
-FORBIDDEN: Final[tuple[IPv4Network | IPv6Network, ...]] = (
-    *rules.FORBIDDEN,
-    *map(
-        ip_network,
-        # Documentation, 6to4 relays (RFC 7526), multicast
-        (
-            *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"),
-            *("192.88.99.0/24", "224.0.0.0/4"),
-        ),
-    ),
+_SPECIAL: Final = (
+    # Documentation, 6to4 relays (RFC 7526), multicast
+    *("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "192.88.99.0/24", "224.0.0.0/4"),
     # Unspecified, loopback, IPv4-mapped and -compatible; NAT64 (RFC 6052, RFC 8215), discard,
     # protocol assignments and Teredo, documentation (RFC 9637), 6to4, segment routing, unique local
     # (fd00:ec2::254 is a metadata service), link-local, site-local (RFC 3879), multicast
-    *map(
-        ip_network,
-        (
-            *("::/8", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32"),
-            *("3fff::/20", "2002::/16", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10"),
-            "ff00::/8",
-        ),
-    ),
+    *("::/8", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:db8::/32"),
+    *("3fff::/20", "2002::/16", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
 )
+Network = IPv4Network | IPv6Network
+FORBIDDEN: Final[tuple[Network, ...]] = (*rules.FORBIDDEN, *map(ip_network, _SPECIAL))
 _BUNDLES: Final = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Red Hat
@@ -93,9 +82,6 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
             return upstream, port
     what = printable(f"{host}:{port} as {stand_in}", max_chars=300)
     raise NotAnUpstreamError(f"a dial request for what is no upstream of this range: {what}")
-
-
-Network = IPv4Network | IPv6Network
 
 
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
@@ -284,11 +270,6 @@ def _event(
     address: str = "",
     problem: str = "",
 ) -> dict[str, JsonValue]:
-    return {
-        "host": "" if upstream is None else upstream.host,
-        "port": port,
-        "address": address,
-        "verdict": verdict,
-        "reason": "" if upstream is None else upstream.reason,
-        "problem": problem,
-    }
+    host, reason = ("", "") if upstream is None else (upstream.host, upstream.reason)
+    about: dict[str, JsonValue] = {"host": host, "port": port, "address": address}
+    return about | {"verdict": verdict, "reason": reason, "problem": problem}

@@ -1,4 +1,4 @@
-"""`open_range`: a private network, proven gone afterwards."""
+"""A private network, proven gone afterwards."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -30,8 +30,14 @@ from belljar.isolation.survivors import (
 )
 from belljar.network import ipc
 from belljar.network.owner.dial import Dialler
-from belljar.network.owner.making import END_DEADLINE_S, RangeSpec, fork_pair
-from belljar.network.owner.processes import RangeProcesses, map_ids, started_fork_server
+from belljar.network.owner.processes import (
+    END_DEADLINE_S,
+    RangeProcesses,
+    RangeSpec,
+    fork_pair,
+    map_ids,
+    started_fork_server,
+)
 from belljar.network.owner.watch import RangeWatch, RequestHandler
 from belljar.network.supervisor import links
 from belljar.plan.addresses import RangeLayout
@@ -43,23 +49,12 @@ _START_DEADLINE_S: Final = 20.0
 _LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
 # Of a process in an uninterruptible sleep, which a look at the host may not find.
 _NOT_ENDED: Final = Destruction(
-    survivors=(),
-    looked_for=(),
-    duration_ms=0.0,
-    unproven=(NotChecked("the end of the range's processes", "the kernel holds one of them"),),
+    unproven=(NotChecked("the end of the range's processes", "the kernel holds one of them"),)
 )
 
 
-@asynccontextmanager
-async def open_range(
-    spec: RangeSpec,
-    *,
-    recorder: Recorder,
-    home: Path,
-    on_failure: Callable[[BelljarError], None] = lambda _error: None,
-    handle_request: RequestHandler | None = None,
-) -> AsyncIterator[NetworkRange]:
-    """A range with rules in force and a serving gateway, no cell yet; destroyed with the block.
+class NetworkRange:
+    """A range with rules in force and a serving gateway, no cell yet; destroyed with its block.
 
     Args:
         recorder: thread-safe; gets every event of the range, from a thread.
@@ -69,24 +64,9 @@ async def open_range(
             the caller's to end.
         handle_request: answers the gateway's requests to the owner (`openai`).
 
-    Raises `HostError`: this host can't; `CellError`: it did not come up. No task group or cancel
-    scope stays open across the yield.
+    Entering it raises `HostError`: this host can't; `CellError`: it did not come up. No task group
+    or cancel scope stays open in the block.
     """
-    await anyio.lowlevel.checkpoint()
-    made = NetworkRange(
-        spec, recorder=recorder, home=home, on_failure=on_failure, handle_request=handle_request
-    )
-    try:
-        with anyio.CancelScope(shield=True):  # what was not begun is not to be ended on record
-            await anyio.to_thread.run_sync(made.make)
-        yield made
-    finally:
-        with anyio.CancelScope(shield=True):
-            await made.destroy()
-
-
-class NetworkRange:
-    """A range that lives. Made by `open_range`."""
 
     def __init__(
         self,
@@ -114,6 +94,19 @@ class NetworkRange:
         self._dialler = Dialler(spec.network, spec.reach, spec.spending)
         self._ending, self._pinning = threading.Lock(), threading.Lock()
         self._is_users = os.geteuid() != 0
+
+    async def __aenter__(self) -> Self:
+        await anyio.lowlevel.checkpoint()
+        try:
+            with anyio.CancelScope(shield=True):  # what was not begun is not to be ended on record
+                await anyio.to_thread.run_sync(self.make)
+        except BaseException:
+            await self.destroy()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.destroy()
 
     @property
     def layout(self) -> RangeLayout:
@@ -379,7 +372,7 @@ class NetworkRange:
         with self._held:
             if self._entry is None:
                 duration_ms = (time.monotonic() - started) * 1000
-                return Destruction(survivors=(), looked_for=(), duration_ms=duration_ms)
+                return Destruction(duration_ms=duration_ms)
             if (memory := self._groups.paths.get("memory")) is not None:
                 self._group_counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
                 self._group_counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)

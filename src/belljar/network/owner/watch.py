@@ -30,7 +30,7 @@ from belljar.errors import (
 from belljar.events import Body, Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
-from belljar.network.ipc import GatewayMessage, WireViolationError
+from belljar.network.ipc import Item, WireViolationError
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
 from belljar.network.owner.processes import RangeProcesses, wait_readable
 from belljar.units import format_size, printable
@@ -96,7 +96,7 @@ class RangeWatch:
         self.closing = False
         self.milestones = queue.SimpleQueue[str | None]()
         # The supervisor's answers, in order; None ends them.
-        self._replies = queue.SimpleQueue[Mapping[str, Any] | None]()
+        self._replies = queue.SimpleQueue[dict[str, Any] | None]()
         self._supervisor_counters: dict[str, int] = {}
         self._last_request = 0
         self._where = f"range {range_id}"
@@ -159,24 +159,22 @@ class RangeWatch:
             request = {**message, "id": self._last_request}
             with suppress(ipc.ClosedError, OSError):  # the thread sees its end
                 ipc.send(self._processes.control, request, fds)
-            reply = self._reply_to(self._last_request)
+            give_up, reply = time.monotonic() + _REPLY_TIMEOUT_S, dict[str, Any]()
+            while self._last_request not in (reply.get("done"), reply.get("refused")):
+                try:
+                    found = self._replies.get(timeout=max(0.0, give_up - time.monotonic()))
+                except queue.Empty:
+                    what = "the range's supervisor does not answer"
+                    raise CellError(what, where=self._where) from None
+                if found is None:
+                    self._replies.put(None)  # for the next caller
+                    raise self.error or CellError("the range has ended", where=self._where)
+                reply = found
         if "refused" in reply:
             what = f"the range's supervisor could not: {printable(str(reply.get('reason')))}"
             raise CellError(what, where=self._where)
         if self.error is not None:
             raise self.error
-
-    def _reply_to(self, number: int) -> Mapping[str, Any]:
-        give_up = time.monotonic() + _REPLY_TIMEOUT_S
-        with suppress(queue.Empty):
-            while (left_s := give_up - time.monotonic()) > 0:
-                reply = self._replies.get(timeout=left_s)
-                if reply is None:
-                    self._replies.put(None)  # for the next caller
-                    raise self.error or CellError("the range has ended", where=self._where)
-                if number in (reply.get("done"), reply.get("refused")):
-                    return reply
-        raise CellError("the range's supervisor does not answer", where=self._where)
 
     def end_gateway(self) -> None:
         """Have the gateway report what is in progress, and wait two seconds at most.
@@ -322,19 +320,19 @@ class RangeWatch:
         match message:
             case None:
                 pass
-            case GatewayMessage(kind=ipc.READY):
+            case Item(kind=ipc.READY):
                 self.certificate = str(message.data.get("certificate", "")).encode()
                 self._send(ipc.encode_ack(message.id))
                 self.milestones.put("ready")
-            case GatewayMessage(kind=ipc.ALIVE):
+            case Item(kind=ipc.ALIVE):
                 self._send(ipc.encode_ack(message.id))
-            case GatewayMessage(kind=ipc.ENDED):
+            case Item(kind=ipc.ENDED):
                 if not self._is_ending:
                     raise self._violation("it has ended without a request")
                 self._has_ended = True
                 self._unreported += message.data["unreported"]
                 self._gateway_done.set()
-            case GatewayMessage(kind=ipc.ASK):
+            case Item(kind=ipc.ASK):
                 if not self._may_request.acquire(blocking=False):
                     raise self._violation(f"more than {MAX_PENDING_REQUESTS} requests at once")
                 name = f"range-{self._range}-request"

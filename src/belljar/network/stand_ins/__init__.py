@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.faults import Faults
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
+
+if TYPE_CHECKING:
+    from belljar.network.stand_ins.files import Faults
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
 _WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")

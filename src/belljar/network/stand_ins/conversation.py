@@ -38,11 +38,9 @@ class ServiceStep:
 
 
 class ServiceSession(Protocol):
-    """One connection's state: pure and bounded."""
+    """One connection's state: pure and bounded. `rest`: bytes of an incomplete step."""
 
-    @property
-    def rest(self) -> bytes:
-        """Bytes of an incomplete step."""
+    rest: bytearray
 
     def feed(self, data: bytes) -> Iterable[ServiceStep]:
         """Return the steps that these bytes complete; no bytes raise."""
@@ -59,7 +57,7 @@ def stream_app(
         try:
             while data := await stream.receive():
                 # Where a session breaks, all that it was given is recorded.
-                broken = session.rest + data
+                broken = bytes(session.rest) + data
                 taken = list(session.feed(data))
                 broken = b""
                 for steps in _groups(taken):
@@ -70,7 +68,7 @@ def stream_app(
                     if steps[-1].close:
                         return
         finally:
-            if rest := broken or session.rest:
+            if rest := broken or bytes(session.rest):
                 await record(context, service, [ServiceStep("unfinished", rest)], cell)
 
     return serve

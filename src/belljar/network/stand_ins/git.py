@@ -1,8 +1,9 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
 A push is put on record and lives in the range's memory: later fetches in the range see it; the
-directory never changes. A pack comes by `side-band-64k` alone, which every client takes. Not: the
-dumb protocol, version 2 (clients fall back), partial clones, SHA-256 repositories.
+directory never changes. A pack comes by `side-band-64k` alone, which every client takes. A shallow
+clone gets the whole history. Not: the dumb protocol, version 2 (clients fall back), partial clones,
+SHA-256 repositories.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins import git_store, web
-from belljar.network.stand_ins.faults import Fault, Faults
+from belljar.network.stand_ins.files import Fault, Faults
 
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
 # Held whole, so that it is on record before any of it is looked at.
@@ -55,6 +56,7 @@ _NO_CACHE: Final = (
 )
 # Old id, new id, reference (gitprotocol-pack(5)).
 _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
+_DEEPEN: Final = re.compile(rb"deepen [0-9]")
 
 
 class BadRequestError(ValueError):
@@ -75,11 +77,12 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Return what is wrong with a directory of bare repositories."""
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
-    reasons = {path: git_store.why_not(path) for _, path in git_store.find_repositories(directory)}
-    if not reasons:
+    found = git_store.find_repositories(directory)
+    if not found:
         what = "there is no bare repository in it; make one by git clone --bare"
         return (Fault(what, file=str(directory)),)
-    return tuple(Fault(reason, file=str(path)) for path, reason in reasons.items() if reason)
+    wrong = ((name, why) for name, why in found.items() if isinstance(why, str))
+    return tuple(Fault(why, file=str(directory / name)) for name, why in wrong)
 
 
 @dataclass(kw_only=True)
@@ -98,12 +101,12 @@ class _Git:
 
     @cached_property
     def _repositories(self) -> Mapping[str, git_store.Repository]:
-        there = git_store.find_repositories(self._context.files)
-        found = {
-            name: git_store.Repository(path) for name, path in there if not git_store.why_not(path)
-        }
-        for name, repository in list(found.items()):
+        found, there = dict[str, git_store.Repository](), self._context.files
+        for name, repository in git_store.find_repositories(there).items():
+            if isinstance(repository, str):
+                continue
             bare = name.removesuffix(".git")
+            found[name] = repository
             found.setdefault(bare, repository)
             found.setdefault(f"{bare}.git", repository)
         return found
@@ -255,9 +258,7 @@ class _Fetch:
 
         self._repository, self._is_done = repository, b"done" in lines
         self._wants, self._haves = named(b"want "), named(b"have ")
-        self._shallow = set(named(b"shallow "))
-        depths = [line.removeprefix(b"deepen ")[:10] for line in lines if b"deepen " in line]
-        self._depth = max((int(depth) for depth in depths if depth.isdigit()), default=0)
+        self._shallow, self._deepens = named(b"shallow "), any(map(_DEEPEN.match, lines))
 
     async def answer(self) -> AsyncGenerator[bytes]:
         """The lines of the negotiation, and at its end the pack."""
@@ -266,15 +267,15 @@ class _Fetch:
             yield pkt_line(b"ERR upload-pack: not our ref " + unknown + b"\n")
             return
         try:
-            # Without a depth the client's own border stays.
-            border, unshallow = self._shallow, set[bytes]()
-            if self._depth:
-                starts = [repository.peel(want) for want in self._wants]
-                found, border = await repository.depths(starts, self._depth)
-                unshallow = (self._shallow & found) - border
-                lines = [b"shallow " + each for each in sorted(border - self._shallow)]
-                yield pkt_seq(*lines, *(b"unshallow " + each for each in sorted(unshallow)))
-            common = [have for have in self._haves if have in repository]
+            # The client's own border, made elsewhere: it ends where a depth is asked for.
+            border = [each for each in self._shallow if self._deepens and each in repository]
+            if self._deepens:
+                yield pkt_seq(*(b"unshallow " + each for each in border))
+            common = list[bytes]()
+            for number, have in enumerate(self._haves):
+                common += [have] if have in repository else []
+                if number % 64 == 0:  # Each may be looked for on disk.
+                    await checkpoint()
             # By `multi_ack_detailed`, which every git asks for. One common commit is enough to make
             # a right pack, if not the smallest.
             lines = [b"ACK " + have + b" common\n" for have in common]
@@ -284,21 +285,19 @@ class _Fetch:
                 lines.append(b"NAK\n")
             yield b"".join(map(pkt_line, lines))
             if self._is_done:
-                links = [link for edge in unshallow for link in repository.links(edge)]
-                deeper = [at for kind, at in links if kind == Commit.type_num]
-                async for piece in self._pack(common, [*self._wants, *deeper], border):
+                # Below a border the client may lack anything, so it gets all.
+                known = [] if self._shallow else common
+                async for piece in self._pack(known, [*self._wants, *border]):
                     yield piece
         except git_store.MissingObjectError as error:
             # Band 3: an error that ends the fetch.
             yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
 
-    async def _pack(
-        self, common: list[bytes], wants: list[bytes], border: set[bytes]
-    ) -> AsyncGenerator[bytes]:
+    async def _pack(self, common: list[bytes], wants: list[bytes]) -> AsyncGenerator[bytes]:
         repository, seen = self._repository, set[bytes]()
-        async for _ in repository.walk(common, seen, self._shallow):
+        async for _ in repository.walk(common, seen):
             pass  # What the client has, and all below it, is not sent again.
-        identities = [each async for each in repository.walk(wants, seen, border)]
+        identities = [each async for each in repository.walk(wants, seen)]
         hasher = hashlib.sha1(usedforsecurity=False)
         for number, identity in enumerate([b"", *identities]):
             chunks = pack_header_chunks(len(identities))

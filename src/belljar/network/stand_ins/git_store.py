@@ -11,7 +11,7 @@ import re
 import stat
 import weakref
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Set
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -152,12 +152,10 @@ class Repository:
             identity = found[1]
         return identity
 
-    async def walk(
-        self, starts: Iterable[bytes], seen: set[bytes], border: Set[bytes]
-    ) -> AsyncGenerator[bytes]:
-        """Give each object below `starts` once, but those in `seen`, and add it there.
+    async def walk(self, starts: Iterable[bytes], seen: set[bytes]) -> AsyncGenerator[bytes]:
+        """Give each object below `starts` that is not in `seen`, and add it there.
 
-        Beyond the commits of `border` nothing is given. Raises `MissingObjectError`.
+        Raises `MissingObjectError`.
         """
         todo = [(0, identity) for identity in starts]
         while todo:
@@ -167,33 +165,9 @@ class Repository:
             seen.add(identity)
             yield identity
             if kind != Blob.type_num:
-                below = self.links(identity)
-                if identity in border:
-                    below = [link for link in below if link[0] != Commit.type_num]
-                todo += below
+                todo += self.links(identity)
             if len(seen) % 64 == 0:
                 await checkpoint()
-
-    async def depths(
-        self, starts: Iterable[bytes], max_depth: int
-    ) -> tuple[set[bytes], set[bytes]]:
-        """Return the commits up to a depth (1: the starts), and those at its border."""
-        found, border, level = set[bytes](), set[bytes](), list(starts)
-        for depth in range(1, max_depth + 1):
-            following: list[bytes] = []
-            for identity in level:
-                if identity in found:
-                    continue
-                found.add(identity)
-                older = [at for kind, at in self.links(identity) if kind == Commit.type_num]
-                if depth == max_depth and older:
-                    border.add(identity)
-                following += older
-            await checkpoint()
-            if not following:
-                break
-            level = following
-        return found, border
 
 
 def read_pack(
@@ -266,24 +240,26 @@ def _value(raw: bytes) -> int:
     return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw))
 
 
-def find_repositories(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Give name and path of each bare repository, at most two levels deep; no link is followed."""
+def find_repositories(directory: Path) -> dict[str, Repository | str]:
+    """Return each bare repository, or why it can't be served, at most two levels deep."""
+    found = dict[str, Repository | str]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
         is_link = path.is_symlink() or path.parent.is_symlink()
         if is_bare and not is_link and (path / "HEAD").is_file():
-            yield str(path.relative_to(directory)), path
+            found[str(path.relative_to(directory))] = _opened(path)
+    return found
 
 
-def why_not(path: Path) -> str:
-    """Return why a bare repository can't be served; "" when it can."""
+def _opened(path: Path) -> Repository | str:
     if any(below.is_symlink() for below in path.rglob("*")):
         return "it has a symbolic link, which is not followed; put the file itself there"
     if (path / "objects/info/alternates").exists():
         return "it borrows objects (objects/info/alternates): git repack -a, and remove the file"
     try:
         repository = Repository(path)
-        broken = next((name for name, at in repository.refs.items() if not repository.get(at)), b"")
+        broken = [name for name, at in repository.refs.items() if not repository.get(at)]
     except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
         return f"it can't be read: {error}"
-    return f"its reference {broken.decode('utf-8', 'replace')} leads to no object" if broken else ""
+    named = "".join(name.decode("utf-8", "replace") for name in broken[:1])
+    return f"its reference {named} leads to no object" if broken else repository

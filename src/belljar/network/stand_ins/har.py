@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from codecs import BOM_UTF8
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -17,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
-from belljar.network.stand_ins.faults import Fault, Faults, read_file
+from belljar.network.stand_ins.files import Fault, Faults, read_file
 from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
@@ -104,26 +105,20 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 def make(context: StandInContext) -> web.App:
     """Return the application. Raises `ValueError` as `load`."""
-    return web.http_app(_Player(context, load(context.settings, context.files)).handle)
+    recorded, given = dict[Key, list[HarExchange]](), Counter[tuple[Key, bytes | None]]()
+    for exchange in load(context.settings, context.files):
+        recorded.setdefault(exchange.key, []).append(exchange)
 
-
-class _Player:
-    def __init__(self, context: StandInContext, exchanges: list[HarExchange]) -> None:
-        self.context = context
-        self.recorded: dict[Key, list[HarExchange]] = {}
-        self.given: dict[tuple[Key, bytes | None], int] = {}
-        for exchange in exchanges:
-            self.recorded.setdefault(exchange.key, []).append(exchange)
-
-    async def handle(self, request: web.Request) -> web.Answer:
+    async def handle(request: web.Request) -> web.Answer:
         key = key_of(request.method, request.host, request.raw_path, request.query_string)
-        if (found := self.recorded.get(key)) is None:
+        if (found := recorded.get(key)) is None:
             url = printable(request.url, max_chars=1024)
             data = {"what": "unrecorded", "method": request.method[:32], "url": url}
-            await self.context.record("network.attempt", data)
+            await context.record("network.attempt", data)
             return web.plain_error(404)
         same = [exchange for exchange in found if exchange.sent == request.body]
         place, fitting = (key, request.body if same else None), same or found
-        turn = self.given.get(place, 0)
-        self.given[place] = turn + 1
-        return fitting[min(turn, len(fitting) - 1)].answer
+        given[place] += 1
+        return fitting[min(given[place], len(fitting)) - 1].answer
+
+    return web.http_app(handle)

@@ -1,4 +1,4 @@
-"""The stand-in `http`: an author's routes with templates and files; and a decoy's admin page.
+"""The stand-in `http`: routes with templates and files, of an author or a decoy.
 
 The first route that fits a request answers; then 404. Nothing of a request is kept: what remembers
 its visitors, or decides what it answers, is a stand-in of kind `python`.
@@ -6,7 +6,6 @@ its visitors, or decides what it answers, is a stand-in of kind `python`.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -22,8 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
-from belljar.network.stand_ins.faults import Fault, Faults, read_file
-from belljar.network.stand_ins.files import file_answer, stored_file
+from belljar.network.stand_ins.files import Fault, Faults, file_answer, read_file, stored_file
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.units import iso_time, kind_of, listed, nearest, quoted
 
@@ -239,43 +237,18 @@ def pattern_of(path: str) -> re.Pattern[str]:
         raise ValueError("two parameters have one name") from None
 
 
-def methods_of(route: Fields) -> list[str]:
-    """Return the methods that a route takes."""
+def methods_of(route: Fields) -> set[str]:
+    """Return the methods that a route takes; HEAD is answered where GET is."""
     given = route.get("methods", route.get("method", "GET"))
-    return [str(method) for method in (given if isinstance(given, list) else [given])]
+    found = {str(method) for method in (given if isinstance(given, list) else [given])}
+    return found | {"HEAD"} if "GET" in found else found
 
 
 # ---- what is answered
 
 
-class _Route:
-    """A route that was checked."""
-
-    def __init__(self, fields: Fields, directory: Path) -> None:
-        self.pattern = pattern_of(str(fields["path"]))
-        self.methods = methods_of(fields)
-        if "GET" in self.methods:
-            self.methods.append("HEAD")  # HEAD is answered where GET is.
-        self.answer = fields
-        if "template" in fields:
-            body = (directory / fields["template"]).read_text("utf-8", "replace")
-            self.answer = {**fields, "body": body}
-
-    def match(self, raw_path: str) -> dict[str, str] | None:
-        """Return the decoded parameters; an encoded `/` splits no segment."""
-        decoded = "/".join(
-            unquote(part, errors="replace").replace("/", "\0") for part in raw_path.split("/")
-        )
-        found = self.pattern.fullmatch(decoded)
-        if found is None:
-            return None
-        return {name: text.replace("\0", "/") for name, text in found.groupdict().items()}
-
-
 def make(context: StandInContext) -> web.App:
     """Return the application. Raises `PolicyError` as `check` finds."""
-    if "login" in context.settings:  # a decoy's: what an author writes has no such field
-        return web.http_app(_AdminPage(context).handle)
     if faults := check(context.settings, context.files):
         raise PolicyError("; ".join(map(str, faults)), where=context.id)
     return web.http_app(_Http(context).handle)
@@ -285,19 +258,24 @@ class _Http:
     def __init__(self, context: StandInContext) -> None:
         site: Any = context.settings
         self._context = context
-        self._routes = [_Route(fields, context.files) for fields in site.get("routes", [])]
-        names = {str(one.answer["file"]) for one in self._routes if "file" in one.answer}
-        self._files = {name: stored_file(context.files / name, name) for name in names}
+        self._routes = [(pattern_of(one["path"]), methods_of(one), one) for one in site["routes"]]
 
     async def handle(self, request: web.Request) -> web.Answer:
-        fitting = (each for each in self._routes if request.method in each.methods)
-        found = ((each, each.match(request.raw_path)) for each in fitting)
-        route, parameters = next((pair for pair in found if pair[1] is not None), (None, None))
-        if route is None:
+        random = self._context.random
+        # An encoded `/` splits no segment.
+        parts = (unquote(part, errors="replace") for part in request.raw_path.split("/"))
+        path = "/".join(part.replace("/", "\0") for part in parts)
+        fitting = (
+            (pattern.fullmatch(path), fields)
+            for pattern, methods, fields in self._routes
+            if request.method in methods
+        )
+        found, fields = next((pair for pair in fitting if pair[0]), (None, {}))
+        if found is None:
             return web.plain_error(404)
         # What templates and expressions see of a request.
         view = {
-            "path": parameters,
+            "path": {name: text.replace("\0", "/") for name, text in found.groupdict().items()},
             "query": dict(reversed(request.query)),
             "form": dict(reversed(request.form)),
             "header": {name: request.header(name) for name, _ in request.headers},
@@ -308,15 +286,12 @@ class _Http:
             "host": request.host,
             "url": request.url,
             "now": iso_time(self._context.clock()),
-            "random": {"hex": self._hex},
+            "random": {"hex": lambda count: random(max(1, min(int(count), 256))).hex()},
         }
         try:
-            return self._answer(route.answer, view)
+            return self._answer(fields, view)
         except (TypeError, ValueError, RecursionError):  # also: no JSON value
             return web.plain_error(500)
-
-    def _hex(self, count: int) -> str:
-        return self._context.random(max(1, min(int(count), 256))).hex()
 
     def _answer(self, fields: Fields, view: Fields) -> web.Answer:
         pairs = tuple(
@@ -326,7 +301,7 @@ class _Http:
         status = fields.get("status", 302 if "redirect" in fields else 200)
         media = fields.get("type", "")
         if "file" in fields:
-            file = self._files[fields["file"]]
+            file = stored_file(self._context.files / fields["file"], fields["file"])
             return file_answer(file, status=status, media=media, headers=pairs)
         if "json" in fields:
             value = render_all(fields["json"], view)
@@ -334,9 +309,11 @@ class _Http:
         if "redirect" in fields:
             location = web.header_text(render(str(fields["redirect"]), view))
             return web.plain_error(status, (("location", location), *pairs))
-        if "body" not in fields:
+        body = str(fields.get("body", ""))
+        if "template" in fields:
+            body = (self._context.files / fields["template"]).read_text("utf-8", "replace")
+        elif not body:
             return web.Answer(status=status, headers=pairs)
-        body = str(fields["body"])
         if not media:
             is_page = body.lstrip().startswith("<")
             is_page |= str(fields.get("template", "")).endswith((".html", ".htm"))
@@ -345,60 +322,3 @@ class _Http:
         is_markup = kind == "text/html" or kind.endswith(("/xml", "+xml"))
         text = render(body, view, is_markup=is_markup)
         return web.text_answer(text, status, pairs, media=media)
-
-
-# ---- the admin page of a decoy: a form, a session, customers as a table and as CSV
-
-# A browser that kept a page would show customers after a logout.
-_HEADERS: Final = (("server", "nginx/1.24.0"), ("cache-control", "no-store"))
-_FORM: Final = (
-    '<form method="post" action="/login">\n<label>User <input name="username"></label>\n'
-    '<label>Password <input type="password" name="password"></label>\n'
-    '<button type="submit">Sign in</button>\n</form>'
-)
-_LINKS: Final = '<p><a href="/customers.csv">Export</a> <a href="/logout">Sign out</a></p>'
-
-
-class _AdminPage:
-    """`settings`: `login`, with user and password; `rows`, of customers; `csv`: as text."""
-
-    def __init__(self, context: StandInContext) -> None:
-        self._settings: Any = context.settings
-        self._session = context.random(16).hex()  # Of everyone who has signed in.
-
-    async def handle(self, request: web.Request) -> web.Answer:
-        """Answer a request; who isn't signed in is led to the form."""
-        match request.path:
-            case "/login" if request.method == "POST":
-                form, login = dict(reversed(request.form)), self._settings["login"]
-                known = [form.get("username"), form.get("password")]
-                if known == [login["user"], login["password"]]:
-                    cookie = f"sid={self._session}; Path=/; HttpOnly; SameSite=Lax"
-                    return _redirect("/customers", ("set-cookie", cookie))
-                return _page("Sign in", f"<p>Wrong user or password.</p>\n{_FORM}", status=401)
-            case "/login":
-                return _page("Sign in", _FORM)
-            case "/logout":
-                return _redirect("/login", ("set-cookie", "sid=; Path=/; Max-Age=0"))
-            case "/" | "/customers" | "/customers.csv" as path:
-                if request.cookies.get("sid") != self._session:
-                    return _redirect("/login")
-                if path == "/customers.csv":
-                    return web.text_answer(self._settings["csv"], 200, _HEADERS, media="text/csv")
-                if path == "/":
-                    return _redirect("/customers")
-                rows: list[dict[str, str]] = self._settings["rows"]
-                cells = (map(html.escape, row.values()) for row in rows)
-                lines = ("".join(f"<td>{cell}</td>" for cell in row) for row in cells)
-                body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-                return _page("Customers", f"{_LINKS}\n<table>\n{body}\n</table>")
-        return web.plain_error(404, _HEADERS)
-
-
-def _page(title: str, content: str, *, status: int = 200) -> web.Answer:
-    text = f"<!DOCTYPE html>\n<title>{title}</title>\n<h1>{title}</h1>\n{content}\n"
-    return web.text_answer(text, status, _HEADERS, media="text/html; charset=utf-8")
-
-
-def _redirect(to: str, *more: tuple[str, str]) -> web.Answer:
-    return web.plain_error(302, (("location", to), *more, *_HEADERS))

@@ -40,19 +40,20 @@ class _Mcp:
         if request.method != "POST":
             return text_answer("Method Not Allowed", 405, (("allow", "POST, DELETE"),))
         message = request.json
-        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            return _error(None, _INVALID_REQUEST, "Invalid Request", 400)
-        number = message.get("id")
-        if not isinstance(message.get("method"), str) or number is None:
+        is_message = isinstance(message, dict) and message.get("jsonrpc") == "2.0"
+        number = message.get("id") if is_message else None
+        if is_message and (not isinstance(message.get("method"), str) or number is None):
             return Answer(status=202)  # an answer of the client's, or a notification
         if not isinstance(number, (int, str)) or len(str(number)) > _MAX_ID_CHARS:
-            return _error(None, _INVALID_REQUEST, "Invalid Request", 400)
+            wrong = _error(_INVALID_REQUEST, "Invalid Request")
+            return json_answer({"jsonrpc": "2.0", "id": None, **wrong}, 400)
         params = message.get("params")
-        return await self._answer(
-            number, message["method"], params if isinstance(params, dict) else {}
-        )
+        result = await self._result(message["method"], params if isinstance(params, dict) else {})
+        is_first = message["method"] == "initialize"
+        headers = ((_SESSION, self._context.random(16).hex()),) if is_first else ()
+        return json_answer({"jsonrpc": "2.0", "id": number, **result}, headers=headers)
 
-    async def _answer(self, number: int | str, method: str, params: Mapping[str, Any]) -> Answer:
+    async def _result(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         match method:
             case "initialize":
                 asked = params.get("protocolVersion")
@@ -61,33 +62,26 @@ class _Mcp:
                     "capabilities": {"tools": {"listChanged": False}},
                     "serverInfo": self._settings["server"],
                 }
-                return _result(number, result, ((_SESSION, self._context.random(16).hex()),))
+                return {"result": result}
             case "ping":
-                return _result(number, {})
+                return {"result": {}}
             case "tools/list":
                 fields = ("name", "description", "inputSchema")
                 tools = [{name: tool[name] for name in fields} for tool in self._tools.values()]
-                return _result(number, {"tools": tools})
+                return {"result": {"tools": tools}}
             case "tools/call":
                 # A known tool's text, whatever its arguments; that it was called is recorded first.
                 name = str(params.get("name"))
                 tool = self._tools.get(name)
                 if tool is None:
                     shown = printable(name, max_chars=80)
-                    return _error(number, _INVALID_PARAMS, f"Unknown tool: {shown}")
+                    return _error(_INVALID_PARAMS, f"Unknown tool: {shown}")
                 data = {"what": "tool call", "tool": str(tool["name"])}
                 await self._context.record("network.attempt", data)
                 content = [{"type": "text", "text": str(tool["text"])}]
-                return _result(number, {"content": content, "isError": False})
-        return _error(number, _NO_METHOD, "Method not found")
+                return {"result": {"content": content, "isError": False}}
+        return _error(_NO_METHOD, "Method not found")
 
 
-def _result(
-    number: int | str, result: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()
-) -> Answer:
-    return json_answer({"jsonrpc": "2.0", "id": number, "result": result}, headers=headers)
-
-
-def _error(number: int | str | None, code: int, message: str, status: int = 200) -> Answer:
-    error = {"code": code, "message": message}
-    return json_answer({"jsonrpc": "2.0", "id": number, "error": error}, status)
+def _error(code: int, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}

@@ -106,28 +106,18 @@ class _Metadata:
             return "\n".join(_VERSIONS)
         if parts[0] not in _VERSIONS:
             return None
-        at: Any = self._tree()
-        for part in parts[1:]:
-            at = at.get(part) if isinstance(at, dict) else None
-        if at is None or isinstance(at, str):
-            return at
-        return "\n".join(f"{name}/" if isinstance(at[name], dict) else name for name in sorted(at))
-
-    def _tree(self) -> dict[str, Any]:
-        """What is served below a version: texts, and mappings of names to more."""
-        zone, address = f"{_REGION}a", self._address
         now_s = self._context.clock()
         issued_s = now_s - now_s % 3600
-        fresh = {"Code": "Success", "LastUpdated": iso_time(issued_s)}
         secrets = {
-            **fresh,
+            "Code": "Success",
+            "LastUpdated": iso_time(issued_s),
             "Type": "AWS-HMAC",
             "AccessKeyId": self._secrets["access_key_id"],
             "SecretAccessKey": self._secrets["secret_key"],
             "Token": self._secrets["session_token"],
             "Expiration": iso_time(issued_s + 6 * 3600),
         }
-        host = f"ip-{address.replace('.', '-')}.{_REGION}.compute.internal"
+        host = f"ip-{self._address.replace('.', '-')}.{_REGION}.compute.internal"
         data = {
             "ami-id": f"ami-0{self._image}",
             "hostname": host,
@@ -135,9 +125,15 @@ class _Metadata:
             "instance-id": self._instance,
             "instance-type": "t3.medium",
             "local-hostname": host,
-            "local-ipv4": address,
+            "local-ipv4": self._address,
             "mac": self._mac,
-            "placement": {"availability-zone": zone, "region": _REGION},
+            "placement": {"availability-zone": f"{_REGION}a", "region": _REGION},
             "security-groups": "default",
         }
-        return {"meta-data": data}
+        # Texts, and mappings of names to more.
+        at: Any = {"meta-data": data}
+        for part in parts[1:]:
+            at = at.get(part) if isinstance(at, dict) else None
+        if at is None or isinstance(at, str):
+            return at
+        return "\n".join(f"{name}/" if isinstance(at[name], dict) else name for name in sorted(at))

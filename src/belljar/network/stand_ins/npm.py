@@ -71,14 +71,6 @@ def read_package(file: StoredFile) -> Package:
     return Package(file, known, name, version)
 
 
-def _parts(path: str) -> list[str]:
-    """Return a path's parts; a scope and its name are one, encoded or not."""
-    parts = [part for part in path.split("/") if part]
-    if len(parts) > 1 and parts[0].startswith("@"):
-        parts[:2] = [f"{parts[0]}/{parts[1]}"]
-    return parts
-
-
 class _Npm(registry.Registry):
     name, algorithms = "npm", ("sha1", "sha512")
 
@@ -118,7 +110,9 @@ class _Npm(registry.Registry):
         return web.json_answer(document)
 
     async def handle(self, request: web.Request) -> web.Answer:
-        parts = _parts(request.path)
+        parts = [part for part in request.path.split("/") if part]
+        if len(parts) > 1 and parts[0].startswith("@"):
+            parts[:2] = [f"{parts[0]}/{parts[1]}"]  # A scope and its name, encoded or not.
         if not web.writes(request):
             match parts:
                 case [] | ["-", "ping"]:

@@ -101,17 +101,13 @@ class _OpenAi:
             message = f"Maximum content size limit ({MAX_ASKED_BYTES}) exceeded."
             raise RefusedError(413, message)
         try:
-            found = await self.context.ask("chat", asked)
+            answer = await self.context.ask("chat", asked)
         except ValueError:
             # The owner's reason is for the record, which the owner keeps; the guest learns what any
             # client of a failing API learns.
             raise RefusedError(500, _DOWN) from None
-        return self.completed(found, str(body["model"]))
-
-    def completed(self, data: bytes, model: str) -> dict[str, Any]:
-        """Return the owner's answer with what a client expects of a completion."""
         try:
-            found = web.parse_json(data)
+            found = web.parse_json(answer)
             ends = [(each["message"]["role"], each["finish_reason"]) for each in found["choices"]]
         except (LookupError, TypeError, ValueError):
             ends = []
@@ -119,7 +115,8 @@ class _OpenAi:
             raise RefusedError(500, _DOWN)
         name = f"chatcmpl-{self.context.random(16).hex()}"
         usage = {f"{part}_tokens": 0 for part in ("prompt", "completion", "total")}
-        return {"id": name, "model": model, "usage": usage, **found}
+        # The owner's answer, with what a client expects of a completion.
+        return {"id": name, "model": str(body["model"]), "usage": usage, **found}
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:

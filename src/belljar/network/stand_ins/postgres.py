@@ -65,31 +65,26 @@ class PostgresSession:
             str(settings[name]) for name in ("user", "password", "database")
         )
         self._key = key
-        self._buffer = bytearray()
+        self.rest = bytearray()
         self._presented_user: str | None = None  # None before the startup message.
         self._presented_database = ""
         self._is_inside = self._skips = False
 
-    @property
-    def rest(self) -> bytes:
-        """Bytes of an incomplete message."""
-        return bytes(self._buffer)
-
     def feed(self, data: bytes) -> Iterator[ServiceStep]:
         """Yield the steps that these bytes complete."""
-        self._buffer += data
+        self.rest += data
         while True:
             # The first message has no letter.
             head = 4 if self._presented_user is None else 5
-            if len(self._buffer) < head:
+            if len(self.rest) < head:
                 return
-            (length,) = struct.unpack_from("!i", self._buffer, head - 4)
+            (length,) = struct.unpack_from("!i", self.rest, head - 4)
             low, high = (8, MAX_STARTUP_BYTES) if head == 4 else (4, MAX_MESSAGE_BYTES)
             if not low <= length <= high:
-                yield self._fatal("", self._taken(len(self._buffer)), "08P01", "invalid length")
+                yield self._fatal("", self._taken(len(self.rest)), "08P01", "invalid length")
                 return
             end = head - 4 + length
-            if len(self._buffer) < end:
+            if len(self.rest) < end:
                 return
             raw = self._taken(end)
             if head == 4:
@@ -103,8 +98,8 @@ class PostgresSession:
                 return
 
     def _taken(self, count: int) -> bytes:
-        raw = bytes(self._buffer[:count])
-        del self._buffer[:count]
+        raw = bytes(self.rest[:count])
+        del self.rest[:count]
         return raw
 
     @staticmethod

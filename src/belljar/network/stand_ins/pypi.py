@@ -85,7 +85,13 @@ class _Pypi(registry.Registry):
 
     async def handle(self, request: Request) -> Answer:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
-            return await self._upload(request)
+            fields, filename, content = read_form(request.body)
+            is_whole = all(fields.get(name) for name in _NAMED)
+            refused = "" if is_whole else "not a form with a name and a version"
+            data: dict[str, JsonValue] = {name: word(fields.get(name, "")) for name in _NAMED}
+            data |= {"refused": refused, "filename": word(filename)}
+            await self.publish(request, data, body_of("file-0", content, MAX_KEPT_BODY_BYTES))
+            return text_answer(f"400 {refused}", 400) if refused else text_answer("")
         if writes(request):
             return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         links: dict[str, str] = {}
@@ -105,16 +111,6 @@ class _Pypi(registry.Registry):
         pairs = ((html.escape(to), html.escape(name)) for to, name in links.items())
         lines = "".join(f'<a href="{to}">{name}</a><br>\n' for to, name in pairs)
         return text_answer(f"<!DOCTYPE html>\n<title>Links</title>\n{lines}", media=_HTML)
-
-    async def _upload(self, request: Request) -> Answer:
-        """Answer one upload (200, 400), recorded first."""
-        fields, filename, content = read_form(request.body)
-        is_whole = all(fields.get(name) for name in _NAMED)
-        refused = "" if is_whole else "not a form with a name and a version"
-        data: dict[str, JsonValue] = {name: word(fields.get(name, "")) for name in _NAMED}
-        data |= {"refused": refused, "filename": word(filename)}
-        await self.publish(request, data, body_of("file-0", content, MAX_KEPT_BODY_BYTES))
-        return text_answer(f"400 {refused}", 400) if refused else text_answer("")
 
 
 check, make = registry.check, _Pypi.app

@@ -69,33 +69,28 @@ class RedisSession:
 
     def __init__(self, password: bytes) -> None:
         self._password = password
-        self._buffer = bytearray()
+        self.rest = bytearray()
         self._needed = 1  # So many bytes the first command in the buffer has at least.
         self._is_inside = False
 
-    @property
-    def rest(self) -> bytes:
-        """Bytes of an incomplete command."""
-        return bytes(self._buffer)
-
     def feed(self, data: bytes) -> Iterator[ServiceStep]:
         """Yield the steps that these bytes complete."""
-        self._buffer += data
-        while len(self._buffer) >= self._needed:
+        self.rest += data
+        while len(self.rest) >= self._needed:
             try:
-                found = read_command(self._buffer)
+                found = read_command(self.rest)
             except ProtocolError as problem:
                 reply = f"-ERR Protocol error: {problem}\r\n".encode("ascii", "replace")
-                raw = bytes(self._buffer)
-                self._buffer.clear()
+                raw = bytes(self.rest)
+                self.rest.clear()
                 yield ServiceStep("", raw, reply, close=True)
                 return
             if isinstance(found, int):
                 self._needed = found
                 return
             words, length = found
-            raw = bytes(self._buffer[:length])
-            del self._buffer[:length]
+            raw = bytes(self.rest[:length])
+            del self.rest[:length]
             self._needed = 1
             # Real servers pass over an empty command; here it is a step, so that it is on record.
             step = self._answer(words, raw) if words else ServiceStep("", raw)

@@ -18,8 +18,14 @@ from typing import IO, Final
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_BODY_BYTES, StandInContext
-from belljar.network.stand_ins.faults import Fault, Faults
-from belljar.network.stand_ins.files import FilesError, StoredFile, list_files, pieces_of
+from belljar.network.stand_ins.files import (
+    Fault,
+    Faults,
+    FilesError,
+    StoredFile,
+    list_files,
+    pieces_of,
+)
 from belljar.network.stand_ins.web import Answer, App, Request, credentials, http_app, writes
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.

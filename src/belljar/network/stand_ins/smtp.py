@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from belljar.capture import Capture
@@ -36,12 +37,13 @@ _OFFERS: Final = (
 _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
+@dataclass
 class _Mail:
     """A message and its envelope, so far; dots undone."""
 
-    def __init__(self, sender: str) -> None:
-        self.sender, self.recipients = sender, list[str]()
-        self.content = Capture("message", max_kept_bytes=MAX_KEPT_BODY_BYTES)
+    sender: str
+    recipients: list[str]
+    content: Capture
 
 
 class _MailConnection:
@@ -107,7 +109,8 @@ class _MailConnection:
                 return b"250%s%s\r\n%s" % (b"-" if offers else b" ", self._host, offers)
             case b"MAIL" if self._client and mail is None:
                 if (sender := _address(rest, b"FROM:")) is not None:
-                    self._mail = _Mail(sender)
+                    content = Capture("message", max_kept_bytes=MAX_KEPT_BODY_BYTES)
+                    self._mail = _Mail(sender, [], content)
                     return b"250 2.1.0 Ok\r\n"
             case b"RCPT" if mail is not None and (recipient := _address(rest, b"TO:")):
                 if len(mail.recipients) >= MAX_RECIPIENTS:
@@ -198,8 +201,4 @@ def _address(rest: bytes, key: bytes) -> str | None:
 
 def make(context: StandInContext) -> StreamApp:
     """Return a stream stand-in."""
-
-    async def serve(stream: Stream, cell: str) -> None:
-        await _MailConnection(context, stream, cell).serve()
-
-    return serve
+    return lambda stream, cell: _MailConnection(context, stream, cell).serve()

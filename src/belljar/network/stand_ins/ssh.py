@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import logging
 import os
+from functools import partialmethod
 from typing import Any, Final, NoReturn
 
 import asyncssh
@@ -164,20 +165,15 @@ class _Session(asyncssh.SSHServerSession[bytes]):
     def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
         return True  # As it is before a real server starts `nologin`.
 
-    def shell_requested(self) -> bool:
-        return self._requested("shell")
-
-    def exec_requested(self, command: str) -> bool:
-        return self._requested("exec", command)
-
-    def subsystem_requested(self, subsystem: str) -> bool:
-        return self._requested("subsystem", subsystem)
-
     def _requested(self, name: str, text: str = "") -> bool:
         variables = [b"=".join(pair) for pair in self._channel.get_environment_bytes().items()]
         raw = b"\n".join((text.encode("utf-8", "replace"), *variables))
         self._connection.tasks.create_task(self._refuse(ServiceStep(name, raw)))
         return True
+
+    shell_requested: Any = partialmethod(_requested, "shell")
+    exec_requested: Any = partialmethod(_requested, "exec")
+    subsystem_requested: Any = partialmethod(_requested, "subsystem")
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         self._connection.tasks.create_task(self._connection.record(ServiceStep("input", data)))

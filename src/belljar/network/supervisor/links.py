@@ -132,7 +132,7 @@ def make_port(
 
     Args:
         kernel, inner: sockets of the range's and the cell's namespace.
-        offloads: False for a VM: frames are then whole, with checksums.
+        offloads: False for a VM: frames leave whole, with checksums, none above the MTU.
         bytes_per_s: in each direction; see `line_bytes_per_s`.
     """
     request = netlink.veth(
@@ -141,8 +141,11 @@ def make_port(
     netlink.exchange(kernel, request)
     outer_index = socket.if_nametoindex(port.outer_device)
     try:
-        if not offloads:
-            switch_off_offloads(port.outer_device)
+        for command in () if offloads else _ETHTOOL_SET:
+            value = array.array("I", [command, 0])
+            change = _IFREQ.pack(port.outer_device.encode("ascii"), value.buffer_info()[0])
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+                fcntl.ioctl(any_socket, _SIOCETHTOOL, change)
         netlink.exchange(
             kernel,
             netlink.line(outer_index, bytes_per_s),
@@ -213,15 +216,12 @@ def socket_within(
     namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
 ) -> socket.socket:
     """Another namespace's tables; this thread must be able to return. Raises `OSError`."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
             return make()
         finally:
-            syscalls.enter(home, syscalls.CLONE_NEWNET)
-    finally:
-        os.close(home)
+            syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
 
 
 def tables_of(namespace: int) -> socket.socket:
@@ -235,15 +235,6 @@ def tables_of(namespace: int) -> socket.socket:
         except OSError as exc:
             what = f"the cell's network namespace can't be entered: {exc.strerror}"
             raise CellError(what) from exc
-
-
-def switch_off_offloads(device: str) -> None:
-    """Frames leave whole, with checksums, none above the MTU."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for command in _ETHTOOL_SET:
-            value = array.array("I", [command, 0])
-            request = _IFREQ.pack(device.encode("ascii"), value.buffer_info()[0])
-            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,8 +284,7 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
     ]
     gone = sorted(baseline.routes - found.routes, key=str)
     changed += (f"a route is gone: {old}" for old in gone)
-    if baseline.policy != found.policy:
-        changed.append("the policy of routing is another")
+    changed += ["the policy of routing is another"] * (baseline.policy != found.policy)
     for name, value in baseline.settings.items():
         if (now := found.settings.get(name, value)) != value:
             changed.append(f"{name} was {value} and is {printable(now, max_chars=40)}")

@@ -60,7 +60,7 @@ _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 @dataclass(frozen=True, slots=True)
 class SupervisorTask:
-    """The owner's document (`making.fork_pair`)."""
+    """The owner's document (`processes.fork_pair`)."""
 
     layout: RangeLayout
     network: NetworkPlan
@@ -77,9 +77,12 @@ def run_supervisor(fds: list[int], parent: int) -> NoReturn:
     document = ipc.from_file(fds[2])
     try:
         _make_namespace(owner, document["uid"], parent)
-        netfilter.load_rules(document["nft"], fds[4])
-        supervisor = _Supervisor(from_json(SupervisorTask, document), owner, fds[4], fds[5])
-        supervisor.make(gateway)
+        rules = ipc.from_file(os.dup(fds[4]))
+        # Loaded while everything else is made: there is no port yet to reach it by
+        with netfilter.rules_loaded(document["nft"], fds[4]):
+            task = from_json(SupervisorTask, document)
+            supervisor = _Supervisor(task, owner, known_rules(rules), fds[5])
+            supervisor.make(gateway)
         supervisor.confine()
         supervisor.work()
     except ipc.ClosedError:
@@ -135,8 +138,10 @@ class _OwnerTimeoutError(OSError):
 
 
 class _Supervisor:
-    def __init__(self, task: SupervisorTask, owner: socket.socket, rules: int, file: int) -> None:
-        self._task, self._owner, self._rules = task, owner, rules
+    def __init__(
+        self, task: SupervisorTask, owner: socket.socket, known: KnownRules, file: int
+    ) -> None:
+        self._task, self._owner, self._known = task, owner, known
         self._file = PacketFile(file, task.network.bounds.packet_record_bytes)
         # Else an owner that reads nothing would hold the thread that watches the rules.
         owner.setsockopt(
@@ -147,7 +152,6 @@ class _Supervisor:
         self._flows = Flows(task.layout)
         self._next_check = 0.0
         self._ports: dict[int, links.LivePort] = {}
-        self._known: KnownRules | None = None
         self._dialler: CellDialler | None = None
 
     def make(self, gateway: socket.socket) -> None:
@@ -155,7 +159,7 @@ class _Supervisor:
         task = self._task
         self._kernel = links.prepare_namespace(task.layout)
         self._kernel_at_end = netlink.open_socket()
-        listeners = open_listeners(task.layout, task.network)
+        listeners = _open_listeners(task.layout, task.network)
         send_listeners(gateway, listeners)
         # From here on only the gateway holds them.
         for listener in listeners.values():
@@ -293,7 +297,6 @@ class _Supervisor:
         # What has changed until now is in the listing
         notices = sum(1 for _ in netfilter.read_all(self._changes))
         listed = netfilter.list_rules(self._task.nft)
-        self._known = self._known or known_rules(ipc.from_file(self._rules))
         # From the end of the last one: on a slow host there is time for other work.
         self._next_check = time.monotonic() + self._task.check_every_s
         changed = (*changed_rules(self._known, listed), *unexpected)
@@ -303,14 +306,15 @@ class _Supervisor:
     def _end_as_changed(self) -> NoReturn:
         # Nothing passes from here on, not even while the changed rules are read back.
         self._shut()
+        found = _CHANGED_BACK
         try:
             self._take_all()
             self._look_at_rules()
         except _OwnerTimeoutError:
             raise
         except (BelljarError, OSError) as exc:
-            self._end_if_changed([f"its rules were changed, and can't be read: {_reason(exc)}"])
-        self._end_if_changed([_CHANGED_BACK])
+            found = f"its rules were changed, and can't be read: {_reason(exc)}"
+        self._end_if_changed([found])
         os._exit(1)
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
@@ -387,33 +391,18 @@ class _Supervisor:
         raise _OwnerTimeoutError(errno.EAGAIN, "it has read nothing for too long", "the owner")
 
 
-def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
+def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
     """The range's listeners by name. Raises `OSError`."""
+    found = {"dns_udp": socket.socket(socket.AF_INET, socket.SOCK_DGRAM)}
     # UDP is bound to one address: of several, the kernel would not know from which to answer.
-    found = {"dns_udp": _bound(socket.SOCK_DGRAM, layout.resolver, DNS_PORT)}
-    found |= {
-        str(port): _bound(socket.SOCK_STREAM, _ANY, port)
-        for port in network.gateway_ports()
-        if port != DNS_PORT
-    }
-    for name, port in (("sink", layout.sink_port), ("cells", layout.proxy_port)):
+    found["dns_udp"].bind((layout.resolver, DNS_PORT))
+    ports = [(str(port), port) for port in network.gateway_ports() if port != DNS_PORT]
+    for name, port in (*ports, ("sink", layout.sink_port), ("cells", layout.proxy_port)):
         if port is not None:
-            found[name] = _bound(socket.SOCK_STREAM, _ANY, port, is_transparent=True)
-    return found
-
-
-def _bound(
-    kind: socket.SocketKind, address: str, port: int, *, is_transparent: bool = False
-) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, kind)
-    try:
-        if is_transparent:  # it answers for addresses that are not the namespace's own
-            listener.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
-        listener.bind((address, port))
-        if kind == socket.SOCK_STREAM:
+            listener = found[name] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            if not name.isdecimal():  # it answers for addresses that are not the namespace's own
+                listener.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, LOCAL_MARK)
+            listener.bind((_ANY, port))
             listener.listen(_BACKLOG)
-    except OSError as exc:
-        listener.close()
-        raise OSError(exc.errno, exc.strerror, f"port {port} of the range") from exc
-    return listener
+    return found

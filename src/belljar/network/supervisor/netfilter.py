@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -47,7 +48,7 @@ _MAX_PREFIX_CHARS: Final = 32
 _Packet: TypeAlias = bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Logged:
     """One logged packet; `bytes` by its IP header; may lack addresses. `packet`: its beginning."""
 
@@ -106,17 +107,8 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
             prefix = found.get(_AT_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")
             device = found.get(_AT_IN_DEVICE, b"")
             packet = found.get(_AT_PAYLOAD, b"")
-            protocol, source, destination, port, length = parse_packet(packet)
-            yield Logged(
-                reason=prefix[:_MAX_PREFIX_CHARS],
-                device=int.from_bytes(device, "big") if len(device) == 4 else 0,
-                protocol=protocol,
-                source=source,
-                destination=destination,
-                port=port,
-                bytes=length,
-                packet=packet,
-            )
+            number = int.from_bytes(device, "big") if len(device) == 4 else 0
+            yield Logged(prefix[:_MAX_PREFIX_CHARS], number, *parse_packet(packet), packet)
 
 
 def parse_packet(packet: bytes) -> tuple[str, str, str, int | None, int]:
@@ -153,16 +145,25 @@ _NFT_TIMEOUT_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
 
 
-def load_rules(nft: str, rules: int) -> None:
-    """Put rules from an open file (`ipc.fill`) in force, all or none. Raises `HostError`."""
+@contextmanager
+def rules_loaded(nft: str, rules: int) -> Iterator[None]:
+    """Put rules from an open file (`ipc.fill`) in force by the block's end, all or none.
+
+    Raises `HostError`.
+    """
     os.lseek(rules, 0, os.SEEK_SET)
-    _run_nft(nft, "-f", "-", stdin=rules)
+    with _started(nft, "-f", "-", stdin=rules) as process:
+        yield
+        _output(nft, process)
 
 
 def list_rules(nft: str) -> dict[str, Any]:
     """The rules now in force. Raises `HostError`."""
-    with Path(os.devnull).open("rb") as nothing:  # not DEVNULL, which is opened for writing too
-        output = _run_nft(nft, "list", "ruleset", stdin=nothing.fileno())
+    with (
+        Path(os.devnull).open("rb") as nothing,  # not DEVNULL, which is opened for writing too
+        _started(nft, "list", "ruleset", stdin=nothing.fileno()) as process,
+    ):
+        output = _output(nft, process)
     try:
         document = json.loads(output)
     except ValueError:
@@ -172,28 +173,30 @@ def list_rules(nft: str) -> dict[str, Any]:
     return document
 
 
-def _run_nft(nft: str, *words: str, stdin: int) -> bytes:
-    pipe = subprocess.PIPE
+@contextmanager
+def _started(nft: str, *words: str, stdin: int) -> Iterator[subprocess.Popen[bytes]]:
+    command, pipe, env = (nft, "-j", *words), subprocess.PIPE, {"LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            (nft, "-j", *words),
-            check=False,
-            stdin=stdin,
-            stdout=pipe,
-            stderr=pipe,
-            env={"LC_ALL": "C"},
-            cwd="/",
-            timeout=_NFT_TIMEOUT_S,
-        )
-        problem = done.stderr.strip() or done.stdout[:200]
-        is_good = done.returncode == 0 and len(done.stdout) <= _MAX_LISTING_BYTES
-        what = f"nft refused: {printable(problem, max_chars=500)}"
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        is_good, what = False, f"nft can't be run: {exc}"
-    if not is_good:
+        process = subprocess.Popen(command, stdin=stdin, stdout=pipe, stderr=pipe, env=env, cwd="/")
+    except OSError as exc:
+        raise HostError(f"nft can't be run: {exc}", where=nft) from exc
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()  # harmless when it has ended
+
+
+def _output(nft: str, process: subprocess.Popen[bytes]) -> bytes:
+    try:
+        output, errors = process.communicate(timeout=_NFT_TIMEOUT_S)
+        problem = printable(errors.strip() or output[:200], max_chars=500)
+    except subprocess.TimeoutExpired as exc:
+        raise HostError(str(exc), where=nft) from exc
+    if process.returncode != 0 or len(output) > _MAX_LISTING_BYTES:
         hint = "this kernel may lack a part of nftables; `belljar doctor` says which"
-        raise HostError(what, where=nft, hint=hint)
-    return done.stdout
+        raise HostError(f"nft refused: {problem}", where=nft, hint=hint)
+    return output
 
 
 # Of one cell and reason: so many refused destinations have an event of their own; the rest are
@@ -257,18 +260,10 @@ class Flows:
     def _flow(
         self, cell: str, reason: str, destination: _Destination, size: int, count: int
     ) -> Flow:
-        protocol, address, port = destination
-        return {
-            "cell": cell,
-            "protocol": protocol,
-            "address": address,
-            "port": port,
-            "verdict": _verdict(reason),
-            "reason": reason,
-            "bytes": size,
-            "count": count,
-            "name": self._names.get(address, ""),
-        }
+        flow = dict(zip(("protocol", "address", "port"), destination, strict=True))
+        verdict, name = _verdict(reason), self._names.get(destination[1], "")
+        about = {"verdict": verdict, "reason": reason, "bytes": size, "count": count}
+        return {"cell": cell, **flow, **about, "name": name}
 
 
 def _verdict(reason: str) -> str:

@@ -102,7 +102,6 @@ class Route:
         return self.kind == _TYPE_UNICAST and self.device is not None and not has_gateway
 
     def __str__(self) -> str:
-        """For people."""
         return f"{self.to} by device {self.device} in table {self.table}, kind {self.kind}"
 
 
@@ -116,30 +115,28 @@ def open_socket(fd: int | None = None) -> socket.socket:
 
 def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: int) -> bytes:
     """Make a pair, both down, the peer elsewhere."""
-    peer = _LINK.pack(0, 0, 0, 0, 0) + _text(_IFLA_IFNAME, peer_name)
-    peer += attribute(_IFLA_ADDRESS, _mac(peer_mac)) + _word(_IFLA_NET_NS_FD, peer_namespace_fd)
-    info = _text(_IFLA_INFO_KIND, "veth")
-    info += attribute(_IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer))
-    body = _LINK.pack(0, 0, 0, 0, 0) + _text(_IFLA_IFNAME, name)
-    body += attribute(_IFLA_ADDRESS, _mac(mac)) + attribute(_IFLA_LINKINFO | _NESTED, info)
+    peer = _link() + attribute(_IFLA_IFNAME, peer_name)
+    peer += attribute(_IFLA_ADDRESS, _mac(peer_mac)) + attribute(_IFLA_NET_NS_FD, peer_namespace_fd)
+    data = attribute(_IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer))
+    info = attribute(_IFLA_LINKINFO | _NESTED, attribute(_IFLA_INFO_KIND, "veth") + data)
+    body = _link() + attribute(_IFLA_IFNAME, name) + attribute(_IFLA_ADDRESS, _mac(mac)) + info
     return message(_NEW_LINK, body, flags=_NEW)
 
 
 def set_link(index: int, *, up: bool) -> bytes:
     """Up or down."""
-    return message(_NEW_LINK, _LINK.pack(0, 0, index, _IFF_UP if up else 0, _IFF_UP))
+    return message(_NEW_LINK, _link(index, _IFF_UP if up else 0, _IFF_UP))
 
 
 def without_ipv6_address(index: int) -> bytes:
     """Without an IPv6 address, so nothing to announce."""
     mode = attribute(socket.AF_INET6 | _NESTED, attribute(_ADDR_GEN_MODE, b"\1"))
-    body = _LINK.pack(0, 0, index, 0, 0) + attribute(_IFLA_AF_SPEC | _NESTED, mode)
-    return message(_NEW_LINK, body)
+    return message(_NEW_LINK, _link(index) + attribute(_IFLA_AF_SPEC | _NESTED, mode))
 
 
 def delete_link(index: int) -> bytes:
     """Remove it, and its peer."""
-    return message(_DELETE_LINK, _LINK.pack(0, 0, index, 0, 0))
+    return message(_DELETE_LINK, _link(index))
 
 
 def address(index: int, ip: str) -> bytes:
@@ -169,8 +166,8 @@ def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
 def rule(priority: int, table: int = _TABLE_MAIN, *, mark: int = 0) -> bytes:
     """Route by the table: packets with this mark, or without one what this namespace sends."""
     body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 1, 0)  # FR_ACT_TO_TBL
-    body += _word(_FRA_TABLE, table) + _word(_FRA_PRIORITY, priority)
-    body += _word(_FRA_FWMARK, mark) if mark else _text(_FRA_IIFNAME, "lo")
+    body += attribute(_FRA_TABLE, table) + attribute(_FRA_PRIORITY, priority)
+    body += attribute(_FRA_FWMARK, mark) if mark else attribute(_FRA_IIFNAME, "lo")
     return message(_NEW_RULE, body, flags=_NEW)
 
 
@@ -185,24 +182,21 @@ def line(index: int, bytes_per_s: int) -> bytes:
     """Rate limit of what leaves by the device (token bucket: linux/pkt_sched.h, tc-tbf(8))."""
     rate = _RATE.pack(0, _ETHERNET, _FRAME_BYTES, 0, 0, bytes_per_s)
     parameters = rate + bytes(_RATE.size) + _LIMITS.pack(_QUEUE_BYTES, 0, 0)
-    options = attribute(_TBF_PARMS, parameters) + _word(_TBF_BURST, _BURST_BYTES)
-    body = _QUEUE.pack(0, index, 0, _ROOT, 0) + _text(_TCA_KIND, "tbf")
+    options = attribute(_TBF_PARMS, parameters) + attribute(_TBF_BURST, _BURST_BYTES)
+    body = _QUEUE.pack(0, index, 0, _ROOT, 0) + attribute(_TCA_KIND, "tbf")
     return message(_NEW_QUEUE, body + attribute(_TCA_OPTIONS | _NESTED, options), flags=_NEW)
 
 
 def exchange(kernel: socket.socket, *requests: bytes) -> None:
     """Send each, awaiting its acknowledgement. Raises `OSError`."""
     for request in requests:
-        kernel.send(request)
-        reply = kernel.recv(_MAX_REPLY_BYTES)
-        for kind, payload in messages(reply):
-            if kind == _ERROR:
-                raise_error(payload)
+        for _ in _replies(kernel, request):
+            pass
 
 
 def list_links(kernel: socket.socket) -> list[Link]:
     """Every device of the namespace. Raises `OSError`."""
-    listed = _dump(kernel, _GET_LINK, _LINK.pack(0, 0, 0, 0, 0), _NEW_LINK)
+    listed = _dump(kernel, _GET_LINK, _link(), _NEW_LINK)
     return [parse_link(payload) for payload in listed if len(payload) >= _LINK.size]
 
 
@@ -235,7 +229,7 @@ def list_routes(kernel: socket.socket, family: int) -> list[Route]:
 
 def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
     """Every rule that chooses a routing table. Raises `OSError`."""
-    return list(_dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE))
+    return _dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE)
 
 
 def parse_route(payload: bytes) -> Route:
@@ -262,20 +256,25 @@ def as_listed(request: bytes) -> Route:
     return parse_route(request[_HEADER.size :])
 
 
-def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> Iterator[bytes]:
+def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> list[bytes]:
     """The payloads of a listing. Raises `OSError`."""
-    kernel.send(message(request, body, flags=_DUMP, ack=False))
+    replies = _replies(kernel, message(request, body, flags=_DUMP, ack=False))
+    return [payload for kind, payload in replies if kind == wanted]
+
+
+def _replies(kernel: socket.socket, request: bytes) -> Iterator[tuple[int, bytes]]:
+    """What comes before the acknowledgement, or a list's end. Raises `OSError`."""
+    kernel.send(request)
     taken = 0
     while taken < _MAX_DUMP_BYTES:
         reply = kernel.recv(_MAX_REPLY_BYTES)
         taken += len(reply)
         for kind, payload in messages(reply):
-            if kind == _DONE:
+            if kind == _ERROR and (code := int.from_bytes(payload[:4], sys.byteorder, signed=True)):
+                raise OSError(-code, os.strerror(-code), "netlink")
+            if kind in (_DONE, _ERROR):  # 0 acknowledges
                 return
-            if kind == _ERROR:
-                raise_error(payload)
-            if kind == wanted:
-                yield payload
+            yield kind, payload
     raise OSError("the kernel's list is too long")
 
 
@@ -302,19 +301,16 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
         at += (length + 3) & ~3
 
 
-def raise_error(payload: bytes) -> None:
-    """Raises an error message's `OSError`, if any."""
-    (code,) = struct.unpack_from("=i", payload)
-    if code:  # 0 acknowledges
-        raise OSError(-code, os.strerror(-code), "netlink")
-
-
 def _route(prefix: str, index: int, table: int, scope: int, kind: int, rest: bytes = b"") -> bytes:
     to = IPv4Network(prefix)
     body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table, _PROTO_STATIC, scope, kind, 0)
     if to.prefixlen:
         body += attribute(_RTA_DST, to.network_address.packed)
-    return message(_NEW_ROUTE, body + _word(_RTA_OIF, index) + rest, flags=_NEW)
+    return message(_NEW_ROUTE, body + attribute(_RTA_OIF, index) + rest, flags=_NEW)
+
+
+def _link(index: int = 0, flags: int = 0, changes: int = 0) -> bytes:
+    return _LINK.pack(0, 0, index, flags, changes)
 
 
 def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> bytes:
@@ -323,18 +319,14 @@ def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> byte
     return _HEADER.pack(_HEADER.size + len(body), kind, words, 1, 0) + body
 
 
-def attribute(kind: int, value: bytes) -> bytes:
-    """One attribute, padded."""
+def attribute(kind: int, value: bytes | int | str) -> bytes:
+    """One attribute, padded; a number has 32 bits, and a text ends with a NUL."""
+    if isinstance(value, int):
+        value = struct.pack("=I", value)
+    elif isinstance(value, str):
+        value = value.encode("ascii") + b"\0"
     length = _ATTRIBUTE.size + len(value)
     return _ATTRIBUTE.pack(length, kind) + value + bytes(-length % 4)
-
-
-def _word(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack("=I", value))
-
-
-def _text(kind: int, value: str) -> bytes:
-    return attribute(kind, value.encode("ascii") + b"\0")
 
 
 def _mac(text: str) -> bytes:

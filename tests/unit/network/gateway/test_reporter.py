@@ -13,16 +13,7 @@ from belljar.capture import body_of
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.reporter import Reporter, TooManyRequestsError
-from belljar.network.ipc import (
-    ALIVE,
-    DIAL,
-    ENDED,
-    EventDecoder,
-    GatewayMessage,
-    Item,
-    encode_ack,
-    encode_reply,
-)
+from belljar.network.ipc import ALIVE, DIAL, ENDED, EventDecoder, Item, encode_ack, encode_reply
 
 
 class LostError(Exception):
@@ -55,7 +46,7 @@ def run(scene: Scene, **bounds: float) -> None:
     asyncio.run(whole())
 
 
-async def heard(sock: socket.socket, decoder: EventDecoder) -> GatewayMessage:
+async def heard(sock: socket.socket, decoder: EventDecoder) -> Item:
     """The next whole event, at the owner's end."""
     while True:
         message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
@@ -91,10 +82,10 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
     run(scene)
 
 
-async def until_ended(sock: socket.socket) -> tuple[list[GatewayMessage], GatewayMessage]:
+async def until_ended(sock: socket.socket) -> tuple[list[Item], Item]:
     """All events, and the last word."""
     decoder = EventDecoder()
-    events: list[GatewayMessage] = []
+    events: list[Item] = []
     while True:
         message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
         if message is not None and message.kind == ENDED:

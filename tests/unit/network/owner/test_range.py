@@ -13,9 +13,8 @@ from tests.unit.network.owner.test_watch import watched
 
 from belljar.errors import CellError, HostError
 from belljar.network.owner.dial import Reach
-from belljar.network.owner.making import RangeSpec, fork_pair
-from belljar.network.owner.processes import Child
-from belljar.network.owner.range import NetworkRange, open_range
+from belljar.network.owner.processes import Child, RangeSpec, fork_pair
+from belljar.network.owner.range import NetworkRange
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, UpstreamPlan
 from belljar.store.journal import own_entry
@@ -28,7 +27,7 @@ async def test_one_that_was_not_begun_is_not_ended(tmp_path: Path) -> None:
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
     with anyio.CancelScope() as scope:
         scope.cancel()
-        async with open_range(
+        async with NetworkRange(
             RangeSpec(network=network, layout=layout, directory=tmp_path),
             recorder=recorder,
             home=tmp_path,

@@ -31,10 +31,10 @@ class Gone:
 class Script:
     """A session of steps that are given."""
 
-    greeting = rest = b""
+    greeting = b""
 
     def __init__(self, steps: Iterator[ServiceStep]) -> None:
-        self._steps = steps
+        self._steps, self.rest = steps, bytearray()
 
     def feed(self, _data: bytes) -> Iterator[ServiceStep]:
         """All of them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.network.stand_ins import files
-from belljar.network.stand_ins.faults import Fault, read_file
+from belljar.network.stand_ins.files import Fault, read_file
 
 
 def test_only_regular_files_are_listed_and_opened(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import hashlib
 import subprocess
@@ -14,6 +16,7 @@ from dulwich.protocol import pkt_line as pkt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, basic, context_for
+from tests.fakes.web import answered, request_to
 
 from belljar.network.stand_ins import git as git_app
 from belljar.network.stand_ins.git import check, make
@@ -85,6 +88,30 @@ def test_nothing_but_the_smart_protocol(app: App) -> None:
         (FLUSH + have * git_app.MAX_LINES, 400, {}),
     ):
         assert ask(app, "POST", fetch, body=body, **how).status == status
+
+
+def test_a_long_negotiation_leaves_others_their_turn(app: App) -> None:
+    """Each of 50,000 haves is looked for on disk: a gateway's heartbeat has its turn meanwhile."""
+    have = (b"have %040x" % number for number in range(1000))
+    body = FLUSH + b"".join(map(pkt, have)) + pkt(b"done")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def fetch() -> None:
+        others = asyncio.ensure_future(count())  # noqa: TID251 - ended below
+        path, fields = "/thing.git/git-upload-pack", {"host": "registry.example"}
+        await answered(app, request_to("POST", path, "", fields, body))
+        others.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await others
+
+    asyncio.run(fetch())
+    assert turns > 15
 
 
 def test_check_names_the_repositories(tmp_path: Path) -> None:

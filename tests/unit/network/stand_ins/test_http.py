@@ -14,6 +14,8 @@ from ruamel.yaml import YAML
 from tests.fakes.web import Client, context
 
 from belljar.network.stand_ins import http, make
+from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.signals.decoys import mint_service
 
 SITE = """\
 routes:
@@ -175,34 +177,27 @@ def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: st
     assert reply.status in (200, 404, 500)
 
 
-ROWS = [
-    {"id": "1", "name": "<b>Ada</b>", "card": "9999000011112222"},
-    {"id": "2", "name": "Eve, M", "card": "9999000011113333"},
-]
-CSV = 'id,name,card\n1,<b>Ada</b>,9999000011112222\n2,"Eve, M",9999000011113333\n'
-ADMIN = {"login": {"user": "admin", "password": "s3cret"}, "rows": ROWS, "csv": CSV}
-
-
 def test_only_its_login_opens_a_decoys_admin_page() -> None:
     """A wrong, partial or missing login, or an invented session, shows no row; it opens for the
     visitor who signed in alone."""
-    page = Client(http.make(context(ADMIN)))
+    spec = DecoySpec(id="crm", kind=DecoyKind.HTTP, place="admin.example", count=3)
+    minted = mint_service(b"k" * 32, "range", spec)
+    page, login = Client(http.make(context(minted.settings))), minted.login
+    assert login is not None
 
-    def sign_in(body: str) -> int:
+    def sign_in(body: str) -> bool:
         kind = {"content-type": "application/x-www-form-urlencoded"}
-        return page.ask("POST", "/login", body=body, headers=kind).status
+        return "<td>" in page.ask("POST", "/login", body=body, headers=kind).text
 
-    for wrong in ("username=admin&password=x", "username=admin", "password=s3cret", ""):
-        assert sign_in(wrong) == 401
+    for wrong in ("username=admin&password=x", "username=admin", f"password={login.password}", ""):
+        assert not sign_in(wrong)
     for visitor in (page, Client(page.app, cookies={"sid": "0" * 32})):
-        for path in ("/", "/customers", "/customers.csv"):
-            reply = visitor.get(path)
-            assert (reply.status, reply.header("location")) == (302, "/login")
-    assert sign_in("username=admin&password=s3cret") == 302
-    assert "<td>9999000011112222</td>" in page.get("/customers").text
-    assert "&lt;b&gt;Ada" in page.get("/customers").text
-    assert page.get("/customers.csv").text.splitlines()[2] == '2,"Eve, M",9999000011113333'
-    assert page.get("/").header("location") == "/customers"
-    assert Client(page.app).get("/customers").status == 302
-    page.get("/logout")
-    assert page.get("/customers").status == 302
+        for path in ("/", "/login", "/customers"):
+            assert "<form" in visitor.get(path).text
+            assert "<td>" not in visitor.get(path).text
+        assert not visitor.get("/customers.csv").text
+    assert sign_in(f"username=admin&password={quote(login.password)}")
+    cards = [value.text for value in minted.values if value.id.startswith("crm/card")]
+    for path in ("/customers", "/customers.csv"):
+        assert all(card in page.get(path).text for card in cards), path
+    assert "<td>" not in Client(page.app).get("/customers").text
