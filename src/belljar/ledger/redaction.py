@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Set
 from pathlib import Path
 from typing import Final
 
@@ -37,12 +37,9 @@ from belljar.ledger.writer import wall_time
 
 # By the first word of an event's kind.
 _OF_KINDS: Final = {
-    "network": "requests",
-    "connect": "requests",
-    "model": "requests",
+    **dict.fromkeys(("network", "connect", "model"), "requests"),
     "exec": "outputs",
-    "file": "files",
-    "files": "files",
+    **dict.fromkeys(("file", "files"), "files"),
 }
 CLASSES: Final = (
     *("requests", "outputs", "inputs", "files", "other"),  # bodies of events
@@ -51,9 +48,7 @@ CLASSES: Final = (
 # What quotes the bodies of a class is left out with them.
 _QUOTED_IN: Final = {
     "requests": {"packets", "logs"},
-    "outputs": {"logs"},
-    "inputs": {"logs"},
-    "files": {"logs"},
+    **{each: {"logs"} for each in ("outputs", "inputs", "files")},
 }
 
 
@@ -78,7 +73,11 @@ def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
     """Find the contents of these classes that are still there. Raises `LedgerError`, `OSError`."""
     wanted = {*classes}.union(*(_QUOTED_IN.get(each, ()) for each in classes))
     found, needed = set[str](), set[str]()
-    for line in _lines(run_dir):
+    for number, raw, _ in read_raw(run_dir):
+        try:
+            line = parse_line(raw)
+        except ValueError as error:
+            raise LedgerError(f"not an event: {error}", where=f"line {number}") from error
         for body in line.bodies:
             is_data = line.data == SPILLED and body.name == SPILLED_BODY
             if body.stored and (is_data or class_of(line, body.name) in wanted):
@@ -104,14 +103,6 @@ def _classes_of_file(path: str) -> Set[str]:
     if path.startswith("units/"):  # whole runs of a fleet's nodes
         return {*CLASSES}
     return {"secrets"} if path == "decoys.key" else set()
-
-
-def _lines(run_dir: Path) -> Iterator[Line]:
-    for number, raw, _ in read_raw(run_dir):
-        try:
-            yield parse_line(raw)
-        except ValueError as error:
-            raise LedgerError(f"not an event: {error}", where=f"line {number}") from error
 
 
 def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:

@@ -25,31 +25,9 @@ from belljar.store.home import sync_file
 _T = TypeVar("_T")
 # What reads hostile bytes: a reader asks whether a version with a known hole made a run.
 LIBRARIES: Final = (
-    "anyio",
-    "asyncssh",
-    "cryptography",
-    "dulwich",
-    "h11",
-    "idna",
-    "inspect-ai",
-    "jinja2",
-    "pydantic",
-    "pydantic-core",
-    "ruamel-yaml",
-    "uvicorn",
-    "wsproto",
-    "zstandard",
+    *("anyio", "asyncssh", "cryptography", "dulwich", "h11", "idna", "inspect-ai", "jinja2"),
+    *("pydantic", "pydantic-core", "ruamel-yaml", "uvicorn", "wsproto", "zstandard"),
 )
-
-
-def _library_versions() -> dict[str, str]:
-    from importlib import metadata  # 20 ms, which only a command that makes a run pays
-
-    found: dict[str, str] = {}
-    for name in LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 RUNS: Final = "runs"
@@ -162,7 +140,12 @@ class RunDirectory:
                 self.recorder = on_failure.enter_context(
                     LedgerWriter(self.path, key, checkpoint_interval_s=self._checkpoint_interval_s)
                 )
-                libraries = _library_versions()
+                from importlib import metadata  # 20 ms, which only a command that makes a run pays
+
+                libraries: dict[str, str] = {}
+                for name in LIBRARIES:
+                    with suppress(metadata.PackageNotFoundError):
+                        libraries[name] = metadata.version(name)
                 data: dict[str, JsonValue] = {
                     "run_id": self.run_id,
                     **self._about,

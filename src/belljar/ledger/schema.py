@@ -131,12 +131,6 @@ class Checkpoint:
     manifest_sha256: str | None
     signature: str
 
-    @classmethod
-    def read(cls, value: Any) -> Checkpoint:  # noqa: ANN401 - JSON values
-        """From a JSON value; the signature isn't checked. Raises as `Line.read`."""
-        check_shape(value, _CHECKPOINT)
-        return cls(**value)
-
 
 _CHECKPOINT: Final = shape_of(
     "v:version run_id:run_id number:count prev:sha256 size:count root:sha256 time:wall_time "
@@ -172,7 +166,7 @@ def make_checkpoint(
         "final": manifest_sha256 is not None,
         "manifest_sha256": manifest_sha256,
     }
-    return canonical(statement | {"signature": key.sign(_signed_part(statement))})
+    return canonical(statement | {"signature": key.sign(_CHECKPOINT_DOMAIN + canonical(statement))})
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint:
@@ -181,19 +175,18 @@ def parse_checkpoint(line: bytes) -> Checkpoint:
     Raises `ValueError`.
     """
     statement = parse_canonical(line)
-    checkpoint = Checkpoint.read(statement)
+    check_shape(statement, _CHECKPOINT)
+    checkpoint = Checkpoint(**statement)
     signature = statement.pop("signature")
     if checkpoint.key != fingerprint_of(checkpoint.public_key):
         raise ValueError("the fingerprint is not that of the public key beside it")
-    if not signature_is_good(checkpoint.public_key, signature, _signed_part(statement)):
+    if not signature_is_good(
+        checkpoint.public_key, signature, _CHECKPOINT_DOMAIN + canonical(statement)
+    ):
         raise ValueError("the signature is not good")
     if checkpoint.final != (checkpoint.manifest_sha256 is not None):
         raise ValueError("a final checkpoint, and only that, names the manifest's digest")
     return checkpoint
-
-
-def _signed_part(statement: dict[str, Any]) -> bytes:
-    return _CHECKPOINT_DOMAIN + canonical(statement)
 
 
 _FILE: Final = shape_of("sha256:sha256 bytes:count")
@@ -242,12 +235,6 @@ class Omission:
     run_id: str
     key: str
     manifest_sha256: str
-
-    def check_of(self, final: Checkpoint, where: str) -> None:
-        """Raise `LedgerError` unless the key that sealed this very run signed it."""
-        sealed = (final.run_id, final.key, final.manifest_sha256)
-        if (self.run_id, self.key, self.manifest_sha256) != sealed:
-            raise LedgerError("of another run or key than the final checkpoint", where=where)
 
     def sentence(self, missing_bodies: int, missing_files: int) -> str:
         """Say what was left out, when and of which kind."""

@@ -70,27 +70,11 @@ def spilled_data(root: int, line: Line) -> dict[str, Any]:
     return parse_canonical(read_beneath(root, body_path(body.stored), max_bytes=MAX_SPILLED_BYTES))
 
 
-def read_omissions(root: int) -> list[Omission]:
-    """The statements of a run directory, each signed by the key that it names.
-
-    The caller checks that this is the run's. Raises `LedgerError`, `OSError`.
-    """
-    if not exists(root, OMISSIONS):
-        return []
-    with open_beneath(root, OMISSIONS) as file:
-        # Any key can sign any number of them, and all are read before the run's key is compared
-        if os.fstat(file.fileno()).st_size > 2 * MAX_OMISSION_BYTES:
-            raise LedgerError("statements of what was left out are too large", where=OMISSIONS)
-        lines = raw_lines(file, max_bytes=MAX_OMISSION_BYTES, name=OMISSIONS)
-        return [parse_omission(raw, f"{OMISSIONS}:{number}") for number, raw, _ in lines]
-
-
 @dataclass(slots=True)
-class Checker:
+class _Checker:
     """One pass over the run directory open as `root`."""
 
     root: int
-    run_dir: Path
     expected_key: str | None
     expected_run: str | None
     key_mismatch: bool = False
@@ -107,14 +91,14 @@ class Checker:
     missing: set[str] = field(default_factory=set)
     missing_files: frozenset[str] = frozenset()
 
-    def check(self) -> None:
-        """Raises `LedgerError` at the first problem; sets `final`, `warnings`."""
+    def check(self, run_dir: Path) -> None:
         # A live run may be sealed meanwhile: it is judged as it was when reading began.
         try:
-            alive = is_being_written(self.run_dir)
+            alive = is_being_written(run_dir)
         except OSError:
             alive = False  # Missing or a symlink: opening it for reading says which.
-        self.omissions = read_omissions(self.root)
+        if exists(self.root, OMISSIONS):
+            self._read_omissions()
         for path in (LEDGER, CHECKPOINTS):
             if not exists(self.root, path):
                 raise LedgerError("missing", where=path)
@@ -125,23 +109,32 @@ class Checker:
             statements = self._checkpoints(checkpoints)
             due = self._reached(statements, next(statements, None))
             for number, raw, complete in raw_lines(ledger, max_bytes=MAX_LINE_BYTES, name=LEDGER):
+                where = f"{LEDGER}:{number}"
                 if self.final and self.tree.size == self.final.size:
-                    raise LedgerError("added after the run's end", where=f"{LEDGER}:{number}")
+                    raise LedgerError("added after the run's end", where=where)
                 if not complete:
-                    self.warnings.append(
-                        f"{LEDGER}:{number} is incomplete ({len(raw)} bytes): the event being "
-                        f"written when the run ended was lost"
-                    )
+                    lost = "the event being written when the run ended was lost"
+                    self.warnings.append(f"{where} is incomplete ({len(raw)} bytes): {lost}")
                     break
-                self._line(number, raw)
+                self._line(number, raw, where)
                 due = self._reached(statements, due)
-            if due is not None:
-                raise LedgerError(
-                    f"missing or cut off: {CHECKPOINTS}:{self.checkpoints} covers {due.size} "
-                    f"events, {self.tree.size} are here",
-                    where=f"{LEDGER}:{self.tree.size + 1}",
-                )
-        self._files(alive=alive)
+        if due is not None:
+            covered = f"{CHECKPOINTS}:{self.checkpoints} covers {due.size} events"
+            what = f"missing or cut off: {covered}, {self.tree.size} are here"
+            raise LedgerError(what, where=f"{LEDGER}:{self.tree.size + 1}")
+        if self.final:
+            self._finished(self.final)
+        else:
+            self._unfinished(alive=alive)
+
+    def _read_omissions(self) -> None:
+        """Read the statements, each signed by the key that it names."""
+        with open_beneath(self.root, OMISSIONS) as file:
+            # Any key can sign any number of them, and all are read before the run's is compared.
+            if os.fstat(file.fileno()).st_size > 2 * MAX_OMISSION_BYTES:
+                raise LedgerError("statements of what was left out are too large", where=OMISSIONS)
+            for number, raw, _ in raw_lines(file, max_bytes=MAX_OMISSION_BYTES, name=OMISSIONS):
+                self.omissions.append(parse_omission(raw, f"{OMISSIONS}:{number}"))
 
     def _reached(
         self, statements: Iterator[Checkpoint], due: Checkpoint | None
@@ -149,27 +142,29 @@ class Checker:
         """Compare the checkpoints that cover exactly what was read; returns the next one."""
         while due is not None and due.size == self.tree.size:
             if due.root != self.tree.root().hex():
-                last = due.size
-                raise LedgerError(
-                    f"changed: lines {self.signed + 1} to {last} are not those that "
-                    f"{CHECKPOINTS}:{self.checkpoints} signed",
-                    where=f"{LEDGER}:{max(last, 1)}",
-                )
+                signed = f"those that {CHECKPOINTS}:{self.checkpoints} signed"
+                what = f"changed: lines {self.signed + 1} to {due.size} are not {signed}"
+                raise LedgerError(what, where=f"{LEDGER}:{max(due.size, 1)}")
             self.signed = due.size
             due = next(statements, None)
         return due
 
-    # --- events
-
-    def _line(self, number: int, raw: bytes) -> None:
-        where = f"{LEDGER}:{number}"
+    def _line(self, number: int, raw: bytes, where: str) -> None:
         try:
             line = parse_line(raw)
         except ValueError as error:
             raise LedgerError(f"not an event: {error}", where=where) from error
-        self._check_order(line, number)
+        if line.seq != self.tree.size:
+            what = f"event {line.seq} where {self.tree.size} is due: events were removed, added or"
+            raise LedgerError(f"{what} moved", where=where)
+        if line.prev != self.prev:
+            what = "changed, or the line after it: its digest is not the one named there"
+            raise LedgerError(what, where=f"{LEDGER}:{max(number - 1, 1)}")
+        if int(line.mono_ns) < self.mono_ns:
+            raise LedgerError("its time is before that of the event before it", where=where)
         for body in line.bodies:
-            self._body(body, where)
+            if what := self._wrong(body):
+                raise LedgerError(f"body {body.name}: {what}", where=where)
         if line.data == SPILLED:
             try:
                 check_data(line.kind, spilled_data(self.root, line))
@@ -182,62 +177,40 @@ class Checker:
         self.tree, self.prev = self.tree.added(raw), sha256_hex(raw)
         self.mono_ns = int(line.mono_ns)
 
-    def _check_order(self, line: Line, number: int) -> None:
-        where = f"{LEDGER}:{number}"
-        if line.seq != self.tree.size:
-            what = "events were removed, added or moved"
-            raise LedgerError(
-                f"event {line.seq} where {self.tree.size} is due: {what}", where=where
-            )
-        if line.prev != self.prev:
-            what = "changed, or the line after it: its digest is not the one named there"
-            raise LedgerError(what, where=f"{LEDGER}:{max(number - 1, 1)}")
-        if int(line.mono_ns) < self.mono_ns:
-            raise LedgerError("its time is before that of the event before it", where=where)
-
-    # --- bodies
-
-    def _body(self, body: BodyRef, where: str) -> None:
-        what = f"body {body.name}"
+    def _wrong(self, body: BodyRef) -> str:
+        """What is wrong with a body; "": nothing."""
+        is_whole = body.kept_bytes == body.total_bytes
         if body.kept_bytes > body.total_bytes or (
-            body.kept_bytes == body.total_bytes and body.stored_sha256 not in {None, body.sha256}
+            is_whole and body.stored_sha256 not in {None, body.sha256}
         ):
-            raise LedgerError(f"{what}: its sizes and digests contradict each other", where=where)
+            return "its sizes and digests contradict each other"
         if body.kept_bytes == 0:
-            return
+            return ""
         digest = body.stored
         if digest is None:
-            raise LedgerError(f"{what}: no digest says where its bytes are", where=where)
+            return "no digest says where its bytes are"
         if (size := self.bodies.get(bytes.fromhex(digest))) is not None:
-            if size != body.kept_bytes:
-                raise LedgerError(f"{what}: of another size than before", where=where)
-            return
+            return "of another size than before" if size != body.kept_bytes else ""
         path = body_path(digest)
         try:
             with open_beneath(self.root, path) as file:
-                is_good = has_digest(file, digest, body.kept_bytes)
-        except FileNotFoundError as error:
+                if not has_digest(file, digest, body.kept_bytes):
+                    return f"{path}: changed, its bytes are not those recorded"
+        except FileNotFoundError:
             if not any(digest in each.bodies for each in self.omissions):
-                raise LedgerError(f"{what} ({path}): missing", where=where) from error
+                return f"{path}: missing"
             self.missing.add(digest)
-            is_good = True
         except LedgerError as error:
-            raise LedgerError(f"{what} ({path}): {error.what}", where=where) from error
-        if not is_good:
-            raise LedgerError(
-                f"{what} ({path}): changed, its bytes are not those recorded", where=where
-            )
+            return f"{path}: {error.what}"
         # Once read, a body isn't read again, however many events name it; bytes are half as long as
         # hex.
         self.bodies[bytes.fromhex(digest)] = body.kept_bytes
-
-    # --- checkpoints
+        return ""
 
     def _checkpoints(self, file: BinaryIO) -> Iterator[Checkpoint]:
         prev, size = NO_LINE, 0
-        for number, raw, complete in raw_lines(
-            file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS
-        ):
+        lines = raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS)
+        for number, raw, complete in lines:
             where = f"{CHECKPOINTS}:{number}"
             if self.final:
                 raise LedgerError("added after the run's final checkpoint", where=where)
@@ -248,13 +221,20 @@ class Checker:
                 checkpoint = parse_checkpoint(raw)
             except ValueError as error:
                 raise LedgerError(f"not a checkpoint: {error}", where=where) from error
-            self._check_signer(checkpoint, where)
+            key, run_id, last = checkpoint.key, checkpoint.run_id, self.checkpoint or checkpoint
+            if self.expected_key not in {None, key}:
+                self.key_mismatch = True
+                what = f"signed by key {key}, not by {self.expected_key}, which is expected"
+                raise LedgerError(what, where=where)
+            if self.expected_run not in {None, run_id}:
+                what = f"of run {run_id}, in the place of {self.expected_run}"
+                raise LedgerError(what, where=where)
+            if (key, run_id) != (last.key, last.run_id):
+                what = "of another key or run than the checkpoint before it"
+                raise LedgerError(what, where=where)
             if checkpoint.number != number - 1 or checkpoint.prev != prev:
-                raise LedgerError(
-                    f"checkpoint {checkpoint.number} where {number - 1} is due, or not chained "
-                    f"to the one before: one was removed, added or moved",
-                    where=where,
-                )
+                what = f"checkpoint {checkpoint.number} where {number - 1} is due, or not chained"
+                raise LedgerError(f"{what}: one was removed, added or moved", where=where)
             if checkpoint.size < size:
                 raise LedgerError("covers fewer events than the one before it", where=where)
             prev, size = sha256_hex(raw), checkpoint.size
@@ -262,50 +242,12 @@ class Checker:
             self.final = checkpoint if checkpoint.final else None
             yield checkpoint
 
-    def _check_signer(self, checkpoint: Checkpoint, where: str) -> None:
-        if self.expected_key is not None and checkpoint.key != self.expected_key:
-            self.key_mismatch = True
-            what = f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected"
-            raise LedgerError(what, where=where)
-        if self.expected_run is not None and checkpoint.run_id != self.expected_run:
-            raise LedgerError(
-                f"of run {checkpoint.run_id}, in the place of {self.expected_run}", where=where
-            )
-        last = self.checkpoint or checkpoint
-        if (checkpoint.key, checkpoint.run_id) != (last.key, last.run_id):
-            raise LedgerError("of another key or run than the checkpoint before it", where=where)
-
-    # --- files
-
-    def _files(self, *, alive: bool) -> None:
-        if self.final:
-            self._check_omissions(self.final)
-            return
-        if self.omissions:
-            raise LedgerError("only of a finished run can a part be left out", where=OMISSIONS)
-        if not alive and exists(self.root, MANIFEST):
-            what = f"cut off: {MANIFEST} was written, but the final checkpoint is not there"
-            raise LedgerError(what, where=f"{CHECKPOINTS}:{self.checkpoints + 1}")
-        for _ in walk_files(self.root):
-            pass  # Refuses links and special files.
-        died = "was not finished (its process died, or its end was removed)"
-        state = "is still being written" if alive else died
-        unsigned = self.tree.size - self.signed
-        self.warnings.append(
-            f"the run {state}: {unsigned} of {self.tree.size} events are not signed, and its "
-            f"files but the ledger and its bodies are not covered"
-        )
-
-    @property
-    def status(self) -> Status:
-        """What it was, if no problem was found."""
-        if self.final is None:
-            return Status.UNFINISHED
-        return Status.PARTIAL if self.omissions else Status.VERIFIED
-
-    def _check_omissions(self, final: Checkpoint) -> None:
+    def _finished(self, final: Checkpoint) -> None:
+        sealed = (final.run_id, final.key, final.manifest_sha256)
         for number, each in enumerate(self.omissions, 1):
-            each.check_of(final, f"{OMISSIONS}:{number}")
+            if (each.run_id, each.key, each.manifest_sha256) != sealed:
+                what = "of another run or key than the final checkpoint"
+                raise LedgerError(what, where=f"{OMISSIONS}:{number}")
         beside = [OMISSIONS] if self.omissions else []
         warnings, files = check_finished_files(self.root, final, self.bodies, beside)
         if unsaid := files - frozenset().union(*(each.files for each in self.omissions)):
@@ -316,6 +258,21 @@ class Checker:
             each.sentence(len(each.bodies & self.missing), len(each.files & files))
             for each in self.omissions
         ]
+
+    def _unfinished(self, *, alive: bool) -> None:
+        if self.omissions:
+            raise LedgerError("only of a finished run can a part be left out", where=OMISSIONS)
+        if not alive and exists(self.root, MANIFEST):
+            what = f"cut off: {MANIFEST} was written, but the final checkpoint is not there"
+            raise LedgerError(what, where=f"{CHECKPOINTS}:{self.checkpoints + 1}")
+        for _ in walk_files(self.root):
+            pass  # Refuses links and special files.
+        died = "was not finished (its process died, or its end was removed)"
+        unsigned = f"{self.tree.size - self.signed} of {self.tree.size} events are not signed"
+        self.warnings.append(
+            f"the run {'is still being written' if alive else died}: {unsigned}, and its files but "
+            f"the ledger and its bodies are not covered"
+        )
 
 
 class Status(StrEnum):
@@ -369,9 +326,9 @@ def verify(
     """
     problem = None
     with open_directory(run_dir) as root:
-        checker = Checker(root, run_dir, expected_key, expected_run)
+        checker = _Checker(root, expected_key, expected_run)
         try:
-            checker.check()
+            checker.check(run_dir)
         except LedgerError as error:
             problem = LedgerError(error.what, where=error.where)
         # It says nothing of the run: whoever may read it can still verify it.
@@ -380,9 +337,11 @@ def verify(
         except OSError as error:
             what = f"can't be read: {error.strerror}"
             problem = LedgerError(what, where=str(error.filename or run_dir))
-    last = checker.checkpoint
+    last, status = checker.checkpoint, Status.BAD if problem else Status.UNFINISHED
+    if checker.final and not problem:
+        status = Status.PARTIAL if checker.omissions else Status.VERIFIED
     return Verification(
-        status=Status.BAD if problem else checker.status,
+        status=status,
         problem=problem,
         warnings=tuple(checker.warnings),
         run_id=last.run_id if last else None,

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -52,12 +52,10 @@ _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 def wall_time(time_ns: int) -> str:
     """Nanoseconds since the epoch → RFC 3339, UTC, microseconds."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
-    return f"{_second(seconds)}.{rest // 1000:06d}Z"
+    return f"{_second('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
 
 
-@lru_cache(maxsize=4)
-def _second(seconds: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+_second: Final = lru_cache(maxsize=4)(time.strftime)  # thousands of events are of one second
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +95,9 @@ class BodyStore:
         self._root = run_dir / BODIES
         self.sizes: dict[bytes, int] = {}
         # Stored by a call that was interrupted before its line, or is about to write it.
-        self._unnamed: set[str] = set()
+        self.unnamed: set[str] = set()
         self._folders: set[str] = set()
-        self._unsynced: list[str] = []
+        self.unsynced: list[str] = []
         self._root.mkdir(mode=0o700)
 
     def keep(self, body: PreparedBody) -> None:
@@ -107,7 +105,7 @@ class BodyStore:
         name = bytes.fromhex(body.digest)
         if not body.content or name in self.sizes:
             return
-        self._unnamed.add(body.digest)
+        self.unnamed.add(body.digest)
         folder, part = self._root / body.digest[:2], self._root / ".part"
         if body.digest[:2] not in self._folders:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -122,25 +120,16 @@ class BodyStore:
         # Whole or not there: a reader may look at a run that is being written.
         part.rename(folder / body.digest)
         # In this order: what counts as stored is synced, wherever an interrupt comes.
-        self._unsynced.append(body.digest)
+        self.unsynced.append(body.digest)
         self.sizes[name] = len(body.content)
-
-    def name(self, digests: Iterable[str]) -> None:
-        """Note that a line names them."""
-        self._unnamed.difference_update(digests)
 
     def drop_unnamed(self) -> None:
         """Remove what no line names: a reader would take it for added. Raises `OSError`."""
-        for digest in self._unnamed:
+        for digest in self.unnamed:
             (self._root / digest[:2] / digest).unlink(missing_ok=True)
             self.sizes.pop(bytes.fromhex(digest), None)
         (self._root / ".part").unlink(missing_ok=True)
-        self._unsynced = [each for each in self._unsynced if each not in self._unnamed]
-
-    def take_unsynced(self) -> list[str]:
-        """The digests stored since the last call; the caller syncs them."""
-        taken, self._unsynced = self._unsynced, []
-        return taken
+        self.unsynced = [each for each in self.unsynced if each not in self.unnamed]
 
     def sync(self, digests: list[str]) -> None:
         """Force these bodies and their directories to the disk."""
@@ -268,8 +257,12 @@ class LedgerWriter:
             check_data(event.kind, dict(event.data))
             bodies = [prepare_body(body) for body in event.bodies]
             data = canonical([dict(event.data)])[1:-1]  # as deep as in its line
-            if len(data) > MAX_DATA_BYTES:
-                bodies.append(_spilled(data))
+            if (size := len(data)) > MAX_DATA_BYTES:
+                if size > MAX_SPILLED_BYTES:
+                    most = f"an event has at most {MAX_SPILLED_BYTES}"
+                    raise ValueError(f"{size} bytes of data; {most}")
+                spilled = Body(name=SPILLED_BODY, content=data, total_bytes=size, sha256="")
+                bodies.append(prepare_body(spilled))
                 data = canonical(SPILLED)
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
@@ -304,23 +297,20 @@ class LedgerWriter:
         seq = self._state.tree.size
         refs = [body.ref for body in bodies]
         line = _line(event, data, refs, seq=seq, prev=self._state.prev)
-        self._append(line, [body.digest for body in bodies])
-        if event.kind is Kind.KILL_TRIGGERED and not self.killed:
-            self.killed = f"{event.data['rule']}: {event.data['reason']}"
-        return seq
-
-    def _append(self, line: bytes, digests: list[str]) -> None:
-        content = line + b"\n"
+        content, digests = line + b"\n", [body.digest for body in bodies]
         if len(content) > MAX_LINE_BYTES:
             raise LedgerError(f"a line of {len(content)} bytes: a fault of Belljar")
         self._pending = line, digests
         _write_once(self._ledger_fd, content)
         self._state = self._state.after(line)
-        self._bodies.name(digests)
+        self._bodies.unnamed.difference_update(digests)
         self._pending = None
         # Asked first: setting takes a lock and wakes a thread, on each of thousands of events.
         if not self._wake.is_set():
             self._wake.set()
+        if event.kind is Kind.KILL_TRIGGERED and not self.killed:
+            self.killed = f"{event.data['rule']}: {event.data['reason']}"
+        return seq
 
     def _settle(self) -> None:
         """Refuse if nothing can be written; find out what an interrupted call did."""
@@ -337,7 +327,7 @@ class LedgerWriter:
         elif size != self._state.offset:
             raise OSError(errno.EIO, "a line was written in part")
         if self._state.prev == sha256_hex(line):
-            self._bodies.name(digests)
+            self._bodies.unnamed.difference_update(digests)
         self._pending = None
         self._wake.set()
 
@@ -357,7 +347,8 @@ class LedgerWriter:
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
         """Sync, then sign. Only the writer's thread calls it, after its end the owner."""
         with self._lock:
-            state, digests = self._state, self._bodies.take_unsynced()
+            state = self._state
+            digests, self._bodies.unsynced = self._bodies.unsynced, []
         if state.tree.size == self._signed_size and manifest_sha256 is None:
             return
         with self._failing("a checkpoint can't be written"):
@@ -417,13 +408,6 @@ def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, 
         }
     )
     return b"".join((left[:-1], b',"data":', data, b",", right[1:]))
-
-
-def _spilled(canonical_data: bytes) -> PreparedBody:
-    if (size := len(canonical_data)) > MAX_SPILLED_BYTES:
-        raise ValueError(f"{size} bytes of data; an event has at most {MAX_SPILLED_BYTES}")
-    body = Body(name=SPILLED_BODY, content=canonical_data, total_bytes=size, sha256="")
-    return prepare_body(body)
 
 
 def _write_once(fd: int, content: bytes) -> None:

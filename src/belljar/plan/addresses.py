@@ -84,10 +84,7 @@ class RangeLayout:
 
     def cell(self, name: str) -> CellPort:
         """The named cell's port. Raises `KeyError`."""
-        for port in self.cells:
-            if port.name == name:
-                return port
-        raise KeyError(name)
+        return {port.name: port for port in self.cells}[name]
 
 
 def lay_out(

@@ -191,27 +191,23 @@ def vm_layers(
     uid = "a uid that no other user has" if is_root else "this user's own uid on the host"
     device = "one network device, which leads into its range" if has_port else "no network device"
     disks = "two disks" if has_data else "one disk"
+    own = (
+        "the VMM's own namespaces (all seven), a read-only root with only its files, "
+        f"{uid}, no capabilities, no new privileges, seccomp"
+    )
+    inner = (
+        "the workload's own namespaces in the guest, shifted user ids, seccomp, no guest devices, "
+        "no modules"
+    )
     return (
+        Layer("jail", own, _KERNEL, "enforced"),
         Layer(
-            name="jail",
-            what="the VMM's own namespaces (all seven), a read-only root with only its files, "
-            f"{uid}, no capabilities, no new privileges, seccomp",
-            enforced_by=_KERNEL,
-            state="enforced",
+            "microvm",
+            f"a virtual machine with a kernel of its own; {disks}, read-only; {device}",
+            "QEMU's emulator (TCG)" if emulated else "the processor (KVM) and QEMU",
+            "emulated" if emulated else "hardware",
         ),
-        Layer(
-            name="microvm",
-            what=f"a virtual machine with a kernel of its own; {disks}, read-only; {device}",
-            enforced_by="QEMU's emulator (TCG)" if emulated else "the processor (KVM) and QEMU",
-            state="emulated" if emulated else "hardware",
-        ),
-        Layer(
-            name="container",
-            what="the workload's own namespaces in the guest, shifted user ids, seccomp, no "
-            "guest devices, no modules",
-            enforced_by="the guest's kernel",
-            state="enforced",
-        ),
+        Layer("container", inner, "the guest's kernel", "enforced"),
     )
 
 
@@ -219,43 +215,34 @@ def oci_layers(
     tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool, has_gpu: bool = False
 ) -> tuple[Layer, ...]:
     """What is between a container's workload and this host."""
-    gvisor, shared = tier is Tier.GVISOR, f"{_KERNEL}, shared"
+    shared = f"{_KERNEL}, shared"
     namespaces = "all others but the jail's network" if has_port else "all others"
     ids = "a range of ids that no other user has"
     if not is_root:
         ids = "this user's subordinate ids, shared by all of this user's cells"
     program = printable(f"{runtime.name} {runtime.version}".strip())
-    jail = Layer(
-        name="jail",
-        what="namespaces of the cell's own (all seven), a read-only root with only its files, "
-        f"{ids}, no capability outside, control groups",
-        enforced_by=shared,
-        state="shared",
+    jail = (
+        "namespaces of the cell's own (all seven), a read-only root with only its files, "
+        f"{ids}, no capability outside, control groups"
     )
-    wall = Layer(
-        name="container",
-        what=f"a second user namespace and {namespaces}, no capability beyond the image's root's, "
+    wall = (
+        f"a second user namespace and {namespaces}, no capability beyond the image's root's, "
         f"no new privileges, system calls denied by default, six devices"
-        f"{' and the GPUs' if has_gpu else ''}, covered /proc, no sysfs",
-        enforced_by=f"{shared} (set up by {program})",
-        state="shared",
+        f"{' and the GPUs' if has_gpu else ''}, covered /proc, no sysfs"
     )
-    if gvisor:
-        stack = "a network stack of its own on one link" if has_port else "no network"
-        wall = Layer(
-            name="gvisor",
-            what=f"a kernel in user space; files through a server of its own (gofer), {stack}",
-            enforced_by=f"gVisor's sentry (systrap; {program}) and its filter of {_KERNEL}'s calls",
-            state="enforced",
-        )
-    own = Layer(
-        name="workload",
-        what="the policy's user, an empty bounding set unless that is root, no new privileges, a "
-        "second system call filter",
-        enforced_by="gVisor's kernel" if gvisor else shared,
-        state="enforced" if gvisor else "shared",
+    own = (
+        "the policy's user, an empty bounding set unless that is root, no new privileges, a "
+        "second system call filter"
     )
-    return (jail, wall, own)
+    outer = Layer("jail", jail, shared, "shared")
+    if tier is not Tier.GVISOR:
+        container = Layer("container", wall, f"{shared} (set up by {program})", "shared")
+        return (outer, container, Layer("workload", own, shared, "shared"))
+    stack = "a network stack of its own on one link" if has_port else "no network"
+    wall = f"a kernel in user space; files through a server of its own (gofer), {stack}"
+    by = f"gVisor's sentry (systrap; {program}) and its filter of {_KERNEL}'s calls"
+    inner = Layer("workload", own, "gVisor's kernel", "enforced")
+    return (outer, Layer("gvisor", wall, by, "enforced"), inner)
 
 
 # ---- bounds: all that a cell may consume, each with what holds it there, nearest first

@@ -42,7 +42,6 @@ from belljar.policy.limits import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.plan.network import NetworkPlan
     from belljar.policy.model import Policy
     from belljar.policy.sections import Rights
 
@@ -84,8 +83,17 @@ def make_plan(
     `image` None: the plan can only be shown. `base`: the policy's directory. `has_port`: the cell
     is on a range's network though its own policy names none. Raises `PolicyError`, `ObstacleError`.
     """
-    demanded = demanded_tier(policy.risk, policy.tier)
-    network = _network(policy, facts, base)
+    demanded, network = demanded_tier(policy.risk, policy.tier), None
+    if policy.network is not None:
+        from belljar.plan.network import plan_network
+
+        network = plan_network(
+            policy.network, base, decoys=policy.decoys, open_files_max=facts.open_files_max
+        )
+        kinds = {item.kind for item in network.stand_ins}
+        if found := network_obstacles(facts, kinds) if network.has_cells else ():
+            raise explain.ObstacleError(found[0].what, *found)
+        network = replace(network, controllers=facts.cgroup.controllers)
     is_attached = network is not None and network.has_own_cell
     user = policy.user or (image.user if image else "root")
     isolation, skipped = _choose(
@@ -123,21 +131,6 @@ def make_plan(
         network=network,
         skipped_tiers=sentences,
     )
-
-
-def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan | None:
-    """The range's network, if the policy has one."""
-    if policy.network is None:
-        return None
-    from belljar.plan.network import plan_network
-
-    network = plan_network(
-        policy.network, base, decoys=policy.decoys, open_files_max=facts.open_files_max
-    )
-    kinds = {item.kind for item in network.stand_ins}
-    if found := network_obstacles(facts, kinds) if network.has_cells else ():
-        raise explain.ObstacleError(found[0].what, *found)
-    return replace(network, controllers=facts.cgroup.controllers)
 
 
 def _choose(

@@ -37,7 +37,7 @@ class ImageFacts:
     has_check: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One wall between the workload and the host, and what makes it hold."""
 
@@ -57,34 +57,16 @@ class BlastRadius:
     consume: tuple[str, ...]
 
 
-class ObstacleCode(StrEnum):
-    """One reason, as programs tell them apart."""
-
-    ARCHITECTURE = "architecture"
-    RUNTIME_UNUSABLE = "runtime_unusable"
-    RUNTIME_FAILED = "runtime_failed"
-    TOOL_MISSING = "tool_missing"
-    TOOL_TOO_OLD = "tool_too_old"
-    NO_USER_NAMESPACES = "no_user_namespaces"
-    NO_IDS = "no_ids"
-    CGROUPS_NOT_MOUNTED = "cgroups_not_mounted"
-    CGROUPS_NOT_IN_KERNEL = "cgroups_not_in_kernel"
-    CGROUPS_NOT_DELEGATED = "cgroups_not_delegated"
-    CGROUPS_NOT_OWNED = "cgroups_not_owned"
-    KERNEL_TOO_OLD = "kernel_too_old"
-    RIGHTS_NEED_OTHER_TIER = "rights_need_other_tier"
-    RIGHTS_OF_NO_TIER = "rights_of_no_tier"
-    USER_BEYOND_IDS = "user_beyond_ids"
-    GPU_NEEDS_CONTAINER = "gpu_needs_container"
-    KVM_UNPROVEN = "kvm_unproven"
-    KVM_REFUTED = "kvm_refuted"
-    KVM_ABSENT = "kvm_absent"
-    TOO_FEW_PROCESSORS = "too_few_processors"
-    TOO_LITTLE_MEMORY = "too_little_memory"
-    MODULES_MISSING = "modules_missing"
-    NO_NETWORK_NAMESPACES = "no_network_namespaces"
-    NETWORK_NAMESPACES_OFF = "network_namespaces_off"
-    TOO_FEW_OPEN_FILES = "too_few_open_files"
+# One reason, as programs tell them apart.
+ObstacleCode = StrEnum(
+    "ObstacleCode",
+    "ARCHITECTURE RUNTIME_UNUSABLE RUNTIME_FAILED TOOL_MISSING TOOL_TOO_OLD NO_USER_NAMESPACES "
+    "NO_IDS CGROUPS_NOT_MOUNTED CGROUPS_NOT_IN_KERNEL CGROUPS_NOT_DELEGATED CGROUPS_NOT_OWNED "
+    "KERNEL_TOO_OLD RIGHTS_NEED_OTHER_TIER RIGHTS_OF_NO_TIER USER_BEYOND_IDS "
+    "GPU_NEEDS_CONTAINER KVM_UNPROVEN KVM_REFUTED KVM_ABSENT TOO_FEW_PROCESSORS "
+    "TOO_LITTLE_MEMORY MODULES_MISSING NO_NETWORK_NAMESPACES NETWORK_NAMESPACES_OFF "
+    "TOO_FEW_OPEN_FILES",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,8 +251,7 @@ def gateway_files(connections: int, cell_connections: int) -> int:
 
 def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
     settings = item.settings()
-    field_name, own = item.own_path()
-    directory = None
+    (field_name, own), directory = item.own_path(), None
     if field_name:
         if base is None:
             raise PolicyError(

@@ -37,25 +37,15 @@ _CHECK, _UNNAMED = "checked", "unnamed"
 # The counter of everything that is logged.
 _LOGGED: Final = "logged"
 
-FORBIDDEN: Final = tuple(
-    map(
-        IPv4Network,
-        (
-            "0.0.0.0/8",  # this host (RFC 1122)
-            "10.0.0.0/8",  # private (RFC 1918), the range's own prefix left out
-            "100.64.0.0/10",  # carriers' (RFC 6598); 100.100.100.200 is Alibaba's metadata service
-            "127.0.0.0/8",  # loopback
-            "168.63.129.16/32",  # Azure's host
-            "169.254.0.0/16",  # link-local (RFC 3927), metadata services
-            "172.16.0.0/12",  # private
-            # Protocol assignments (RFC 6890); 192.0.0.192 is Oracle's metadata service
-            "192.0.0.0/24",
-            "192.168.0.0/16",  # private
-            "198.18.0.0/15",  # benchmarks (RFC 2544)
-            "240.0.0.0/4",  # reserved (RFC 1112); multicast and broadcast have words of their own
-        ),
-    )
+# This host, private networks (the range's own prefix left out), carriers' (RFC 6598; Alibaba's
+# metadata service), loopback, Azure's host, link-local (metadata services), private, protocol
+# assignments (RFC 6890; Oracle's metadata service), private, benchmarks (RFC 2544), reserved.
+# Multicast and broadcast have words of their own.
+_FORBIDDEN: Final = (
+    "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 168.63.129.16/32 169.254.0.0/16 172.16.0.0/12 "
+    "192.0.0.0/24 192.168.0.0/16 198.18.0.0/15 240.0.0.0/4"
 )
+FORBIDDEN: Final = tuple(map(IPv4Network, _FORBIDDEN.split()))
 
 
 class DropReason(StrEnum):

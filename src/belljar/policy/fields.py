@@ -27,16 +27,8 @@ from belljar.policy.guarding import ALL_PORTS
 from belljar.policy.yaml_tree import SURROGATE
 from belljar.units import did_you_mean, kind_of, listed, parse_duration, parse_size, quoted
 
-# It begins with a letter or digit: `..`, a hidden file's name and an option are none.
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
-# POSIX's names: a shell in the cell can read each of them.
-_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
-# Without set-user-ID, set-group-ID and sticky: a policy's file gives nobody a right.
-_MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
-# Printable ASCII, as a request line has it: no space can begin a second word.
-_URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
 # Of a microVM's guest (native/guest/agent.h).
 MAX_ID: Final = 0xFFFF_FFFD - 100_000
 # A reviewer reads it in one look, and a message can show it whole.
@@ -54,9 +46,6 @@ _KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")
 def expected(what: str, value: object) -> ValueError:
     """Refuse a value, which may be a secret."""
     return ValueError(f"expected {what}, got {kind_of(value)}")
-
-
-# ---- models and lists
 
 
 class Strict(BaseModel):
@@ -88,9 +77,6 @@ def list_of(max_count: int, *, min_count: int = 1) -> BeforeValidator:
         return tuple(value)
 
     return BeforeValidator(read)
-
-
-# ---- kinds of value
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +169,6 @@ def _read_user(value: object) -> str:
     return user
 
 
-# ---- paths
-
-
 def _paths(what: str, error: str, accepts: Callable[[str, str], bool]) -> FieldKind:
     """Paths that `accepts` takes as written and normalised; `error` follows another."""
 
@@ -207,7 +190,8 @@ NAME: Final = checked(
     "a name",
     "is not a valid name: use at most 64 letters, digits, `.`, `_` and `-`, and begin with a "
     "letter or digit",
-    _NAME.fullmatch,
+    # It begins with a letter or digit: `..`, a hidden file's name and an option are none.
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII).fullmatch,
 )
 # An integer too: YAML reads `user: 1000` as one.
 USER: Final = FieldKind(_read_user, str | int)
@@ -235,14 +219,16 @@ MODE: Final = checked(
     "a mode",
     'is not a valid mode: write three octal digits in quotes, as in "0644" (set-user-ID, '
     "set-group-ID and sticky bits are not allowed)",
-    _MODE.fullmatch,
+    # Without set-user-ID, set-group-ID and sticky: a policy's file gives nobody a right.
+    re.compile(r"0?[0-7]{3}", re.ASCII).fullmatch,
     convert=lambda text: int(text, 8),
 )
 ENV_NAME: Final = checked(
     "a variable's name",
     "is not a valid name of a variable: use at most 128 letters, digits and `_`, and don't begin "
     "with a digit",
-    _ENV_NAME.fullmatch,
+    # POSIX's names: a shell in the cell can read each of them.
+    re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII).fullmatch,
 )
 ENV_VALUE: Final = checked(
     "a variable's value",
@@ -266,8 +252,11 @@ TEXT: Final = checked(
     f"is too long: at most {MAX_TEXT_CHARS} characters",
     lambda text: len(text) <= MAX_TEXT_CHARS,
 )
+# Printable ASCII, as a request line has it: no space can begin a second word.
 URL_PATH: Final = checked(
-    "a path", "is not the path of a URL, as in `/health`", _URL_PATH.fullmatch
+    "a path",
+    "is not the path of a URL, as in `/health`",
+    re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII).fullmatch,
 )
 
 
@@ -351,17 +340,21 @@ def read_number(value: object) -> int:
     return value
 
 
-def read_port(value: object) -> tuple[int, str]:
-    """Number and protocol (or "") of `443/tls`. Raises `ValueError`."""
+def read_port(value: object) -> object:
+    """Read `443/tls`, a number, or `all`, of target cells alone. Raises `ValueError`."""
+    if isinstance(value, Port):
+        return value
+    if value == "all":  # no other kind speaks plain TCP
+        return Port(number=ALL_PORTS, protocol="tcp")
     if type(value) is int:
-        return read_number(value), ""
+        return Port(number=read_number(value))
     number, slash, protocol = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not slash or not (number.isascii() and number.isdigit()) or len(number) > 5:
         raise ValueError(f"{quoted(value)} is not a port: write 1 to 65535, or as in `8443/tls`")
     if protocol not in PROTOCOLS:
         hint = did_you_mean(protocol, PROTOCOLS)
         raise ValueError(f"{quoted(protocol)} is not one of {listed(PROTOCOLS)}{hint}")
-    return read_number(int(number)), protocol
+    return Port(number=read_number(int(number)), protocol=protocol)
 
 
 def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
@@ -383,14 +376,6 @@ class Port(Strict):
         return f"{self.number}/{self.protocol}" if self.protocol else self.number
 
 
-def _read_port(value: object) -> object:
-    if isinstance(value, Port):
-        return value
-    # Of target cells alone: no other kind speaks plain TCP.
-    number, protocol = (ALL_PORTS, "tcp") if value == "all" else read_port(value)
-    return Port(number=number, protocol=protocol)
-
-
 def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
     if len(ports) > 1 and any(port.number == ALL_PORTS for port in ports):
         raise ValueError("`all` can't be combined with other ports")
@@ -401,7 +386,7 @@ HOST: Final = FieldKind(read_host)
 PATTERN: Final = FieldKind(read_pattern)
 PORT_NUMBER: Final = FieldKind(read_number, int)
 Ports: TypeAlias = Annotated[
-    tuple[Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)], ...],
+    tuple[Annotated[Port, BeforeValidator(read_port, json_schema_input_type=int | str)], ...],
     list_of(MAX_PORTS),
     AfterValidator(_all_alone),
 ]

@@ -98,12 +98,7 @@ class Action(StrEnum):
 
 # Inside a range they only flag, so that an evaluation measures what a model does.
 DEFAULT_ACTIONS: Final[Mapping[Place, Action]] = MappingProxyType(
-    {
-        Place.RANGE: Action.FLAG,
-        Place.UPSTREAM: Action.BLOCK,
-        Place.OUTPUT: Action.FLAG,
-        Place.MODEL: Action.FLAG,
-    }
+    {**dict.fromkeys(Place, Action.FLAG), Place.UPSTREAM: Action.BLOCK}
 )
 # The actions of each place. What a cell sends is never rewritten.
 ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(

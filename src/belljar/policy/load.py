@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -46,18 +47,12 @@ _OWN_RULE: Final = (
     "the model may see"
 )
 
-# ---- where a policy comes from
-
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
     """The policy in a file. Raises `PolicyError` with all faults."""
     file = Path(path)
-    return parse_policy(
-        read_policy_file(file),
-        source=str(path),
-        base=file.parent.absolute(),
-        default_name=file.stem,
-    )
+    text, base = read_policy_file(file), file.parent.absolute()
+    return parse_policy(text, source=str(path), base=base, default_name=file.stem)
 
 
 def read_policy_file(file: Path) -> bytes:
@@ -105,12 +100,12 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
     # A dict of Python's may contain itself, or what JSON doesn't have.
     except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(printable(str(error)), where=source, hint=HINT_EXAMPLE) from error
-    examined = examine(encoded, base=None)
-    if examined.policy is None or examined.problems:
-        found = [f"{each.field}: {each.message}".removeprefix(": ") for each in examined.problems]
-        what = found[0] if len(found) == 1 else "\n  ".join((f"{len(found)} problems", *found))
+    found, problems = examine(encoded, base=None)
+    if found is None or problems:
+        wrong = [f"{each.field}: {each.message}".removeprefix(": ") for each in problems]
+        what = wrong[0] if len(wrong) == 1 else "\n  ".join((f"{len(wrong)} problems", *wrong))
         raise PolicyError(what, where=source, hint=HINT_EXAMPLE)
-    return LoadedPolicy(policy=examined.policy, text=encoded, source=source)
+    return LoadedPolicy(policy=found, text=encoded, source=source)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
@@ -121,11 +116,9 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
         changed = model.model_validate({**fields, **changes}, strict=False)
     except ValidationError as error:
         wrong = printable(wrong_fields(error), max_chars=600)
-        raise PolicyError(
-            f"the policy can't be changed as asked: {wrong}",
-            where=printable(loaded.source),
-            hint="change the task's sandbox, or use your own policy: `belljar run --policy FILE`",
-        ) from error
+        what = f"the policy can't be changed as asked: {wrong}"
+        hint = "change the task's sandbox, or use your own policy: `belljar run --policy FILE`"
+        raise PolicyError(what, where=printable(loaded.source), hint=hint) from error
     return replace(loaded, policy=changed)
 
 
@@ -156,9 +149,6 @@ def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAM
     return PolicyError(f"{len(problems)} problems{lines}", where=printable(source), hint=hint)
 
 
-# ---- examining a text
-
-
 class Examined(NamedTuple):
     """A policy, if any, and its problems in order."""
 
@@ -183,26 +173,18 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     try:
         policy = Policy.model_validate(value)
     except ValidationError as error:
-        wrong: dict[str, Problem] = {}
+        wrong = dict[str, Problem]()
         for each in error.errors(include_url=False):
-            path = _path(each)
             is_key = each["loc"][-1:] == ("[key]",) or each["type"] == "extra_forbidden"
-            mark, name = (
-                yaml_tree.closest_mark(tree, path, key=is_key),
-                yaml_tree.field_name(path),
-            )
-            wrong.setdefault(name, Problem(mark=mark, field=name, message=_message(each)))
-        return Examined(None, _in_order(wrong.values()))
+            problem = _problem(tree, _path(each), _message(each), key=is_key)
+            wrong.setdefault(problem.field, problem)
+        return Examined(None, tuple(sorted(wrong.values(), key=attrgetter("mark"))))
     found = [*_file_problems(policy, tree, base), *_own_problems(policy.network, tree, base)]
-    return Examined(policy, _in_order(found))
+    return Examined(policy, tuple(sorted(found, key=attrgetter("mark"))))
 
 
-def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    return tuple(sorted(problems, key=lambda problem: problem.mark))
-
-
-def _problem(tree: YamlTree, path: yaml_tree.Path, message: str) -> Problem:
-    mark = yaml_tree.closest_mark(tree, path)
+def _problem(tree: YamlTree, path: yaml_tree.Path, message: str, *, key: bool = False) -> Problem:
+    mark = yaml_tree.closest_mark(tree, path, key=key)
     return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
 
 
@@ -215,9 +197,6 @@ def _no_policy(tree: YamlTree, text: bytes) -> Problem:
     what = "is not valid YAML for a policy, and has" if first is not None else "has"
     why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
     return Problem(mark=mark, field="", message=why)
-
-
-# ---- pydantic's errors
 
 
 def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetails
@@ -248,9 +227,6 @@ def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
 def _fields(model: type[Strict]) -> set[str]:
     """The names of all fields of these models."""
     return set(model.model_fields).union(*map(_fields, model.__subclasses__()))
-
-
-# ---- files that a policy names
 
 
 def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterator[Problem]:

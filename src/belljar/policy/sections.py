@@ -41,9 +41,6 @@ MAX_TOOL_CHARS: Final = 256
 _DEFAULT: Final = Resources()
 
 
-# ---- images
-
-
 def _read_image(value: object) -> str:
     """As written; it is normalised where it is looked up."""
     image = kinds.read_text(value, "an image")
@@ -53,9 +50,6 @@ def _read_image(value: object) -> str:
 
 
 IMAGE: Final = kinds.FieldKind(_read_image)
-
-
-# ---- resources
 
 
 def _amount(default: float, shown: str, description: str) -> Any:  # noqa: ANN401 - pydantic's Field
@@ -135,9 +129,6 @@ else:
     ]
 
 
-# ---- the host
-
-
 class HostRules(Strict):
     """What must hold of the host while a cell runs on it."""
 
@@ -145,9 +136,6 @@ class HostRules(Strict):
         description="`required`: a run is refused unless `belljar airgap check` finds every way "
         "beyond the host absent, and void if one appears while it runs."
     )
-
-
-# ---- files that are copied in
 
 
 class FileCopy(Strict):

@@ -242,8 +242,12 @@ class _Reader:
             if len(path) >= self.reading.max_depth:
                 self._refuse(event, path, f"nested deeper than {self.reading.max_depth} levels")
             self._count(event, 1, 0)
-            is_mapping = isinstance(event, MappingStartEvent)
-            value = self._mapping(path) if is_mapping else self._list(path)
+            if isinstance(event, MappingStartEvent):
+                value = self._mapping(path)
+            else:
+                value = []
+                while not isinstance(item := next(self.events), SequenceEndEvent):
+                    value.append(self._value(item, (*path, len(value))))
         node = _Node(value, self.nodes - nodes, self.characters - characters, text)
         if event.anchor is not None:
             self.anchors[event.anchor] = node
@@ -266,12 +270,6 @@ class _Reader:
             why = f"more than {MAX_NODES:,} values or {MAX_CHARACTERS:,} characters with aliases"
             self._refuse(event, (), why)
 
-    def _list(self, path: Path) -> list[Any]:
-        value: list[Any] = []
-        while not isinstance(event := next(self.events), SequenceEndEvent):
-            value.append(self._value(event, (*path, len(value))))
-        return value
-
     def _mapping(self, path: Path) -> dict[str, Any]:
         own: dict[str, Any] = {}
         merged: list[dict[str, Any]] = []
@@ -283,7 +281,11 @@ class _Reader:
             if plain and name == "<<":
                 if not self.reading.is_compose:
                     self._refuse(event, path, "merge keys (`<<`) are not read: write the fields")
-                merged += self._merged(following, below)
+                value = self._node(following, below).value
+                merged += value if isinstance(value, list) else [value]
+                if not all(isinstance(source, dict) for source in merged):
+                    why = "a merge key (`<<`) names a mapping, or a list of them"
+                    self._refuse(following, (), why)
                 continue
             if not self.reading.is_compose and not isinstance(scalar(name, plain=plain), str):
                 self._refuse(event, path, f"{quoted(name)} is no name: put it in quotes")
@@ -296,14 +298,6 @@ class _Reader:
         for source in (*reversed(merged), own):  # own fields win, then the first
             whole.update(source)
         return whole
-
-    def _merged(self, event: _Event, path: Path) -> list[dict[str, Any]]:
-        """Return what a merge key names."""
-        value = self._node(event, path).value
-        sources = value if isinstance(value, list) else [value]
-        if not all(isinstance(source, dict) for source in sources):
-            self._refuse(event, (), "a merge key (`<<`) names a mapping, or a list of them")
-        return sources
 
 
 def _is_plain(event: _Event) -> bool:
