@@ -85,15 +85,6 @@ log_option = click.option(
     help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where it "
     "was written.",
 )
-# `task_args` is as Inspect's command line has it.
-task_args_option = click.option(
-    "-T",
-    "task_args",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Set a task argument. Repeatable.",
-    callback=lambda _ctx, _param, values: [word for each in values for word in ("-T", each)],
-)
 
 
 def operator_options(command: Command) -> Command:

@@ -73,15 +73,21 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
         facts = host_facts(home, prove=not no_prove, doubt=True)
         found = [*host_checks(facts), *_store_checks(home)]
         found += _switch_checks(home, facts, prove=not no_prove)
-    ready = all(check.state != "no" for check in found)
-    tiers = {tier.value: f"tier {tier}" in _usable(found) for tier in Tier}
+    failed = {check.what for check in found if check.state == "no"}
+    ready = not failed
+    # A tier's cells can run if all that they need is `ok`: no cell has a place without a store, and
+    # only a microVM boots the guest kernel.
+    bad = {check.what for check in found if check.state != "ok"}
+    bad |= {"tier microvm"} if "guest kernel" in failed else set()
+    usable = {check.what for check in found} - bad if "store" not in failed else set()
+    tiers = {tier.value: f"tier {tier}" in usable for tier in Tier}
     if as_json:
         checks = [asdict(check) for check in found]
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found)
-        usable = ", ".join(tier for tier, can_run in tiers.items() if can_run)
-        click.echo(f"\nTiers that can be used here: {usable or 'none'}.")
+        named = ", ".join(tier for tier, can_run in tiers.items() if can_run)
+        click.echo(f"\nTiers that can be used here: {named or 'none'}.")
     return 0 if ready else HostError.exit_code
 
 
@@ -201,18 +207,6 @@ def _store_checks(home: Path) -> list[Check]:
     except BelljarError as exc:
         found.append(Check("default image", "note", exc.what, "run `belljar setup`"))
     return found
-
-
-def _usable(found: list[Check]) -> set[str]:
-    """The rows of tiers whose cells can run: all that they need is `ok`."""
-    # No cell has a place without a store.
-    failed = {each.what for each in found if each.state == "no"}
-    if "store" in failed:
-        return set()
-    # Only a microVM boots the guest kernel.
-    without = {"tier microvm"} if "guest kernel" in failed else set()
-    bad = {each.what for each in found if each.state != "ok"}
-    return {each.what for each in found} - bad - without
 
 
 def _show(found: list[Check]) -> None:

@@ -250,7 +250,15 @@ def bundle() -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--image", "images", multiple=True, metavar="REF", help="Also this image.")
 @click.option("--task", metavar="TASK", help="Also the images of this task's samples.")
-@console.task_args_option
+@click.option(
+    "-T",
+    "task_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a task argument. Repeatable.",
+    # As Inspect's command line has it
+    callback=lambda _ctx, _param, values: [word for each in values for word in ("-T", each)],
+)
 @click.option("--model", "models", multiple=True, metavar="FILE", help="Also this model cell.")
 @console.json_option("Print one JSON object: path, digest, key, size, items.")
 def create(

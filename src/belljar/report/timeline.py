@@ -289,7 +289,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
         outcome=_filled("{verdict}: {reason}" if is_refused else outcome, line),
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
-        notes=[*_headers(data, ">"), *_findings(data)],
+        notes=[*_headers(data, ">"), *map(_finding, (data.get("findings") or ())[:MAX_NOTES])],
         bodies=[*line.bodies[:MAX_BODIES]],
     )
 
@@ -323,11 +323,8 @@ def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
     ]
 
 
-def _findings(data: Mapping[str, Any]) -> list[str]:
-    return [
-        shown(": ".join(str(each[name]) for name in _OF_FINDING if name in each))
-        for each in (data.get("findings") or ())[:MAX_NOTES]
-    ]
+def _finding(found: Mapping[str, Any]) -> str:
+    return shown(": ".join(str(found[name]) for name in _OF_FINDING if name in found))
 
 
 # Of a probe's finding or of an air gap's check: each has some of these.
