@@ -81,11 +81,6 @@ def one_of(*words: str) -> Check:
     )
 
 
-def exactly(number: int) -> Check:
-    """This whole number."""
-    return _that(lambda value: _is_int(value) and value == number, f"{number} is needed")
-
-
 def matching(pattern: str) -> Check:
     """Text that this pattern matches whole."""
     compiled = re.compile(pattern)
@@ -150,7 +145,9 @@ _TYPES: Final[dict[str, Check]] = {
     "sha256": HEX64,
     "hex128": matching("[0-9a-f]{128}"),
     "run_id": matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}"),
-    "version": exactly(SCHEMA_VERSION),
+    "version": _that(
+        lambda value: _is_int(value) and value == SCHEMA_VERSION, f"{SCHEMA_VERSION} is needed"
+    ),
     "wall_time": wall_time,
     # Of a stream: milliseconds since the start, and how many bytes there were by then.
     "times": items(items(count, min_items=2, max_items=2)),
@@ -310,15 +307,7 @@ control.completed       control:text ok:flag missing:texts unexpected:texts
 """
 
 
-def _read_table() -> dict[Kind, str]:
-    """Return each kind's fields; a line that begins with blanks goes on with the kind before."""
-    fields, kind = dict[str, str](), ""
-    for line in _KINDS.strip().splitlines():
-        name, _, more = line.partition(" ")
-        kind = name or kind
-        fields[kind] = f"{fields.get(kind, '')} {more}"
-    return {Kind(kind): text for kind, text in fields.items()}
-
-
-FIELDS: Final[Mapping[Kind, str]] = _read_table()
+# A line that begins with blanks goes on with the kind before.
+_ROWS: Final = (line.partition(" ") for line in re.sub(r"\n +", " ", _KINDS.strip()).splitlines())
+FIELDS: Final[Mapping[Kind, str]] = {Kind(name): more for name, _, more in _ROWS}
 DATA: Final[Mapping[Kind, Shape]] = {kind: shape_of(text) for kind, text in FIELDS.items()}

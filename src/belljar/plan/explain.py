@@ -52,9 +52,6 @@ def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ..
     )
 
 
-# ---- warnings
-
-
 def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
     """Yield what the author should know."""
     if tier is Tier.CONTAINER:
@@ -178,8 +175,6 @@ _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
 _NO_GROUP: Final = "no control group"
 
-
-# ---- layers
 
 _KERNEL: Final = "this host's kernel"
 
@@ -316,9 +311,6 @@ def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
     )
 
 
-# ---- the blast radius
-
-
 def blast_radius(
     policy: Policy,
     image: ImageFacts | None,
@@ -396,9 +388,6 @@ _KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
     Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
     Tier.MICROVM: (),
 }
-
-
-# ---- a range's network
 
 
 def _reached(network: NetworkPlan) -> Iterator[str]:

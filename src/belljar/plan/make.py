@@ -169,9 +169,6 @@ def _choose(
     raise explain.refusal(refused)
 
 
-# ---- one tier
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
     """One tier. `shape`: the container, or the machine and its guest."""

@@ -97,8 +97,6 @@ def log(group: int, prefix: str, snap_bytes: int) -> Statement:
     return {"log": {"prefix": prefix, "group": group, "snaplen": snap_bytes}}
 
 
-# ---- rendered and listed rules, compared
-
 # What the kernel numbers and counts itself: two listings of the same rules differ in it.
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 # They go into an event: a table that is gone differs in each of its objects.

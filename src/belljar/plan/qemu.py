@@ -208,9 +208,6 @@ def _devices(fds: VmFds, *, has_data_disk: bool) -> tuple[str, ...]:
     )
 
 
-# ---- templates
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInputs:
     """What a template is made from and for. Digests are lower-case hex SHA-256.
