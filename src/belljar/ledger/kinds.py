@@ -81,6 +81,11 @@ def one_of(*words: str) -> Check:
     )
 
 
+def exactly(number: int) -> Check:
+    """This whole number."""
+    return _that(lambda value: _is_int(value) and value == number, f"{number} is needed")
+
+
 def matching(pattern: str) -> Check:
     """Text that this pattern matches whole."""
     compiled = re.compile(pattern)
@@ -145,9 +150,7 @@ _TYPES: Final[dict[str, Check]] = {
     "sha256": HEX64,
     "hex128": matching("[0-9a-f]{128}"),
     "run_id": matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}"),
-    "version": _that(
-        lambda value: _is_int(value) and value == SCHEMA_VERSION, f"{SCHEMA_VERSION} is needed"
-    ),
+    "version": exactly(SCHEMA_VERSION),
     "wall_time": wall_time,
     # Of a stream: milliseconds since the start, and how many bytes there were by then.
     "times": items(items(count, min_items=2, max_items=2)),

@@ -44,14 +44,6 @@ def refusal(refused: Mapping[Tier, Obstacle]) -> ObstacleError:
     return ObstacleError(what, first, *others)
 
 
-def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ...]:
-    """A sentence for each skipped tier; `belljar doctor` has the hints."""
-    return tuple(
-        printable(f"using tier {tier}: {weaker} can't be used here (`belljar doctor`): {each.what}")
-        for weaker, each in refused.items()
-    )
-
-
 def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
     """Yield what the author should know."""
     if tier is Tier.CONTAINER:

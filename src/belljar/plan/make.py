@@ -100,7 +100,11 @@ def make_plan(
         policy, facts, demanded, user=user, has_port=has_port or is_attached
     )
     env = {**(image.env if image else {}), **policy.env}
-    sentences = explain.skipped_tiers(isolation.tier, skipped)
+    why = "can't be used here (`belljar doctor`)"  # which has the hints
+    sentences = tuple(
+        printable(f"using tier {isolation.tier}: {weaker} {why}: {each.what}")
+        for weaker, each in skipped.items()
+    )
     warnings = (*sentences, *isolation.warnings)
     if network is not None and network.upstreams:
         hosts = ", ".join(printable(item.host) for item in network.upstreams)

@@ -19,6 +19,7 @@ CHECKS: list[tuple[Check, list[object], list[object]]] = [
     (shapes.count, [0, 2**53 - 1], [-1, 2**53, True, 1.0, "1"]),
     (shapes.number, [1, 1.5, -0.0], [True, "1", None]),
     (shapes.json_object, [{}, {"a": 1}], [[], None, "{}"]),
+    (shapes.exactly(1), [1], [True, 1.0, 2, "1"]),
     (shapes.one_of("a", "b"), ["a", "b"], ["c", "", None, ["a"]]),
     (shapes.matching("[0-9]{2}"), ["12"], ["1", "123", "12\n", "\u0663\u0663", 12]),
     (shapes.maybe(shapes.text), [None, "x"], [1]),
