@@ -35,10 +35,9 @@ from starlette.types import Receive, Scope, Send
 from belljar.events import Event, Kind
 from belljar.ledger.rundir import create_run
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
-from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.serve import run
 from belljar.network.ipc import ASK, KINDS, EventDecoder, encode_ack
-from belljar.network.stand_ins.web import Answer, App, Request
+from belljar.network.stand_ins.web import Answer, App, Request, StandInContext
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 from belljar.policy.guarding import Action, Place

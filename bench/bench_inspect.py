@@ -92,7 +92,7 @@ def of_tier(tier: str, rounds: int) -> list[float]:
         for _ in range(rounds + 1):
             began = time.perf_counter()
             session = Session(home=belljar_home())
-            with session_scope(session), session.source.start_run("bench", [], home=None) as session.run:
+            with session_scope(session), session.source.start_run("bench", []) as session.run:
                 evaluate(spec, folder)
                 times.append(time.perf_counter() - began)
             if session.breaches:

@@ -14,8 +14,8 @@ from belljar.package import __version__ as __version__
 if TYPE_CHECKING:
     from belljar import sync as sync
     from belljar.cell.cell import Cell as Cell
+    from belljar.cell.cell import CellStream as CellStream
     from belljar.cell.cell import Snapshot as Snapshot
-    from belljar.cell.connection import CellStream as CellStream
     from belljar.cell.exec import OutputSoFar as OutputSoFar
     from belljar.cell.exec import RunningCommand as RunningCommand
     from belljar.cell.files import FileInfo as FileInfo
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from belljar.report.reasons import ReasonCode as ReasonCode
 
 _NAMES = {
-    "belljar.cell.cell": "Cell Snapshot",
-    "belljar.cell.connection": "CellStream",
+    "belljar.cell.cell": "Cell CellStream Snapshot",
     "belljar.cell.exec": "OutputSoFar RunningCommand",
     "belljar.cell.files": "FileInfo",
     "belljar.cell.health": "HealthFinding",

@@ -1,8 +1,7 @@
 """The check of the air gap: every way beyond this host, by trying and by looking.
 
-Sends nothing beyond this host. `connect` of a UDP socket only chooses a
-route, and that of a TCP socket in repair mode does so too. Looks read /sys and /proc only: a place
-that can't be read is `can't tell`; a kernel without the thing has no such place.
+Sends nothing beyond this host. `connect` of a UDP socket only chooses a route, and so does that of
+a TCP socket in repair mode. A place that can't be read is `can't tell`.
 """
 
 from __future__ import annotations
@@ -176,10 +175,7 @@ def _radios(root: Path) -> Iterator[Seen]:
 
 
 def _sockets(root: Path) -> Iterator[Seen]:
-    """Sockets of this namespace with a peer beyond loopback, or bound to an address beyond it.
-
-    A socket that listens on every address is as reachable as the interfaces make it.
-    """
+    """Sockets of this namespace with a peer beyond loopback, or bound to an address beyond it."""
     (root / "proc/self").stat()
     for table in _TABLES:
         for line in _word(root / "proc/net" / table).splitlines()[1:]:
@@ -318,10 +314,7 @@ def _namespaces() -> Iterator[Seen]:
 
 
 def _namespace_files(device: int, hidden: list[str], mounted: set[int]) -> Iterator[Path]:
-    """Yield a file of each namespace that a thread is in or holds open; note those it mounts.
-
-    `device`: of the file system of namespaces.
-    """
+    """Yield a file of each namespace that a thread is in or holds open; note those it mounts."""
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
         threads, tasks = list[Path](), Path("/proc", process, "task")
         with _noted(hidden, tasks):  # not by `glob`, which passes over what it may not read

@@ -166,10 +166,11 @@ def pin_namespaces(process: ProcessId) -> dict[str, int]:
     return pins
 
 
-def close_all(fds: Iterable[int]) -> None:
+def close_all(fds: Iterable[int | None]) -> None:
     """Close them."""
     for fd in fds:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
 
 
 def kill(process: ProcessId) -> None:

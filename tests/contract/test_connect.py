@@ -9,8 +9,7 @@ import anyio
 import pytest
 from tests.machine import PATIENCE_S
 
-from belljar.cell.cell import Cell
-from belljar.cell.connection import CellStream
+from belljar.cell.cell import Cell, CellStream
 from belljar.cell.exec import RunningCommand
 
 pytestmark = pytest.mark.anyio

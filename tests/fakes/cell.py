@@ -299,32 +299,26 @@ class FakeCells(RealCells):
         )
 
     @contextmanager
-    def start_run(
-        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
-    ) -> Iterator[Any]:
+    def start_run(self, kind: str, argv: list[str], *, what: str = "") -> Iterator[Any]:
         """As the real one."""
         run = FakeRun(kind)
         self.runs.append(run)
         yield run
         run.closed = True
 
-    def build_images(
-        self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None
-    ) -> None:
+    def build_images(self, builds: Iterable[ServiceBuild], images: Set[str]) -> None:
         """Nothing is built."""
 
-    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
+    def check_images(self, policies: Sequence[LoadedPolicy]) -> None:
         """Of a fake cell nothing is missing, unless a test says so."""
         if self.images_error is not None:
             raise self.images_error
 
-    def image_differences(
-        self, policy: LoadedPolicy, *, home: Path | None
-    ) -> tuple[Difference, ...]:
+    def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
         """As a test says."""
         return self.of_images
 
-    async def prepare(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> None:
+    async def prepare(self, policy: LoadedPolicy, run: Any) -> None:
         """As the real one."""
         self.prepared.append(policy)
         if self.prepare_error is not None:
@@ -332,7 +326,7 @@ class FakeCells(RealCells):
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+        self, policy: LoadedPolicy, run: Any, *, ahead: bool = False
     ) -> AsyncIterator[Any]:
         """As the real one, if `are_revertible`."""
         make = partial(self._one, policy, run)
@@ -376,24 +370,20 @@ class RecordedCells(FakeCells):
     full_after = 1 << 20
 
     @contextmanager
-    def start_run(
-        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
-    ) -> Iterator[Any]:
+    def start_run(self, kind: str, argv: list[str], *, what: str = "") -> Iterator[Any]:
         """As the real one."""
-        assert home is not None
-        with create_run(home, kind, argv, what=what) as run:
+        with create_run(self.store, kind, argv, what=what) as run:
             yield run
 
     @asynccontextmanager
     async def open_range(
-        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+        self, policy: LoadedPolicy, run: Any, *, ahead: bool = False
     ) -> AsyncIterator[Any]:
         """As the real one."""
-        async with super().open_range(policy, run=run, home=home, ahead=ahead) as opened:
+        async with super().open_range(policy, run, ahead=ahead) as opened:
             cell = opened.cell
-            early = {"ahead": True} if ahead else {}
             planned: dict[str, Any] = {
-                **early,
+                **({"ahead": True} if ahead else {}),
                 "policy_sha256": "0" * 64,
                 "tier": "microvm",
                 "emulated": True,

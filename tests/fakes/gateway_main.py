@@ -15,9 +15,17 @@ from belljar.dataclass import from_json
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.context import StandInContext, Stream, StreamApp
 from belljar.network.gateway.serve import run
-from belljar.network.stand_ins.web import Answer, App, Request, json_answer, text_answer
+from belljar.network.stand_ins.web import (
+    Answer,
+    App,
+    Request,
+    StandInContext,
+    Stream,
+    StreamApp,
+    json_answer,
+    text_answer,
+)
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind

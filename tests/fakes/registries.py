@@ -23,8 +23,7 @@ from typing import Any
 from tests.fakes.web import Reply, answered, no_answer, request_to
 
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.web import App
+from belljar.network.stand_ins.web import App, StandInContext, StreamApp
 
 
 @dataclass

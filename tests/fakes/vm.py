@@ -76,7 +76,7 @@ class FakeVm(Sandbox):
     def console(self) -> bytes:  # noqa: D102 - here and below: as the real one
         return CONSOLE
 
-    def end(self) -> JailEnd | None:  # noqa: D102
+    def end(self, timeout_s: float = 0.0) -> JailEnd | None:  # noqa: D102
         return self.ended
 
     def cause_of_death(self) -> str:  # noqa: D102

@@ -15,8 +15,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import anyio
 
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import Ask, StandInContext
-from belljar.network.stand_ins.web import App, Request, compact, parse_json
+from belljar.network.stand_ins.web import App, Ask, Request, StandInContext, compact, parse_json
 
 NOW = 1_800_000_000.0
 

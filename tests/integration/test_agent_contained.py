@@ -327,6 +327,3 @@ def test_capabilities_and_filter(box: Box) -> None:
     assert status == ["NoNewPrivs:", "1", "Seccomp:", "2"]
     gain = "unshare -U true 2>&1; hostname other 2>&1; mount -t tmpfs x /tmp 2>&1"
     assert "not permitted" in box.sh(gain)
-
-
-# ---- requests

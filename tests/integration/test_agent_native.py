@@ -71,11 +71,6 @@ def test_program(architecture: str) -> None:
     ]
 
 
-# ---- the probe program
-
-PROBE = 4
-
-
 with_probe = pytest.mark.parametrize(
     "fresh", [["--probe", str(BIN / f"probe-{platform.machine()}")]], indirect=True
 )
@@ -120,9 +115,3 @@ def test_what_comes_after_the_result_is_ignored(wire: Wire) -> None:
     for kind, payload in late.items():
         wire.send(kind, op, payload)
     assert wire.run("echo on").output[1] == b"on\n"
-
-
-# ---- many
-
-
-# ---- confinement that needs no container

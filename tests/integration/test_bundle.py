@@ -49,12 +49,12 @@ CREATE = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from belljar.cli import bundle, main
+from belljar.cli import main, setup
 
-def create(home, out, wanted, made=bundle.create_bundle, lock=Path(sys.argv.pop(1)), **more):
+def create(home, out, wanted, made=setup.create_bundle, lock=Path(sys.argv.pop(1)), **more):
     return made(home, out, replace(wanted, lock=lock, packages=("mount",), newer=()), **more)
 
-bundle.create_bundle = create
+setup.create_bundle = create
 main.main()
 """
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.fakes.images import add_small_image
 from tests.integration import harbor_calls
 from tests.integration.processes import wait_for
 from tests.real_packages import ROOT, harbor_python
@@ -92,12 +93,10 @@ def test_tasks_run_with_their_reference_solutions(tmp_path: Path, home: Path) ->
     its own; a task that wants what no cell has is refused in one line and ends no other; and
     each record verifies and is judged as any other run's.
 
-    One task is Harbor's own template: it needs a registry for its image and what it leaves to an
-    author, and nothing else is replaced.
+    One task is Harbor's own template: a small image stands for its registry's, what it leaves to
+    an author is written, and nothing else is replaced.
     """
-    index = home / "image-names.json"
-    names = json.loads(index.read_text())
-    index.write_text(json.dumps({**names, BASE: names["default"]}))
+    add_small_image(home, BASE, more=[f"usr/bin/{name}" for name in ("chmod", "rm", "tee", "test")])
     tasks = tmp_path / "tasks"
     init = ("init", "--task", "--org", "x", "-o", tasks, "--no-pytest", "apart")
     run(harbor(home, "-m", "harbor.cli.main", *init))

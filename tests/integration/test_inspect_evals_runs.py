@@ -36,9 +36,9 @@ def workshop() -> Iterator[Workshop]:
         yield Workshop(copy_store(prepared, Path(scratch, "store")), Path(scratch))
 
 
-def check_run(case: Case, home: Path, directory: Path, tier: str, *, wrong: bool = False) -> None:
-    """Each sample is contained; it is solved by its steps, and not by a wrong answer."""
-    write_task(case, directory, wrong=wrong)
+def check_run(case: Case, home: Path, directory: Path, tier: str) -> None:
+    """Each sample is contained, and solved by its steps."""
+    write_task(case, directory)
     words = ("--tier", tier, "--sample-id", ",".join(case.samples))
     done = ended(
         quick_command("run", "--json", f"tasks.py@{case.name}", *words),
@@ -60,7 +60,7 @@ def check_run(case: Case, home: Path, directory: Path, tier: str, *, wrong: bool
     solved = {
         str(sample.id): bool(sample.scores and case.solved(sample.scores)) for sample in samples
     }
-    assert solved == dict.fromkeys(case.samples, not wrong), done.stderr
+    assert solved == dict.fromkeys(case.samples, True), done.stderr
     assert verify(run_dir).ok(strict=True)
 
 
@@ -75,11 +75,3 @@ def test_a_scripted_agent_solves_a_real_task(
     """Each sample of the real task is contained, and solved by its author's intended steps."""
     workshop.images(case.builds)
     check_run(case, workshop.home, tmp_path, tier)
-
-
-@pytest.mark.promise("1.5")
-def test_a_wrong_answer_is_no_solution(workshop: Workshop, tmp_path: Path) -> None:
-    """The real scorer says so: what counts as solved above is no accident."""
-    case = next(case for case in CASES if case.name == "threecb_microvm")
-    workshop.images(case.builds)
-    check_run(case, workshop.home, tmp_path, case.tiers[0], wrong=True)

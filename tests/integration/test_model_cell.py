@@ -102,12 +102,6 @@ def judged():
     return talking("cells.yaml", graded(), target="add")
 
 @task
-def own_judge():
-    made = talking("cells.yaml", graded(), target="add")
-    made.model_roles = {"grader": get_model("belljar/model.yaml")}
-    return made
-
-@task
 def program():
     return talking("range.yaml", agent(), target="chat.completion")
 """
@@ -214,18 +208,18 @@ def test_a_model_calls_tools_and_has_a_role(
 ) -> None:
     """A server of the author's own, whose tool calls reach the task and whose answers come back.
 
-    A grader that an option or the task names, beside the evaluated model: one cell for whatever
-    asks it, its requests and its verdict on record.
+    A grader that an option names, beside the evaluated model: one cell for whatever asks it, its
+    requests and its verdict on record.
     """
     write_script(folder, belljar, TOOL_CALLER)
-    tasks = [f"task.py@{name}" for name in ("tools", "judged", "own_judge")]
+    tasks = [f"task.py@{name}" for name in ("tools", "judged")]
     ran = belljar("run", *tasks, "--model", "belljar/model.yaml", *ROLE, "--json")
     assert ran.returncode == 0, ran.stderr.decode() + ran.stdout.decode()
     found = json.loads(ran.stdout)
     scores = [list(sample["scores"].values()) for sample in found["samples"]]
-    assert (found["verdict"], scores) == ("contained", [["C"]] * 3)
+    assert (found["verdict"], scores) == ("contained", [["C"]] * 2)
     (model,) = found["model_cells"]
-    assert (model["requests"], model["failed"], model["destroyed"]) == (6, 0, True)
+    assert (model["requests"], model["failed"], model["destroyed"]) == (4, 0, True)
     assert [each["verdict"] for each in model["probes"]] == ["contained", "contained"]
     clean_after()
 

@@ -17,7 +17,7 @@ import os, subprocess, socket, sys
 from belljar.network.supervisor import netlink
 from belljar.network import syscalls
 from belljar.network.gateway.main import limit_address_space
-from belljar.network.seccomp import supervisor_filter
+from belljar.network.syscalls import supervisor_filter
 limit_address_space(64 << 20)
 syscalls.no_new_privileges()
 syscalls.install_filter(supervisor_filter(may_enter=False))

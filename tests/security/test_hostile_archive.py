@@ -273,17 +273,6 @@ def test_an_archive_that_is_no_honest_layout_is_refused(
     refused(home, tmp_path / "a.tar")
 
 
-def test_a_symlink_in_a_layout_directory_reads_nothing_of_the_host(
-    home: Path, tmp_path: Path
-) -> None:
-    """A layout directory whose blob is a link to a host file is refused."""
-    layout = tmp_path / "layout"
-    (layout / "blobs/sha256").mkdir(parents=True)
-    (layout / "oci-layout").write_bytes(LAYOUT[1])
-    (layout / "index.json").symlink_to("/etc/passwd")
-    refused(home, layout, transport="oci")
-
-
 @settings(max_examples=300)
 @given(st.binary(max_size=4096))
 def test_any_bytes_are_read_to_entries_or_refused(noise: bytes) -> None:

@@ -27,9 +27,8 @@ _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fill
 
 
 def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check the air gap at a run's first policy that requires one, and watch it. Blocking.
-
-    Raises `HostError`, on record: a way beyond this host is there, can't be told, or appeared.
+    """Check the air gap at a run's first policy that requires one, and watch it. Blocking. Raises
+    `HostError`, on record.
     """
     try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
@@ -43,10 +42,8 @@ def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
 @contextmanager
 def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
-    """Hold a run's air gap: a check at the start and at the end, both on record.
-
-    Yields a function that records the interfaces which came up meanwhile; it returns true once
-    there was one. Raises `HostError` unless every way is absent at the start.
+    """Hold a run's air gap: a check at the start and at the end, both on record. Yields a function
+    that records the interfaces which came up, and returns true once there was one.
     """
     changes = list[str]()
 

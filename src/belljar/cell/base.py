@@ -80,10 +80,7 @@ class CellBase:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What a command gets by default: the image's variables with the policy's on top.
-
-        Read only. The guest sets HOME, USER, LOGNAME and SHELL besides where they are not given.
-        """
+        """What a command gets by default: the image's variables with the policy's on top."""
         return MappingProxyType(self.plan.env)
 
     @property
@@ -148,9 +145,7 @@ class CellBase:
     ) -> Iterator[dict[str, JsonValue]]:
         """Record an operation's start, and its end with what the block puts into the result.
 
-        Args:
-            kinds: of the events: started, completed, failed.
-            sent, seen: bodies of the first event; of the last, whichever it is.
+        `kinds`: started, completed, failed. `sent`, `seen`: bodies of the first and last event.
         """
         operation, result = self._operation(), dict[str, JsonValue]()
         self._recorder.record(operation.event(kinds[0], started, bodies=sent))
@@ -170,9 +165,8 @@ class CellBase:
         bodies: Callable[[], Sequence[Body]] = tuple,
         limits: _LimitsOf = lambda *_: (),
     ) -> Iterator[None]:
-        """Record how the block failed, and the limits it ran into.
-
-        A dead cell's error is raised with the cause of death. What ends after a revert has failed.
+        """Record how the block failed, and the limits it ran into. What ends after a revert has
+        failed.
         """
         try:
             yield
@@ -236,10 +230,7 @@ _tasks: Final = set[asyncio.Task[None]]()
 
 
 def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a task outside of any block: no task group may span a cell's opening and end.
-
-    The cell ends it; it raises nothing.
-    """
+    """Run a task that raises nothing: no task group may span a cell's opening and end."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

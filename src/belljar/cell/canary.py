@@ -1,7 +1,7 @@
 """Traces that are left in a cell before a revert, and searched for in the machine after it.
 
-The guest agent's own program leaves and searches them: no tool of the image is needed. The new
-machine's memory is searched from outside, before anything in it was told what is searched for.
+The guest agent's own program leaves and searches them. The new machine's memory is searched from
+outside, before anything in it was told what is searched for.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _MAX_OUTPUT_BYTES: Final = 64 << 10
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 # Of another process's memory at once: a search holds no more of it.
 _CHUNK_BYTES: Final = 4 << 20
-# A larger mapping is an address space that a runtime reserves: its page table is too long to
-# read.
+# A larger mapping is reserved by a runtime: its page table is too long to read.
 _MAX_MAPPING_BYTES: Final = 64 << 30
 _PRESENT, _OF_FILE = 1 << 63, 1 << 61  # /proc/PID/pagemap
 _FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have as its own end
@@ -46,10 +45,8 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have a
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The traces that were to be left in `cell`, and those that it says were.
-
-    Its word decides nothing: each is searched for. Nothing is left in a cell that is dead or
-    doesn't answer in time.
+    """The traces that were to be left in `cell`, and those that it says were: each is searched for.
+    Nothing is left in a cell that is dead or doesn't answer in time.
     """
 
     cell: Cell
@@ -66,9 +63,8 @@ class Canary:
         return (*files, f"port {self.port}", "process", "environment", "memory")
 
     async def search(self, new: Cell) -> None:
-        """Look for the traces in another machine; what was found is on record in any case.
-
-        Raises `ContainmentBreach` when one is there, `CellError` when it can't be searched.
+        """Look for the traces in another machine, on record in any case. Raises `ContainmentBreach`
+        when one is there, `CellError` when it can't be searched.
         """
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
@@ -186,11 +182,8 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
 
 
 def memory_has(machine: Sandbox, needle: bytes) -> bool | None:
-    """Return whether the memory of any process of a machine has these bytes; None: not in what
-    could be searched. Blocking.
-
-    That of a VMM is the guest's memory, that of a gVisor sandbox its processes' too. Raises
-    `OSError` where it can't be read.
+    """Whether the memory of any process of a machine has these bytes; None: not in what could be
+    searched. A VMM's is the guest's memory. Blocking. Raises `OSError`.
     """
     skipped = list[str]()
     for process in Path("/proc").iterdir():

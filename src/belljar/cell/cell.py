@@ -1,27 +1,153 @@
 """A running cell and its recorded operations.
 
-Each operation is recorded twice: before its first byte goes to the guest, and when its outcome is
-known, whatever that was. An operation on a cell that has died raises `CellError` with the cause of
-death; nothing is retried behind the caller's back.
+Each is recorded twice: before its first byte goes to the guest, and when its outcome is known. On a
+cell that has died it raises `CellError` with the cause of death; nothing is retried.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import errno
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from signal import SIGTERM
+from typing import Any, Final, Literal
 
 import anyio
+from anyio.abc import ByteStream
 
-from belljar.cell.connection import ConnectOperations
+from belljar.capture import Capture
+from belljar.cell import record
 from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
+from belljar.channel import ExecRequest, Operation
 from belljar.errors import BelljarError, CellError, PolicyError
+from belljar.events import JsonValue, Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 from belljar.process import end_if_forked
+from belljar.units import format_duration, printable
+
+# How much of each direction the ledger keeps: a cell may have many streams.
+KEEP_STREAM_BYTES: Final = 1 << 20
+# A server that never reads must not keep the block from being left.
+_CLOSE_TIMEOUT_S: Final = 10.0
+_MAX_PATH_BYTES: Final = 107  # sockaddr_un
+_ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the channel's window
+
+
+def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
+    """`tcp` and a port, or `unix` and the absolute path of a socket. Raises `ValueError`."""
+    if isinstance(target, int):
+        if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
+            raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
+        return "tcp", str(target)
+    path = os.fspath(target)
+    if not path.startswith("/") or "\0" in path or len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ValueError(
+            f"{path!r} is neither a port's number nor the absolute path of a socket, of at most "
+            f"{_MAX_PATH_BYTES} bytes"
+        )
+    return "unix", path
+
+
+def connect_error(code: int, shown: str) -> OSError | None:
+    """What the relay's first byte means: any value, as the guest chooses it."""
+    if code == 0:
+        return None
+    if code == errno.ECONNREFUSED:
+        return ConnectionRefusedError(code, f"nothing listens on {shown} in the cell")
+    if code == errno.ENOENT:
+        return FileNotFoundError(code, "the cell has no such socket", shown)
+    return OSError(code, f"connecting to {shown} in the cell: {os.strerror(code)}")
+
+
+class CellStream(ByteStream):
+    """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams.
+
+    `unread_bytes`: of the server's, never received; known after `aclose`.
+    """
+
+    def __init__(
+        self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int
+    ) -> None:
+        self.sent, self.received = (
+            Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
+        )
+        self.unread_bytes = 0
+        self._running = running
+        self._died = died
+        self._held = b""
+        self._sending = anyio.ResourceGuard("sending to")
+        self._receiving = anyio.ResourceGuard("receiving from")
+        self._sent_eof = self._closed = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """At least one byte. Raises `anyio.EndOfStream` when the server has ended its side or reset
+        the connection, `CellError` when the cell died.
+        """
+        with self._receiving:
+            self._check_open()
+            if not self._held:
+                with self._death_reported():
+                    self._held = await self._running.receive_stdout() or b""
+                if not self._held:
+                    raise anyio.EndOfStream
+            taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
+            self.received.feed(taken)
+            return taken
+
+    async def send(self, item: bytes) -> None:
+        """Send all of it; waits while the server doesn't read. Raises `anyio.BrokenResourceError`
+        when the server is gone, `CellError` when the cell died.
+        """
+        with self._sending:
+            self._check_open()
+            if self._sent_eof:
+                raise anyio.ClosedResourceError
+            self.sent.feed(item)
+            try:
+                with self._death_reported():
+                    await self._running.send_stdin(item)
+            except BrokenPipeError as error:
+                raise anyio.BrokenResourceError from error
+
+    async def send_eof(self) -> None:
+        """End this side; what the server still sends can be received."""
+        with self._sending, self._death_reported():
+            self._check_open()
+            self._sent_eof = True
+            await self._running.close_stdin()
+
+    async def aclose(self) -> None:
+        """Close both sides; delivers what the server takes within 10 s."""
+        if self._closed:
+            return
+        self.abort()
+        with suppress(CellError), anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+            await self._running.close_stdin()
+            await self._running.signal(SIGTERM)
+            self.unread_bytes += (await self._running.wait()).stdout_dropped_bytes
+
+    def abort(self) -> None:
+        """Take and send no more; leaving the block then cuts the connection off."""
+        self._closed = True
+        self.unread_bytes += len(self._held)
+        self._held = b""
+
+    @contextmanager
+    def _death_reported(self) -> Iterator[None]:
+        try:
+            yield
+        except CellError as error:
+            self._died(error)
+            raise
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise anyio.ClosedResourceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +172,16 @@ class Snapshot:
 
     @asynccontextmanager
     async def fork(self) -> AsyncIterator[Cell]:
-        """Open a cell that goes on from here with what was kept, and with an identity, randomness
-        and clock of its own.
+        """Open a cell that goes on from here with an identity, randomness and clock of its own.
 
-        As `open_cell` makes one; destroyed when the block is left. Reverted, it is in the policy's
-        clean state. Raises as `open_cell`, and `CellError` when the snapshot was changed or
-        deleted, `HostError` when it was taken with another VMM, processor, kernel or image.
+        Reverted, it is in the policy's clean state. Raises as `open_cell`, and `CellError` when the
+        snapshot was changed or deleted, `HostError` for another VMM, processor, kernel or image.
         """
         async with self.origin.fork(self) as opened:
             yield opened.cell
 
 
-class Cell(ExecOperations, ConnectOperations, FileOperations):
+class Cell(ExecOperations, FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
     Attributes:
@@ -74,10 +198,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         return self._live.host_pid
 
     async def watch(self, paths: Sequence[str]) -> FileWatch:
-        """The tier's sensor for these files, for `belljar.cell.decoys`.
-
-        Raises `HostError` or `CellError` when there can be none.
-        """
+        """The tier's sensor for these files. Raises `HostError` or `CellError`."""
         return await self._live.watch_files(paths)
 
     async def ping(self, *, timeout_s: float = 10) -> float:
@@ -97,8 +218,8 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
-        """Its range is dead, which is on record: every operation of it ends, and raises `error`
-        from now on. From any thread; `destroy` is still to be called.
+        """End every operation of it, now and later, with `error`, which is on record. From any
+        thread; `destroy` is still to be called.
         """
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self._dead = self._dead or killed or error
@@ -108,8 +229,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
     async def snapshot(self, name: str | None = None) -> Snapshot:
         """Save the cell as it is now, until the end of its run, where it is deleted with proof.
 
-        A microVM stands still meanwhile, and is kept whole. Of another tier the files alone are
-        kept: see `Snapshot.state`.
+        A microVM stands still meanwhile, and is kept whole; of another tier the files alone are.
 
         Raises:
             PolicyError: the policy doesn't allow it, or the cell is on a network, of a model, with
@@ -132,18 +252,15 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
-        The files of the policy are in place, with decoys of its own; nothing else of the old
-        machine is left: no process, memory, file or id. `id`, `last_op` and `destruction` are the
-        new machine's. Operations that run end with `CellError`. The old machine is destroyed, with
-        proof, while the caller goes on; the end of the cell's block waits for that and raises what
-        it found. A revert that fails leaves the old machine as it was; a breach ends it, too.
+        Nothing else of the old machine is left; `id`, `last_op` and `destruction` are the new
+        one's. Operations that run end with `CellError`. The old machine is destroyed, with proof,
+        while the caller goes on; the end of the cell's block waits for that and raises what it
+        found. A revert that fails leaves the old machine as it was; a breach ends it, too.
 
         Args:
-            to: go on from there, instead of the clean state: one of this run's, of any cell of the
-                same policy.
-            verify: look in the new machine for traces that are left in the old one just before: a
-                file, a process, its memory and environment, a port. Default: at risk `high` and
-                `critical`.
+            to: go on from there: a snapshot of this run's, of any cell of the same policy.
+            verify: look in the new machine for traces that are left in the old one just before.
+                Default: at risk `high` and `critical`.
 
         Raises:
             PolicyError: a range with a network, or a target cell: they can't be reset.
@@ -160,10 +277,7 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
         )
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End the cell now and say what was left of it.
-
-        Leaving `open_cell` does this; calling it twice gives the first answer.
-        """
+        """End the cell now and say what was left of it, as leaving `open_cell` does. Idempotent."""
         end_if_forked(self._pid)
         self._is_ending = True
         try:
@@ -175,3 +289,86 @@ class Cell(ExecOperations, ConnectOperations, FileOperations):
             with anyio.CancelScope(shield=True):
                 destruction = self.destruction = await self._live.destroy(reason=reason)
         return destruction
+
+    @asynccontextmanager
+    async def connect(
+        self,
+        target: int | str | os.PathLike[str],
+        *,
+        user: str | None = None,
+        timeout_s: float = 10,
+    ) -> AsyncIterator[CellStream]:
+        """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
+
+        It goes through the channel, not a network or gateway, and counts as one of a cell's 64
+        operations at once. Leaving the block closes it.
+
+        Raises `ConnectionRefusedError`, `FileNotFoundError` (there is no such socket) or another
+        `OSError` of the guest's, `TimeoutError` (not connected in time), `ValueError` (no port and
+        no absolute path), `CellError`.
+        """
+        (kind, name), who = parse_target(target), self._user(user)
+        operation = self._operation()
+        started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}
+        self._recorder.record(operation.event(Kind.CONNECT_STARTED, started))
+        began = anyio.current_time()
+        stream: CellStream | None = None
+
+        def record_end(error: BaseException | None = None) -> None:
+            captures = () if stream is None else (stream.sent, stream.received)
+            bodies = [each.body() for each in captures if each.total_bytes]
+            if error is not None and (stream is None or isinstance(error, CellError)):
+                kind = Kind.CONNECT_FAILED
+                self._recorder.record(record.failed(operation, kind, error, bodies=bodies))
+                return
+            data: dict[str, JsonValue] = {f"{c.name}_bytes": c.total_bytes for c in captures}
+            data["unread_bytes"] = 0 if stream is None else stream.unread_bytes
+            data["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
+            self._recorder.record(operation.event(Kind.CONNECT_COMPLETED, data, bodies=bodies))
+
+        try:
+            async with AsyncExitStack() as stack:
+                stream = await self._connected(stack, kind, name, who, timeout_s)
+                try:
+                    yield stream
+                except BaseException:
+                    stream.abort()
+                    raise
+                await stream.aclose()
+        except BaseException as error:
+            record_end(error)
+            self._end_if_dead(error)
+            raise
+        record_end()
+
+    async def _connected(
+        self, stack: AsyncExitStack, kind: str, name: str, user: str, timeout_s: float
+    ) -> CellStream:
+        request = ExecRequest(
+            argv=["connect", "connect", kind, name],
+            user=user,
+            cwd="/",
+            max_stdout_bytes=_ENDLESS,
+            max_stderr_bytes=0,
+            stdin=True,
+            probe=True,
+        )
+        target = f"port {name}" if kind == "tcp" else name
+        shown = printable(target)
+        with anyio.move_on_after(timeout_s):
+            running = await stack.enter_async_context(self._live.client.open_exec(request))
+            model = self.plan.policy.model
+            keeps = model is None or model.record == "text"
+            kept_bytes = KEEP_STREAM_BYTES if keeps else 0
+            stream = CellStream(running, self._end_if_dead, kept_bytes)
+            answer = await running.receive_stdout()
+            if answer is None:
+                output = await running.wait()
+                why = output.why_not_started or "the relay in the cell was killed"
+                raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
+            if (refused := connect_error(answer[0], shown)) is not None:
+                raise refused
+            stream._held = answer[1:]
+            return stream
+        limit = format_duration(timeout_s)
+        raise TimeoutError(f"{shown} in the cell took no connection within {limit}")

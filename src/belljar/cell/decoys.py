@@ -47,10 +47,7 @@ _key_lock: Final = threading.Lock()
 
 
 def decoy_key(run: RunDirectory) -> bytes:
-    """The run's key of decoys, made on first use: `decoys.key`, in hex, for its user alone.
-
-    It tells whose a value is, and makes the values of the run's cells.
-    """
+    """The run's key of decoys, made on first use: it tells whose a value is, and makes them."""
     with _key_lock:
         path = run.path / KEY_FILE
         if not path.exists():
@@ -68,10 +65,7 @@ def read_key(run_path: Path) -> bytes:
 
 
 def home_of(passwd: bytes, user: str) -> str:
-    """The home directory of a user, by name or number, as the image's passwd says.
-
-    Else `/root` for root, and `/` as a container runtime has it. The file is hostile.
-    """
+    """The home directory of a user, as the image's hostile passwd says; else `/root` or `/`."""
     wanted = user.partition(":")[0]
     for line in passwd.decode("utf-8", "replace").splitlines():
         fields = line.split(":")
@@ -132,23 +126,16 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
 
 
 def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted, ...]:
-    """What the decoy services of a new range hold.
-
-    Its cells have no ids yet: a name of its own stands for them. The record says whose the values
-    are once a sample has them.
-    """
-    wanted = [spec for spec in specs if spec.is_service]
-    scope = f"range-{secrets.token_hex(8)}"
-    return tuple(mint_service(decoy_key(run), scope, spec) for spec in wanted)
+    """What the decoy services of a new range hold."""
+    scope = f"range-{secrets.token_hex(8)}"  # its cells have no ids yet
+    return tuple(mint_service(decoy_key(run), scope, spec) for spec in specs if spec.is_service)
 
 
 async def place_decoys(
     cell: Cell, specs: Sequence[DecoySpec], key: bytes, services: Sequence[Minted] = ()
 ) -> tuple[Minted, ...]:
-    """Mint and place decoys; their files as they are in the cell. `services`: those of its range.
-
-    Raises `PolicyError` when the image has something at a place, a parent is a link or no
-    directory, or it can't be written. On record as `decoy.failed`; the cell is not to be used.
+    """Mint and place decoys; `services`: those of its range. Raises `PolicyError`, on record as
+    `decoy.failed`, when the image has something at a place, or it can't be written.
     """
     try:
         passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
@@ -194,10 +181,7 @@ def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
 
 
 async def _image_time(cell: Cell) -> float:
-    """What no decoy may be newer than: the image, by the time of its passwd, and now.
-
-    Not by that of `/`, where mounts were made with the cell.
-    """
+    """What no decoy may be newer than: the image, by its passwd (`/` has new mounts), and now."""
     now_s = time.time()
     try:
         return min(now_s, (await cell.stat("/etc/passwd", user="0")).mtime_s)
@@ -206,10 +190,8 @@ async def _image_time(cell: Cell) -> float:
 
 
 async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
-    """The time of the nearest existing directory, or of the image if that is older.
-
-    Raises `OSError` if something is at the path, or a parent is no real directory. `times_s` are
-    those of directories that were found before; more are added.
+    """The time of the nearest existing directory, or of the image if that is older. `times_s`: of
+    directories that were found before; more are added. Raises `OSError`.
     """
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
@@ -231,10 +213,7 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
 
 
 async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
-    """As the cell's user below its home, which then owns the parents; else as root.
-
-    Each file is older than `newest_s` by its age. Directories keep their times.
-    """
+    """As the cell's user below its home, which then owns the parents; else as root."""
     in_folder: dict[str, list[MintedFile]] = {}
     for file in minted.files:
         in_folder.setdefault(posixpath.dirname(file.path), []).append(file)
@@ -270,10 +249,7 @@ def _records(
 
 
 def file_time(newest_s: float, age_s: int) -> float:
-    """When a decoy's file was changed last.
-
-    A reproducible build's files have one early time, and its decoys too.
-    """
+    """When a decoy's file was changed last; a reproducible build's files have one early time."""
     return newest_s - age_s if newest_s >= MIN_BUILD_S else newest_s
 
 
@@ -284,14 +260,8 @@ async def watch_files(
     """Record opens and reads of these files (path → decoy id) until the block is left.
 
     A sensor that doesn't start, doesn't see a file, or ends, is recorded as `sensor.failed` and is
-    no error; the list that the block gets has the reasons. Belljar's own reads (`Cell.read_file`,
-    copies) are not recorded.
-
-    Args:
-        files: regular files that exist. Another file that takes the path later is not watched.
-        record: called in any thread. What it raises ends the sensor.
-
-    No task group or cancel scope stays open between entry and exit.
+    no error; the list that the block gets has the reasons. Belljar's own reads are not recorded.
+    `record`: called in any thread; what it raises ends the sensor.
     """
     problems, name = list[str](), ""
 

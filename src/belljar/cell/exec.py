@@ -30,10 +30,7 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSoFar(OutputTexts):
-    """What a command has written until now: its beginning, and how much of it was not kept.
-
-    What the policy's `output` made the cell drop is counted once the command has ended.
-    """
+    """What a command has written until now: its beginning, and how much of it was not kept."""
 
     stdout: bytes
     stderr: bytes
@@ -92,14 +89,13 @@ class RunningCommand:
 
     def output(self) -> OutputSoFar:
         """What it has written so far, if it is one of `start`."""
-        ended, stdout, stderr = self.outcome, *(self._kept[stream] for stream in _OUTPUTS)
+        ended, (stdout, stderr) = self.outcome, (self._kept[stream] for stream in _OUTPUTS)
+        lost = (ended.stdout_dropped_bytes, ended.stderr_dropped_bytes) if ended else (0, 0)
         return OutputSoFar(
             stdout=stdout.kept,
             stderr=stderr.kept,
-            stdout_dropped_bytes=stdout.dropped_bytes
-            + (ended.stdout_dropped_bytes if ended else 0),
-            stderr_dropped_bytes=stderr.dropped_bytes
-            + (ended.stderr_dropped_bytes if ended else 0),
+            stdout_dropped_bytes=stdout.dropped_bytes + lost[0],
+            stderr_dropped_bytes=stderr.dropped_bytes + lost[1],
         )
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
@@ -115,9 +111,8 @@ class RunningCommand:
         await self._channel.close_stdin()
 
     async def signal(self, number: int, *, whole_tree: bool = False) -> None:
-        """Send a signal (15, `signal.SIGTERM`) to its main process, or to all it started.
-
-        Nothing happens when it has ended. Raises `ValueError` for what is no signal.
+        """Send a signal to its main process, or to all it started, if it runs. Raises
+        `ValueError` for what is no signal.
         """
         sent = Signals(number)
         if self.running:
@@ -141,17 +136,16 @@ class RunningCommand:
         await self._ended()
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
-        """Its outcome, when it has ended, as `Cell.exec` gives it; what was iterated is not in it.
-
-        What nobody has iterated is dropped and counted, on record nevertheless.
+        """Its outcome, when it has ended, without what was iterated. What nobody has iterated is
+        dropped and counted, on record nevertheless.
 
         Raises `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
         """
         with anyio.move_on_after(timeout_s):
             await self._ended()
         if self.running:
-            message = f"command {self.id} has not ended within {format_duration(timeout_s or 0)}"
-            raise TimeoutError(message)
+            limit = format_duration(timeout_s or 0)
+            raise TimeoutError(f"command {self.id} has not ended within {limit}")
         if self.outcome is None:
             if isinstance(self._error, Exception):
                 raise self._error
@@ -200,10 +194,8 @@ class RunningCommand:
             self._done.set()
 
     async def end(self) -> None:
-        """With its cell: kill it, and cut it off when the guest doesn't end it.
-
-        Another event loop's command ends by itself when its channel is closed.
-        """
+        """With its cell: kill it, and cut it off when the guest doesn't end it."""
+        # Another event loop's command ends by itself when its channel is closed.
         if not self.running or self._loop != current_token():
             return
         try:
@@ -237,11 +229,9 @@ class ExecOperations(CellBase):
 
         Args:
             argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
-            env: added to `Cell.env`; the values given here win.
-            cwd: relative to the work directory, the default.
+            env: added to `Cell.env`. cwd: relative to the work directory.
             user: name, uid or `uid:gid`; default the policy's or image's user.
-            timeout_s: then the command's whole tree is killed and `timed_out` is set; default the
-                policy's `exec_timeout`.
+            timeout_s: then the command's whole tree is killed; default the policy's `exec_timeout`.
             max_output_bytes: kept of each stream's head or tail (`keep`), at most the policy's
                 `output`. The rest is dropped and counted.
 
@@ -288,10 +278,8 @@ class ExecOperations(CellBase):
     ) -> AsyncIterator[RunningCommand]:
         """Run a command and talk to it while it runs: streams, signals, a terminal.
 
-        Arguments as `exec`, but no timeout by default. `service`: as process 1 of a PID namespace
-        of its own, without streams; its output goes to a file of the cell.
-
-        Leaving the block before the command has ended kills its whole tree.
+        Arguments as `exec`, but no timeout by default. `service`: see `ExecRequest`, without
+        streams. Leaving the block before the command has ended kills its whole tree.
         """
         limit_s, stdin = timeout_s or 0, not service
         seen = self._begin(argv, env, cwd, user, limit_s, stdin=stdin, pty=pty, service=service)
@@ -318,12 +306,8 @@ class ExecOperations(CellBase):
     ) -> RunningCommand:
         """Start a command in the background; it runs until it ends, is killed, or the cell ends.
 
-        Arguments as `exec`, but no timeout by default and no standard input. What it writes is
-        taken all the time: `output` has what was kept. A command that can't be started has ended,
-        which `wait` tells. At most 64 operations run in a cell at once, these included.
-        `service`: as `open_exec` has it.
-
-        Raises `CellError`.
+        Arguments as `open_exec`, and no standard input. A command that can't be started has ended,
+        which `wait` tells. At most 64 operations run in a cell at once. Raises `CellError`.
         """
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
@@ -344,13 +328,9 @@ class ExecOperations(CellBase):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the guest agent's own probe program as the workload, and wait for it.
-
-        It leaves no file in the cell. Not recorded as a command: the caller records the probes.
-        Raises `CellError` as `exec` does.
-
-        `alone`: all that runs in the cell is ended first, so that none of it can change what the
-        program reports; if that can't be made sure, it isn't started.
+        """Run the guest agent's own probe program as the workload, and wait for it; the caller
+        records it. `alone`: what runs in the cell is ended first, so that none of it changes what
+        the program reports. Raises `CellError`.
         """
         self._operation()
         request = ExecRequest(
@@ -366,10 +346,9 @@ class ExecOperations(CellBase):
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:
-        """Return the user of the agent's own program: the workload's, by number if that is root.
+        """The user of the agent's own program: the workload's, by number if that is root.
 
-        Root needs nothing of the cell's account files, which hostile root may have rewritten: then
-        a user with fewer rights would be probed.
+        Hostile root may have rewritten the account files: a user with fewer rights would be probed.
         """
         return "0:0" if (who := self._user(user)) in {"", "0", "root"} else who
 
@@ -381,10 +360,8 @@ class ExecOperations(CellBase):
             raise
 
     async def check_health(self) -> HealthFinding:
-        """Run the check of `belljar.cell.health` as the workload's default user.
-
-        Not recorded as a command: the caller records the check. A dead cell is a fact, not an
-        error.
+        """Run the check of `belljar.cell.health` as the workload's default user; the caller records
+        it. A dead cell is a fact, not an error.
         """
         request = ExecRequest(
             argv=ARGV,

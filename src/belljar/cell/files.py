@@ -1,7 +1,5 @@
-"""A cell's operations on files and directories, recorded as its commands are.
-
-None of them runs a program of the image: the guest's agent does the work, with the rights of the
-user that is named.
+"""A cell's operations on files, recorded as its commands are. The guest's agent does the work,
+with the rights of the user that is named.
 """
 
 from __future__ import annotations
@@ -54,11 +52,8 @@ _CLEAN_UP_S: Final = 10.0
 class FileInfo:
     """One entry of a cell's file system, as the guest says.
 
-    Attributes:
-        name: its last component. Bytes that are no UTF-8 are surrogate escapes: `os.fsencode(name)`
-            gives them back. Escape it where it is shown.
-        kind: `other` is a socket, pipe or device.
-        mode: permission bits, with set-user-ID, set-group-ID and sticky.
+    `name`: bytes that are no UTF-8 are surrogate escapes; escape it where it is shown. `kind`:
+    `other` is a socket, pipe or device. `mode`: with set-user-ID, set-group-ID and sticky.
     """
 
     name: str
@@ -97,8 +92,7 @@ class FileOperations(CellBase):
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
         """Make a directory with its parents, as root; one that is there gets `mode` and `owner`.
-
-        None keeps a mode; a new one has 0755. Raises as `write_file`.
+        Raises as `write_file`.
         """
         # The work directory may be the one to be made
         options = self._options("0", None) | {"cwd": "/"}
@@ -199,8 +193,8 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Put records, whose iterator fills the manifest, into a directory. Raises as `upload`."""
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
-        who, cwd = options["user"], options["cwd"]
         data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
+        who = options["user"]
         with self._files_recorded("upload", target, who, manifest, **data) as result:
             try:
                 await trees.put(
@@ -214,7 +208,11 @@ class FileOperations(CellBase):
                 )
             except BaseException as error:
                 if not isinstance(error, CellError):
-                    await self._clean_up(posixpath.join(directory, staging), who, cwd)
+                    # A put that was ended from outside leaves what it had made.
+                    made, options["timeout_s"] = posixpath.join(directory, staging), _CLEAN_UP_S
+                    quiet = suppress(OSError, CellError)
+                    with quiet, anyio.move_on_after(_CLEAN_UP_S, shield=True):
+                        await trees.remove(self._live.client, made, recursive=True, **options)
                 raise
             transfer = manifest.transfer()
             result |= transfer.counts()
@@ -276,10 +274,7 @@ class FileOperations(CellBase):
         return transfer
 
     def _let_out_files(self, copy: TreeDestination) -> None:
-        """Have the guard scan the copy before it is placed, and change it as the policy says.
-
-        The record has the digest of what the cell sent.
-        """
+        """Have the guard scan the copy before it is placed, and change it as the policy says."""
         guard = self.guard
         if guard is None:
             return
@@ -359,12 +354,6 @@ class FileOperations(CellBase):
             result["entries"] = len(found)
         return found
 
-    async def _clean_up(self, staging: str, user: str, cwd: str) -> None:
-        """A put that was ended from outside leaves what it had made."""
-        options: dict[str, Any] = {"user": user, "cwd": cwd, "timeout_s": _CLEAN_UP_S}
-        with suppress(OSError, CellError), anyio.move_on_after(_CLEAN_UP_S, shield=True):
-            await trees.remove(self._live.client, staging, recursive=True, **options)
-
     @contextmanager
     def _files_recorded(
         self,
@@ -374,12 +363,9 @@ class FileOperations(CellBase):
         manifest: TreeManifest | None = None,
         **more: JsonValue,
     ) -> Iterator[dict[str, JsonValue]]:
-        """Record the operation's start, and what came of it: the block fills that in.
+        """Record the operation's start, and what came of it: the block fills that in."""
 
-        A failed copy has a list too: what had passed of it may have been read meanwhile.
-        """
-
-        def entries() -> list[Body]:
+        def entries() -> list[Body]:  # of a failed copy, too: what passed may have been read
             content = b"" if manifest is None else manifest.content()
             return [body_of("entries", content)] if content else []
 

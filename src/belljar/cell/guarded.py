@@ -1,8 +1,7 @@
 """The recorder of one cell or range that scans what it records.
 
-An event is on record first. What it carried out of the cell is scanned in a thread, so that a
-guest's data never holds up the cell. A finding is recorded as the guest's act, with the number of
-the event that shows it.
+An event is on record first; what it carried is scanned in a thread, which never holds up the cell.
+A finding is recorded as the guest's act, with the number of the event that shows it.
 """
 
 from __future__ import annotations
@@ -149,9 +148,7 @@ class GuardedRecorder:
             self._sort_values()
 
     def adopt(self, cells: Iterable[str]) -> None:
-        """Take what these cells' decoys hold for this cell's own, as it goes on from them; and what
-        comes to be known of them later.
-        """
+        """Take what these cells' decoys hold, now and later, for this cell's own."""
         with self._lock:
             self.ancestors = tuple(dict.fromkeys((*self.ancestors, *cells)))[-MAX_FOREIGN:]
             self._sort_values()
@@ -173,29 +170,24 @@ class GuardedRecorder:
 
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
-        """Report what reaches the range's decoy services until the block is left.
-
-        Later events of their connections are still theirs: the gateway ends after the cells.
-        """
+        """Report what reaches the range's decoy services until the block is left."""
         self._contacts, self._reports_touches = ServiceContacts(self.service_addresses), True
         try:
             yield
-        finally:
+        finally:  # later events are still theirs: the gateway ends after the cells
             self._reports_touches = False
 
     def let_out(self, part: Carried, *, cell_id: str | None) -> LetOut:
-        """What of these bytes goes on, by the policy's action for their place; what was found is
-        on record then.
+        """What of these bytes goes on, by the policy's action; what was found is on record then.
 
-        Where the action is `redact` or `stop`, what could not be scanned whole is withheld. Takes
-        up to the scanner's time bound: call it in a thread.
+        Where they are redacted or stopped, what could not be scanned whole is withheld. Takes up to
+        the scanner's time bound: call it in a thread.
         """
         action = self.rules.action(part.place)
-        scanner = self._made_scanner()
+        scanner = self.made_scanner()
         scanned = scanner.scan(part.data)
         for hit in scanned.hits:
-            event = hit_event(part, hit, cell_id=cell_id, action=action)
-            self._inner.record(event)
+            self._inner.record(hit_event(part, hit, cell_id=cell_id, action=action))
         is_whole = scanned.complete and not part.missing_bytes
         if not is_whole:
             reason = scanned.problem or "it is too large to be scanned whole"
@@ -207,18 +199,6 @@ class GuardedRecorder:
         if not is_whole:
             return LetOut(data=WITHHELD)
         return LetOut(data=scanner.replace(part.data, scanned.hits, REDACTED))
-
-    def check(self) -> None:
-        """Raise what keeps the scanner from being made: `HostError` for a class whose package isn't
-        installed, `PolicyError` for more values than fit."""
-        try:
-            self._made_scanner()
-        except (MemoryError, ValueError) as error:
-            raise PolicyError(
-                f"the guard can't look for so much: {printable(str(error)) or 'out of memory'}",
-                where="guard.protect",
-                hint="name fewer values, or only the columns that matter",
-            ) from error
 
     @property
     def spec(self) -> ScanSpec:
@@ -300,7 +280,7 @@ class GuardedRecorder:
                     self._queued_bytes -= job.size_bytes
 
     def _scan(self, job: _EventJob) -> None:
-        self._made_scanner()
+        self.made_scanner()
         streams = self._streams
         if streams is None:
             raise RuntimeError("a scanner has its streams")
@@ -316,8 +296,8 @@ class GuardedRecorder:
             if not scanned.complete:
                 self._report_unscanned(job, scanned.problem, replace(part, missing_bytes=0))
 
-    def _made_scanner(self) -> Scanner:
-        """Made on first use: most short commands have nothing to scan."""
+    def made_scanner(self) -> Scanner:
+        """The scanner, made on first use: most short commands have nothing to scan."""
         from belljar.signals.scanner import Scanner
         from belljar.signals.streams import StreamScanner
 
@@ -376,8 +356,8 @@ def guarded_recorder(
 ) -> Iterator[GuardedRecorder]:
     """A recorder for one cell or range; leaving the block waits for its scans.
 
-    `upstreams`: ids of the range's real services. Raises `PolicyError` for protected data that
-    can't be used, `HostError` for a class whose package isn't installed.
+    `upstreams`: ids of the range's real services. Raises `PolicyError`, and `HostError` for a class
+    whose package isn't installed.
     """
     from belljar.signals.values import read_protected
 
@@ -386,7 +366,12 @@ def guarded_recorder(
     key = secrets.token_bytes(32)
     recorder = GuardedRecorder(inner, rules, key, values, upstreams)
     if values or rules.classes:
-        recorder.check()
+        try:
+            recorder.made_scanner()
+        except (MemoryError, ValueError) as error:
+            what = f"the guard can't look for so much: {printable(str(error)) or 'out of memory'}"
+            hint = "name fewer values, or only the columns that matter"
+            raise PolicyError(what, where="guard.protect", hint=hint) from error
     try:
         yield recorder
     finally:

@@ -1,8 +1,7 @@
 """Checks cheaply whether a cell can still run commands, compared with a baseline.
 
-The check runs the image's shell as the workload's user, through the guest agent, which is static
-and needs no file of the image. A cell without a shell at its baseline is not degraded by having
-none. The output is guest-controlled: a hostile cell can hide damage or pretend to have some.
+The check runs the image's shell as the workload's user, through the guest agent, which needs no
+file of the image. The output is guest-controlled: a hostile cell can hide damage or feign it.
 """
 
 from __future__ import annotations
@@ -44,15 +43,8 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthFinding:
-    """What one check found.
-
-    Attributes:
-        stage, errno: where and why the shell could not be started; "" and 0 when it was.
-        began, ended: the shell ran the script, to its end.
-        ran: it could run a program of the image.
-        timed_out: no answer within `TIMEOUT_S`.
-        processes_full: the guest agent met the limit of processes.
-        died: why the cell is dead, "" when it lives.
+    """What one check found. `stage`, `errno`: why the shell could not be started; `began`, `ended`:
+    it ran the script, to its end; `ran`: also a program of the image.
     """
 
     stage: str = ""
@@ -147,20 +139,17 @@ class HealthWatch:
             self.degraded["op"] = self._cell.last_op
 
     async def _check(self, phase: str) -> tuple[HealthFinding, Damage | None]:
-        self._record_check(Kind.CELL_CHECKING, Trust.HOST_OBSERVED, phase=phase)
+        data: dict[str, JsonValue] = {"phase": phase}
+        self._record(Event(kind=Kind.CELL_CHECKING, data={**data}, cell_id=self._cell.id))
         began = anyio.current_time()
         health = await self._cell.check_health()
         found = damage(self._baseline, health) if self._baseline is not None else None
-        self._record_check(
-            Kind.CELL_CHECKED,
-            Trust.GUEST_REPORTED,
-            phase=phase,
-            op=self._cell.last_op,
-            cause=found.cause.value if found is not None else "",
-            detail=found.detail if found is not None else "",
-            duration_ms=round((anyio.current_time() - began) * 1000, 3),
-        )
+        data |= {
+            "op": self._cell.last_op,
+            "cause": "" if found is None else found.cause.value,
+            "detail": "" if found is None else found.detail,
+            "duration_ms": round((anyio.current_time() - began) * 1000, 3),
+        }
+        trust, cell_id = Trust.GUEST_REPORTED, self._cell.id
+        self._record(Event(kind=Kind.CELL_CHECKED, data=data, cell_id=cell_id, trust=trust))
         return health, found
-
-    def _record_check(self, kind: Kind, trust: Trust, **data: JsonValue) -> None:
-        self._record(Event(kind=kind, data=data, cell_id=self._cell.id, trust=trust))

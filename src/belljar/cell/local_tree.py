@@ -1,8 +1,7 @@
 """Trees of files on this host, copied into a cell or out of one.
 
 What comes out of a cell is hostile. Each entry is created anew, by name in a directory held open,
-below a new directory that only this user can enter. All of it is moved to its place at the end. So
-nothing outside is written to, whatever the guest says.
+below a new directory that only this user can enter; all of it is moved to its place at the end.
 """
 
 from __future__ import annotations
@@ -47,13 +46,8 @@ KIND_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What was copied into a cell or out of it.
-
-    Attributes:
-        files, directories, links: how many of each; the directory itself counts.
-        total_bytes: of all files together.
-        sha256: of the list of entries that is on record.
-        skipped: paths that were left out, as `skip_unsafe` asks.
+    """What was copied into a cell or out of it. `sha256`: of the list of entries that is on record.
+    `skipped`: paths that were left out, as `skip_unsafe` asks.
     """
 
     files: int
@@ -90,9 +84,7 @@ class TreeManifest:
         self.begin(record, sha256)
 
     def begin(self, record: TreeRecord, sha256: str = "") -> None:
-        """A file whose contents are on their way: on the list without a digest if they don't come
-        whole.
-        """
+        """A file on its way: on the list without a digest if it doesn't come whole."""
         line: dict[str, object] = {
             "path": record.path,
             "kind": KIND_NAMES[record.kind],
@@ -133,12 +125,8 @@ class Source:
 
 
 def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
-    """List what is to be copied. Blocking. Reads no contents.
-
-    Raises:
-        OSError: it can't be read. FileTooLargeError: more than `max_bytes` together.
-        ValueError: more than `max_files` files and directories, a link that may lead out of the
-            directory, a socket, pipe or device, or a name that is no UTF-8.
+    """List what is to be copied. Blocking. Raises `OSError`, `FileTooLargeError`; `ValueError` for
+    too many, a link that may lead out, a socket, pipe or device, a name that is no UTF-8.
     """
     real = path.resolve(strict=True)
     # Nothing beside a directory can be reached by what its files become meanwhile
@@ -231,12 +219,7 @@ async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
 class TreeDestination:
     """Where a tree of a cell is put. Blocking; `take` as it comes, then `place` or `discard`.
 
-    Args:
-        target: what it becomes: a new name, or for a directory one that is there, which keeps what
-            it has besides.
-        overwrite: replace files and links that are there; never directories.
-        skip_unsafe: leave out links that may lead out of the tree, and sockets, pipes and devices;
-            else each is an error.
+    Arguments as `Cell.download` has them.
     """
 
     def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:

@@ -29,7 +29,7 @@ from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import HostError
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
+from belljar.isolation.hold import check_may_start
 from belljar.isolation.program_root import STORE_HINT
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
@@ -68,11 +68,10 @@ async def open_cell(
     Raises:
         PolicyError, HostError: refused before anything was made; also while the store is held.
         CellError: it could not be made, or died while a call waited.
-        ContainmentBreach: its destruction found something left, or its range's rules were changed.
-            Recorded and removed, but nothing of this run may count as contained.
+        ContainmentBreach: its destruction found something left, or its range's rules were changed:
+            nothing of this run may count as contained.
 
-    No task group or cancel scope stays open between entry and exit: they may happen in different
-    tasks, under asyncio or trio.
+    Entry and exit may happen in different tasks: no cancel scope stays open.
     """
     async with open_range(policy, run=run, home=home, actor=actor) as opened:
         yield opened.cell
@@ -88,15 +87,15 @@ async def open_range(
     ahead: bool = False,
     on_target: OnTarget | None = None,
 ) -> AsyncIterator[Range]:
-    """The cells of one sample on a network of their own, destroyed when the block is left. A policy
-    without a network gives a range of one cell. As `open_cell`, and:
+    """The cells of one sample on a network of their own; without a network in the policy a range of
+    one cell. As `open_cell`, and:
 
-    `ahead`: it is made ahead of use, for the record: see `open_pool`. `on_target`: called with each
-    target cell before its program is started; what it raises ends the range. Raises `CellError`
-    also when a target cell does not become healthy, or the gateway or its supervisor died.
+    `ahead`: see `open_pool`. `on_target`: called with each target cell before its program is
+    started; what it raises ends the range. Raises `CellError` also when a target cell does not
+    become healthy, or the gateway or its supervisor died.
     """
     home = home or belljar_home()
-    refuse_if_held(home)
+    check_may_start(home)
     loaded = resolve_here(policy)
     kind = "cell" if loaded.policy.network is None else "range"
     with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
@@ -122,8 +121,7 @@ async def _machine(
     async with AsyncExitStack() as stack:
         require_free(_RANGE_DESCRIPTORS if has_network else _CELL_DESCRIPTORS)
         with exhaustion_as_host_error():
-            refuse_if_held(home)
-            refuse_if_stopped(home, run.run_id)
+            check_may_start(home, run=run.run_id)
             if loaded.policy.host:
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
@@ -174,12 +172,10 @@ async def ready_cell(
     part_of: str = "",
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
-    """One cell of these parts, with the policy's files in it.
+    """One cell of these parts, with the policy's files in it, or that goes on from `snapshot`.
 
-    `port`: its port on its range's network; `place`: that place, for the record (`range`, `name`).
-    `part_of`: the range, or the first of a range's cells that has no network.
-    `snapshot`: the cell goes on from there; the policy's files are in it.
-    Raises as `open_cell`.
+    `place`: where on its range's network, for the record (`range`, `name`). `part_of`: the range,
+    or the first of a range's cells that has no network. Raises as `open_cell`.
     """
     async with _sandbox(
         parts,
@@ -204,7 +200,7 @@ async def ready_cell(
         try:
             _write_whose(cell, loaded, home=home, run_id=run_id, place=place)
             # A kill before this did not know whose cell it is
-            refuse_if_stopped(home, run_id)
+            check_may_start(home, run=run_id, is_held=False)
             if snapshot is None:
                 await copy_in(cell, loaded)
             else:
@@ -241,9 +237,7 @@ def _sandbox(
 def _write_whose(
     cell: Cell, loaded: LoadedPolicy, *, home: Path, run_id: str, place: Mapping[str, str]
 ) -> None:
-    """Write into the journal whose cell it is, and have `cell.describe` add to that. Raises
-    `HostError`.
-    """
+    """Write into the journal whose cell it is, and have `cell.describe` add to that."""
     about = CellAbout(
         run_id=run_id,
         tier=cell.tier,
@@ -284,8 +278,8 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Make the policy's work directory, as Docker does, then copy the files of its task and its own
-    into the cell; a host path is never shared. Raises `CellError` where the cell can't take one.
+    """Make the policy's work directory, as Docker does, then copy in the files of its task and its
+    own. Raises `CellError`.
     """
     policy = loaded.policy
     try:

@@ -55,10 +55,8 @@ Parts: TypeAlias = ContainerParts | MachineParts
 async def prepare(
     policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
 ) -> Parts:
-    """Make what cells of this policy share, and may take long or fail: the plan, and the template
-    or the unpacked image. What crashed owners left is removed first. All of it is on record.
-
-    Raises as `gather_parts`, after recording the refusal.
+    """Make what cells of this policy share: the plan, and the template or the unpacked image. What
+    crashed owners left is removed first. Raises as `gather_parts`. All of it is on record.
     """
     home = home or belljar_home()
     try:
@@ -97,12 +95,7 @@ def gather_parts(
     has_port: bool = False,  # noqa: FBT001, FBT002 - to_thread takes no keywords
 ) -> Parts:
     """Read the host, find the images of the cell and its range, and the kernel, make the plan.
-
-    Blocks: run it in a thread. `has_port`: as `make_plan`.
-
-    Raises:
-        PolicyError: the policy can't be meant. HostError: this host can't, or `belljar setup` has
-            not run.
+    Blocking. Raises `PolicyError`, `HostError`.
     """
     image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
     kernel: Kernel | None = None
@@ -143,18 +136,15 @@ _describing: Final = threading.Lock()
 def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
-    """A run directory to be entered; leaving it seals it.
-
-    `kind` is the command that makes the run, `what` a word for lists.
-
-    Raises `HostError` on entering, when it can't be made: without a record nothing may run.
+    """A run directory to be entered; leaving it seals it. `kind`: the command that makes the run;
+    `what`: a word for lists. Raises `HostError` on entering.
     """
     return create_run(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
-    """Keep the policy as written, the plan, what its cells are made of and the host's facts beside
-    the ledger; once for each policy of the run.
+    """Keep the policy as written, the plan and what its cells are made of beside the ledger, once
+    for each policy of the run.
     """
     with _describing:
         first, tag = run.path / "policy.yaml", ""

@@ -1,8 +1,7 @@
 """A pool of cells made and probed ahead of use: taking one costs milliseconds.
 
 A pooled cell is like any other in journal, ledger and proof. It serves one taker, once. The pool
-lives in the event loop of its takers: no task group stays open between a cell's opening and its
-end, so a task that ends when the cell is made can open it, and its taker can end it.
+lives in the event loop of its takers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from belljar.cell.revert import revertible
 from belljar.errors import CellError, ContainmentBreach, first_of
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
-from belljar.isolation.hold import refuse_if_held, refuse_to_give
+from belljar.isolation.hold import check_may_start
 from belljar.ledger.rundir import RunDirectory
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
@@ -98,10 +97,8 @@ class Pool:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """A cell with its range, as `open_range` gives one: idle, or else opened now. Another is
-        made in its place.
-
-        Raises as `open_range`; and `ContainmentBreach` when a warm-up of this pool found a way out.
+        """A cell with its range, as `open_range` gives one: idle, or else opened now. Raises as
+        `open_range`, and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
         return revertible(self._machine)
 
@@ -150,13 +147,16 @@ class Pool:
             idle.watching.cancel()
             with self._working():
                 try:
-                    if await self._may_be_taken(idle):
+                    cell = idle.opened.cell
+                    useful_s = STALE_SHARE * cell.plan.limits.lifetime_s
+                    is_fresh = time.monotonic() <= idle.made_s + useful_s
+                    may_be_taken = is_fresh and await _answers(cell)
+                    if may_be_taken and idle.opened.killed() is None and not self._is_ended():
                         data = {
                             "waited_ms": round((time.monotonic() - asked_s) * 1000, 3),
                             "age_ms": round((time.monotonic() - idle.made_s) * 1000, 3),
                         }
-                        cell_id = idle.opened.cell.id
-                        event = Event(kind=Kind.CELL_TAKEN, cell_id=cell_id, data=data)
+                        event = Event(kind=Kind.CELL_TAKEN, cell_id=cell.id, data=data)
                         self._recorder.record(event)
                         self._out.append(idle)
                         return idle
@@ -165,12 +165,6 @@ class Pool:
                         await self._destroy(idle)
         self._stop_if_breached()
         return None
-
-    async def _may_be_taken(self, idle: _Idle) -> bool:
-        useful_s = STALE_SHARE * idle.opened.cell.plan.limits.lifetime_s
-        if time.monotonic() > idle.made_s + useful_s or not await _answers(idle.opened.cell):
-            return False
-        return idle.opened.killed() is None and not self._is_ended()
 
     def _stop_if_breached(self) -> None:
         if isinstance(found := self.error, ContainmentBreach):
@@ -195,9 +189,7 @@ class Pool:
         self._changed = anyio.Event()
 
     async def _fill(self, scope: anyio.CancelScope) -> None:
-        """Make cells, one after another, until there are enough or one fails: the next
-        request has it tried again.
-        """
+        """Make cells, one after another, until there are enough or one fails."""
         try:
             with scope:
                 while len(self._idle) < self._size and not self._is_ended():
@@ -262,7 +254,7 @@ class Pool:
 
     async def aclose(self) -> None:
         """Make and give out nothing more; destroy idle cells, and ten seconds later those that were
-        not given back: their operations are ended first.
+        not given back.
         """
         self._is_closed = True
         with anyio.CancelScope(shield=True):
@@ -294,22 +286,19 @@ async def open_pool(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Pool]:
-    """A pool of warmed cells of one policy. Works under asyncio and trio.
+    """A pool of warmed cells of one policy, `size` idle ones (1 to 16); else as `open_cell`.
 
-    `pool.cell()` takes one, as `open_cell` opens one, only sooner. If none can be made ahead, which
-    is recorded, it opens one. A cell that died, was not contained at its warm-up, or has waited for
-    a twentieth of its lifetime is not given out.
+    `pool.cell()` takes one, or opens one where none could be made ahead. A cell that died, was not
+    contained at its warm-up, or has waited for a twentieth of its lifetime is not given out.
 
     Leaving the block destroys unused cells, with proof; ten seconds later also those that were not
-    given back. Arguments as `open_cell`'s; `size`: idle cells, 1 to 16.
-
-    Raises `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way out, or the
-    destruction of an unused cell left something or could not be proven.
+    given back. Raises `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way
+    out, or the destruction of an unused cell left something or could not be proven.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")
     home = home or belljar_home()
-    refuse_if_held(home)
+    check_may_start(home)
     loaded = resolve_here(policy)
     taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
     with nullcontext(run) if run else start_run("pool", loaded.source, [], home=home) as run:
@@ -317,12 +306,18 @@ async def open_pool(
             from belljar.cell.decoys import decoys_in  # late: most policies have none
 
             taken = partial(decoys_in, loaded=loaded, run=run)
+
+        async def warm_up(opened: Range) -> ProbeReport:
+            cell, router = opened.cell, opened.routers.get(opened.cell.id)
+            more: dict[str, Any] = {"phase": WARM_UP, "actor": Actor.BELLJAR}
+            return await probe_cell(cell, recorder=run.recorder, router=router, **more)
+
         pool = Pool(
             run.recorder,
             open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
-            warm_up=partial(_probe, run.recorder),
+            warm_up=warm_up,
             size=size,
-            refuse=partial(refuse_to_give, home, run.run_id),
+            refuse=partial(check_may_start, home, run=run.run_id),
             taken=taken,
         )
         pool.refill()
@@ -334,13 +329,6 @@ async def open_pool(
                 raise pool.error
         if pool.error is not None:
             raise pool.error
-
-
-async def _probe(recorder: Recorder, opened: Range) -> ProbeReport:
-    router = opened.routers.get(opened.cell.id)
-    return await probe_cell(
-        opened.cell, recorder=recorder, router=router, phase=WARM_UP, actor=Actor.BELLJAR
-    )
 
 
 async def _answers(cell: Cell) -> bool:

@@ -27,10 +27,8 @@ Handler: TypeAlias = Callable[[str, bytes], bytes]
 
 
 class ModelRequests:
-    """Passes requests to `handler`; refuses them without one, and after the range's end.
-
-    The handler may be set later. `on_close` is called at the range's end, in the event loop that
-    ends it: open requests are no longer wanted.
+    """Passes requests to `handler`; refuses them without one, and after the range's end, where
+    `on_close` is called in the event loop that ends it.
     """
 
     def __init__(self) -> None:
@@ -71,12 +69,8 @@ class FileClock:
 
 @dataclass(frozen=True, slots=True)
 class CellOrigin:
-    """What another machine for a cell without a network is made from.
-
-    Attributes:
-        since: nothing of this machine's own was written before.
-        machine: makes another in the policy's clean state, or that goes on from `snapshot`.
-        fork: opens a cell that goes on from a snapshot, and can itself be reverted.
+    """What another machine for a cell without a network is made from; nothing of this one's own was
+    written before `since`. `machine` may go on from `snapshot`. `fork`: makes a range of its own.
     """
 
     run: RunDirectory
@@ -89,16 +83,10 @@ class CellOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The cells of one sample; they end together.
+    """The cells of one sample; they end together. `cell`: the one that it works in.
 
-    Attributes:
-        cell: the one that a sample works in.
-        targets: the others, by name.
-        network: None when no cell is on one.
-        routers: what each cell's port leads to, by cell id; `probe_cell` demands it.
-        model_requests: what the gateway asks of the evaluated model; None without a network.
-        from_pool: it was made ahead of use.
-        rules: what records it under its policy's `on`, of a cell without a network.
+    `routers`: what each cell's port leads to, by cell id; `probe_cell` demands it. `rules`: what
+    records it under its policy's `on`, of a cell without a network.
     """
 
     cell: Cell
@@ -118,7 +106,7 @@ class Range:
 
     def killed(self) -> KillOrder | None:
         """The order that its own cell is killed by, also one that came too late for it."""
-        late = None if self.rules is None else self.rules.stopper.order
+        late = None if self.rules is None else self.rules.order
         return self.cell._live.killed() or late
 
     def disconnect(self) -> None:

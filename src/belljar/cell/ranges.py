@@ -34,7 +34,7 @@ from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import MIN_RANDOM_BYTES, lay_out
-from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
+from belljar.plan.network import NetworkPlan, plan_network
 from belljar.policy.guarding import METADATA_ADDRESS, OWN_CELL, Action, Place
 from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router, Sight, known_answers
@@ -43,14 +43,10 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
 PORT_NAME: Final = "eth0"
-# Where in a run directory its ranges' packet records are, each in a directory that
-# `range.opening` names.
+# In a run directory: packet records, each in a directory that `range.opening` names.
 RANGES: Final = "ranges"
-# Called with a running target cell and its router (None: it has no port), before its program is
-# started.
+# Called with a running target cell and its router, if any, before its program is started.
 OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
-
-
 # A cell to be made: its name in the range, its policy, and what it is made from.
 _Member: TypeAlias = tuple[str, LoadedPolicy, Parts]
 # `ready_cell` of one sample: a cell at its port of the range's network, if it has one.
@@ -128,7 +124,13 @@ async def open_with_network(
     on_target: OnTarget | None,
 ) -> Range:
     """A range with a network; `stack` ends it. Raises as `open_range`."""
-    _start_fork_server(loaded, run, home)  # it imports while the templates are looked at
+    wanted = loaded.policy.network
+    if wanted is not None and wanted.has_cells:
+        kinds: list[str] = [item.kind for item in wanted.stand_ins.values()]
+        kinds += [decoy.kind.value for decoy in loaded.policy.decoys if decoy.is_service]
+        # It imports while the templates are looked at
+        server = partial(started_fork_server, home, imports=modules_of(kinds))
+        run.enter_once(f"fork server {home}", server)
     members = await prepare_range(loaded, run=run, home=home)
     own = members[-1][2]
     if (plan := own.plan.network) is None:
@@ -158,7 +160,9 @@ async def open_with_network(
     routers: dict[str, Router] = {}
     for name, policy, parts in members:
         target = targets.get(name)
-        await wait_for(waits, target)
+        awaited = None if target is None else target.awaits  # None: all
+        for other in [other for other in waits if awaited is None or other in awaited]:
+            await waits.pop(other)()
         port, place = None, {"name": name}
         # What ends together has one name, also where there is no network
         part_of = next((cell.id for cell in cells.values()), "")
@@ -190,20 +194,8 @@ async def open_with_network(
     )
 
 
-def _start_fork_server(loaded: LoadedPolicy, run: RunDirectory, home: Path) -> None:
-    wanted = loaded.policy.network
-    if wanted is not None and wanted.has_cells:
-        kinds = (item.kind for item in wanted.stand_ins.values())
-        decoys = (decoy.kind.value for decoy in loaded.policy.decoys if decoy.is_service)
-        server = partial(started_fork_server, home, imports=modules_of([*kinds, *decoys]))
-        run.enter_once(f"fork server {home}", server)
-
-
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> list[_Member]:
-    """As `prepare`, for every cell of the range, its own last; the stand-ins' files are checked.
-
-    Refusals are recorded and raised.
-    """
+    """As `prepare`, for every cell of the range, its own last; the stand-ins' files are checked."""
     network = loaded.policy.network
     try:
         check_stand_ins(loaded)  # before a template or anything else is started
@@ -225,9 +217,8 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
 def _spec(
     plan: NetworkPlan, parts: Parts, run: RunDirectory, recorder: GuardedRecorder
 ) -> RangeSpec:
-    """What the network is made by; the recorder learns where the decoy services are.
-
-    Makes the directory of its packet record. Raises `HostError`.
+    """What the network is made by, with a directory for its packet record; the recorder learns
+    where the decoy services are. Raises `HostError`.
     """
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
@@ -258,16 +249,6 @@ def _spec(
     )
 
 
-async def wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
-    """Until those that a target awaits are healthy; the range's own cell (None) awaits all.
-
-    Each is waited for once.
-    """
-    awaited = None if target is None else target.awaits
-    for name in [name for name in (waits if awaited is None else awaited) if name in waits]:
-        await waits.pop(name)()
-
-
 async def _after(
     network: Network,
     _kind: type[BaseException] | None,
@@ -287,8 +268,6 @@ async def _after(
 
 
 def trusting(parts: Parts) -> Parts:
-    """The same with the variables that point programs to the cell's authorities; the policy's own
-    win.
-    """
+    """The same with the variables that point programs to the cell's authorities."""
     env = {**ENVIRONMENT, **parts.plan.env}
     return replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]

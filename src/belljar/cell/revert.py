@@ -1,8 +1,7 @@
 """`Cell.revert`: another machine for a cell that is in use, and the proof that the old one is gone.
 
-A *machine* is what one async context manager makes: a cell with all that belongs to it. The caller
-holds a handle, which forwards everything to the cell of the machine in use. So a call that began
-before a revert belongs to the old machine to its end.
+A *machine* is a cell with all that belongs to it. The caller holds a handle, which forwards to the
+cell of the machine in use: a call that began before a revert belongs to the old one to its end.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from belljar.cell.range import Range
     from belljar.isolation.hold import KillOrder
 
-# Old machines whose destruction a revert doesn't wait for: beyond these their memory would add
-# up.
+# Old machines whose destruction a revert doesn't wait for: their memory adds up.
 MAX_RETIRING: Final = 2
 MakeMachine: TypeAlias = "Callable[[], AbstractAsyncContextManager[Range]]"
 OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
@@ -64,10 +62,7 @@ class Machines:
         self._error: BaseException | None = None
 
     async def open(self, first: MakeMachine) -> Range:
-        """Make the first machine; the range has the handle as its cell.
-
-        A range with a network can't be reverted, and stays as it is made.
-        """
+        """Make the first machine; the range has the handle as its cell, unless it has a network."""
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(first())
             self.current = _Machine(opened, stack.pop_all())
@@ -84,10 +79,8 @@ class Machines:
     ) -> None:
         """Exchange the machine in use for a new one. Raises as `Cell.revert`.
 
-        Args:
-            on_ready: called with the new machine before anything else runs in it; what it raises
-                ends that machine and the revert.
-            on_end: called with the old machine before it is destroyed. Its errors are kept.
+        `on_ready`: called with the new machine before anything else runs in it; what it raises ends
+        that machine and the revert. `on_end`: with the old one before it is destroyed.
         """
         async with self._turn:
             self._refuse_if_ended()
@@ -95,7 +88,11 @@ class Machines:
             await self._wait_for_room(old.cell)
             where, make = f"cell {old.cell.id}", self._make
             if to is not None:
-                _check_snapshot(old.cell, to)
+                if old.cell.origin is None or old.cell.origin.run is not to.origin.run:
+                    raise CellError("the snapshot is another run's", where=where)
+                # Else a sample would go on with another one's rights, files and rules
+                if to.origin.parts.plan.policy != old.cell.plan.policy:
+                    raise CellError("the snapshot's cell has another policy", where=where)
                 make = partial(to.origin.machine, snapshot=to)
             is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
             old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
@@ -188,9 +185,7 @@ class Machines:
         spawn_task(end)
 
     def _pass_on(self, order: KillOrder | None) -> None:
-        """A kill order for an old machine, or one that did not come into use, ends the one in use:
-        all are one cell to its sender.
-        """
+        """Have a kill order for another machine end the one in use: to its sender they are one."""
         if order is not None and not self._is_closed:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
@@ -201,8 +196,8 @@ class Machines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the machine in use as its block ends, wait for all others, and raise what the
-        destruction of one found: a breach whatever else was raised.
+        """End the machine in use, wait for all others, and raise what the destruction of one found:
+        a breach whatever else was raised.
         """
         raised = error
         with anyio.CancelScope(shield=True):
@@ -224,9 +219,7 @@ class Machines:
 
 
 class RevertibleCell:
-    """The handle: a `Cell` to its caller, whose class and attributes are those of the machine's
-    cell that is in use now. Made by `revertible`.
-    """
+    """The handle: a `Cell` to its caller, by the cell of the machine that is in use now."""
 
     machines: Machines
 
@@ -255,8 +248,8 @@ class RevertibleCell:
 
 
 def _adopt(old: Cell, new: Cell) -> None:
-    """The new machine is of the old one's kind, and its guard takes no decoy of the old one's for
-    another sample's. Raises `HostError`.
+    """Have the new machine's guard take no decoy of the old one's for another sample's. Raises
+    `HostError` when it is of another kind.
     """
     if (old.tier, old.plan.image) != (new.tier, new.plan.image):
         what = "the image was replaced in the store, or the tier is no longer possible"
@@ -264,15 +257,6 @@ def _adopt(old: Cell, new: Cell) -> None:
         raise HostError(what, where=f"cell {old.id}", hint=hint)
     if old.guard is not None and new.guard is not None:
         new.guard.adopt((*old.guard.ancestors, old.id))
-
-
-def _check_snapshot(old: Cell, snapshot: Snapshot) -> None:
-    where = f"cell {old.id}"
-    if old.origin is None or old.origin.run is not snapshot.origin.run:
-        raise CellError("the snapshot is another run's", where=where)
-    # Else a sample would go on with another one's rights, files and rules
-    if snapshot.origin.parts.plan.policy != old.plan.policy:
-        raise CellError("the snapshot's cell has another policy", where=where)
 
 
 async def _flush(cell: Cell) -> None:
@@ -285,9 +269,7 @@ async def revertible(
     make: MakeMachine, *, first: MakeMachine | None = None
 ) -> AsyncIterator[Range]:
     """The range of one cell that `make` makes; `Cell.revert` has it made again. `first`: makes the
-    first machine.
-
-    Raises as `make`'s manager, and what the destruction of a reverted machine found.
+    first machine. Raises also what the destruction of a reverted machine found.
     """
     machines = Machines(make)
     async with AsyncExitStack() as stack:

@@ -1,8 +1,7 @@
 """`Cell.snapshot`: a cell in use as it is at one moment, and other cells that go on from there.
 
 Of a microVM all of it is saved (`isolation.microvm.stream`). Of a container its files are, as tar
-in the cell packs them, for another cell of its policy. What is packed is the cell's word and never
-read here: it goes to the tar of another cell alone, where that cell's limits hold. Not kept:
+in the cell packs them: never read here, they go to the tar of another cell of its policy. Not kept:
 /dev/shm, extended attributes, and what is the cell's own (`_OWN`).
 """
 
@@ -154,11 +153,7 @@ class SavedFiles:
     size_bytes: int
 
     async def put_into(self, cell: Cell) -> None:
-        """Make the files of a fresh cell those that were saved.
-
-        Raises `CellError` when they were changed on disk or deleted, or don't fit; `HostError` for
-        another image.
-        """
+        """Make the files of a fresh cell those that were saved. Raises as `Snapshot.fork`."""
         if self.key != key_of(cell):
             raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
         try:
@@ -183,9 +178,7 @@ def key_of(cell: Cell) -> str:
 
 async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedFiles:
     """Pack what was changed since, by the kernel's word. Processes go on, and may write meanwhile.
-
-    Raises `BusyError`; `CellError` when the image lacks GNU find or tar, or there is more than the
-    policy's disk; `HostError`: no space, or this host's clock was set back.
+    Raises as `Cell.snapshot`, and `HostError` when this host's clock was set back.
     """
     cell._live.client.check_idle()
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:

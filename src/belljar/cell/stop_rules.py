@@ -28,43 +28,49 @@ if TYPE_CHECKING:
 
 # From the narrowest to the widest.
 _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
-# As kill orders name them (`isolation.hold.SCOPES`).
-_SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}
 
 
-class Stopper:
-    """Halts a sample's cells, those of its run, or all; each once. Thread-safe.
+class StopRulesRecorder:
+    """Records an event, then applies the rules to it: a rule halts a sample's cells, those of its
+    run, or all; each once. Thread-safe.
 
-    The cells' owners destroy them, with proof, as they do with any dead cell.
-
-    Attributes:
-        order: the widest it gave.
+    The cells' owners destroy them, with proof, as with any dead cell. `order`: the widest it gave.
     """
 
-    def __init__(self, *, run_id: str, recorder: Recorder, home: Path) -> None:
-        self._run_id, self._recorder, self._home = run_id, recorder, home
+    def __init__(
+        self, inner: Recorder, *, run_id: str, home: Path, stops: Mapping[Trigger, Stop]
+    ) -> None:
+        self._inner, self._run_id, self._home, self._stops = inner, run_id, home, stops
         self._lock = threading.Lock()
         self._widest: Stop | None = None
         self.order: KillOrder | None = None
 
+    def record(self, event: Event) -> int:
+        """Apply the rules also to an unrecorded event; then raise its error."""
+        number: int | None = None
+        try:
+            number = self._inner.record(event)
+            return number
+        finally:
+            if (request := stop_of(event, number, self._stops)) is not None:
+                self.stop(request)
+
     def stop(self, request: StopRequest) -> None:
         """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
         ones of its pools, and no new one in it (`stop_run`), or every cell of the store
-        (`stop_all`).
-
-        Raises what recording raised, after it has acted.
+        (`stop_all`). Raises what recording raised, after it has acted.
         """
         with self._lock:
-            if self._widest is not None and _WIDTHS.index(request.stop) <= _WIDTHS.index(
-                self._widest
-            ):
+            before, width = self._widest, _WIDTHS.index(request.stop)
+            if before is not None and width <= _WIDTHS.index(before):
                 return
-            before, self._widest = self._widest, request.stop
-        order = self.order = new_order(_SCOPES[request.stop], request.reason, rule=request.rule)
+            self._widest = request.stop
+        scope = request.stop.value.removeprefix("stop_")
+        order = self.order = new_order(scope, request.reason, rule=request.rule)
         cell_id = request.name if request.name.startswith("c-") else None
         try:
             data = order.triggered(request.evidence)
-            self._recorder.record(Event(kind=Kind.KILL_TRIGGERED, cell_id=cell_id, data=data))
+            self._inner.record(Event(kind=Kind.KILL_TRIGGERED, cell_id=cell_id, data=data))
         finally:
             try:
                 # Before the list: what is made meanwhile sees it, or is on the list
@@ -96,35 +102,18 @@ class Stopper:
         return choose(everything, [request.name])
 
 
-class StopRulesRecorder:
-    """Records an event, then applies the rules to it."""
-
-    def __init__(self, inner: Recorder, stopper: Stopper, stops: Mapping[Trigger, Stop]) -> None:
-        self._inner, self.stopper, self._stops = inner, stopper, stops
-
-    def record(self, event: Event) -> int:
-        """Apply the rules also to an unrecorded event; then raise its error."""
-        number: int | None = None
-        try:
-            number = self._inner.record(event)
-            return number
-        finally:
-            if (request := stop_of(event, number, self._stops)) is not None:
-                self.stopper.stop(request)
-
-
 @contextmanager
 def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRulesRecorder]:
     """The recorder of one cell or range under its policy's `on`.
 
     A breach that leaves the block counts, too.
     """
-    stopper = Stopper(run_id=run.run_id, recorder=run.recorder, home=home)
+    rules = StopRulesRecorder(run.recorder, run_id=run.run_id, home=home, stops=policy.on)
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     try:
-        yield StopRulesRecorder(run.recorder, stopper, policy.on)
+        yield rules
     except BaseException as error:
         breach = first_of(error, ContainmentBreach)
         if breach is not None and (request := stop_of_breach(breach.what, policy.on)) is not None:
-            stopper.stop(request)
+            rules.stop(request)
         raise

@@ -40,8 +40,7 @@ Wait: TypeAlias = Callable[[], Awaitable[None]]
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")
 # The first that the program's user can write has its output (native/guest/child.c).
 LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in the cell
-# A program with a health check that ends with another status within it is not asked for its
-# health.
+# A program with a health check that ends badly within it is not asked for its health.
 _EARLY_END_S: Final = 0.2
 # With Docker's pauses of 100 ms, 200 ms, … a minute and a half of them.
 _MAX_STARTS: Final = 11
@@ -95,11 +94,8 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     """Start the target's program; one that `completes` has then ended.
 
-    The result waits until it is healthy, and raises `CellError` if it is not so in time. Without a
-    health check it is ready when it has run for `SETTLE_S`, or ended with status 0.
-
-    Raises `CellError` with its last output when it can't be started or ends for good with another
-    status, or when another service waits for its health and it has no check.
+    The result waits until it is healthy, or without a check has run for `SETTLE_S` or ended with
+    status 0. Both raise `CellError` with its last output.
     """
     settings = stand_in.settings
     if stand_in.kind == "python":
@@ -222,10 +218,8 @@ class Program:
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
-    """Its health check: as written, else the image's; {}: none.
-
-    A program that only waits has none: the image's check is another program's. Raises `CellError`
-    where the image ought to have a check and has none.
+    """Its health check: as written, else the image's; {}: none. A program that only waits has none:
+    the image's check is another program's. Raises `CellError`.
     """
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
@@ -240,9 +234,7 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
-    """A target's command: its own, the image's entrypoint with its own arguments, or all of the
-    image's; often nothing.
-    """
+    """A target's command: its own, or the image's, perhaps with its own arguments."""
     if settings.get("command") is not None:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
@@ -330,10 +322,7 @@ uvicorn.Server(config).run(socks)
 
 
 def server_archive() -> bytes:
-    """The server and what it needs, as an archive that Python imports from.
-
-    Raises `HostError` when it is not installed here.
-    """
+    """The server and what it needs, as an archive that Python imports from. Raises `HostError`."""
     try:
         files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
     except importlib.metadata.PackageNotFoundError as error:

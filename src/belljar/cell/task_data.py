@@ -1,6 +1,4 @@
-"""What a task gives its cells besides their images, put into one cell before anything
-runs in it.
-"""
+"""What a task gives its cells besides their images, put in before anything runs there."""
 
 from __future__ import annotations
 
@@ -30,12 +28,8 @@ _TIMEOUT_S: Final = 60.0
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
-    """Copy the cell's files in and name its hosts; each file is on record, and each source as a
-    whole. Nothing of the image is needed for it.
-
-    Raises:
-        PolicyError: a file of the task is gone, or is not what it was when the task was read.
-        CellError, OSError: the cell can't take one.
+    """Copy the cell's files in and name its hosts. Raises `PolicyError` for a file that is not what
+    it was when the task was read; `CellError`, `OSError`.
     """
     own, root = data.own, Path(data.root)
     try:
@@ -55,9 +49,7 @@ async def put_in(cell: Cell, data: TaskData) -> None:
 
 
 async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
-    """Copy one source. A directory takes the place of the image's, as a mount hides what is below
-    it; all that is copied is root's.
-    """
+    """Copy one source, for root. A directory takes the place of the image's, as a mount does."""
     first = tree.entries[0]
     if tree.is_directory:
         source = Source(root=root, tree=tree)
@@ -83,9 +75,8 @@ async def put_directory(
     user: str | None,
     wrong: Callable[[OSError | ValueError], PolicyError],
 ) -> Transfer:
-    """Copy a listed directory into the cell, in place of the image's. Raises as `Cell.upload`.
-
-    `wrong`: makes the error of a file of this host, which is not one of the cell's.
+    """Copy a listed directory into the cell, in place of the image's. `wrong`: makes the error of a
+    file of this host. Raises as `Cell.upload`.
     """
 
     def records() -> Iterator[bytes]:
@@ -156,10 +147,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 
 
 def trust_script() -> str:
-    """A shell script that puts the certificate from standard input wherever the image looks.
-
-    What an image lacks is skipped. Java's own stores are not changed.
-    """
+    """A shell script that puts the certificate from standard input wherever the image looks."""
     anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
     return f"""set -e
 pem=$(cat)
@@ -178,11 +166,7 @@ fi
 
 
 async def trust(cell: Cell, certificate_pem: bytes) -> None:
-    """Have the cell trust the authority.
-
-    Raises `CellError` when its image can't trust it (it has no shell, or its files can't be
-    written).
-    """
+    """Have the cell trust the authority. Raises `CellError`."""
     script = ["/bin/sh", "-c", trust_script()]
     output = await cell.exec(
         script, input=certificate_pem, user="0:0", cwd="/", timeout_s=_TIMEOUT_S

@@ -1,12 +1,8 @@
 """The host's client of a guest agent: commands and files in a guest, over one stream.
 
-Many operations run at once, without a background task: one that waits reads the connection for all
-(see `pump`). At most `max_ops` run; more queue, in order.
-
-Everything here raises `CellError` when the cell died or its guest broke the protocol
-(`ProtocolViolation`); then every operation does, at once, and the client is unusable.
-
-Works under asyncio and trio. It belongs to the event loop that used it first.
+One operation that waits reads the connection for all (see `pump`). At most `max_ops` run; more
+queue, in order. When the cell died or its guest broke the protocol (`ProtocolViolation`), every
+operation raises `CellError` at once, and later. It belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -89,10 +86,7 @@ class _Connection:
 class GuestClient:
     """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it.
 
-    Args:
-        sock: to the guest agent.
-        max_ops: operations at once, lowered to what the guest agent takes.
-        timeout: how long the host waits beyond the guest's own timeouts.
+    `max_ops`: operations at once, lowered to what the guest agent takes.
     """
 
     def __init__(
@@ -122,10 +116,7 @@ class GuestClient:
         await self._pump.close()
 
     def disconnect(self) -> None:
-        """End the connection for every waiting task, in any event loop.
-
-        From any thread; the stream stays to be closed.
-        """
+        """End the connection for every waiting task, in any event loop. From any thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -137,17 +128,11 @@ class GuestClient:
     # ---- the connection
 
     async def wait_ready(self, *, timeout_s: float) -> Ready:
-        """Wait until a freshly booted guest's agent says READY.
-
-        Raises `CellError` when it doesn't in time.
-        """
-        return await self._answer(Ready, timeout_s, "did not become ready")
+        """Wait until a freshly booted guest's agent says READY. Raises `CellError`."""
+        return await self._ask(Ready, None, timeout_s, "did not become ready")
 
     async def hello(self, *, timeout_s: float = 10.0) -> Welcome:
-        """Shake hands; once per connection, before anything else.
-
-        Raises `CellError` when the guest agent doesn't answer in time.
-        """
+        """Shake hands; once per connection, before anything else. Raises `CellError`."""
         send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
         welcome = await self._ask(Welcome, send, timeout_s, "did not answer HELLO")
         max_ops = min(self._max_ops, welcome.max_ops)
@@ -156,23 +141,20 @@ class GuestClient:
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> Configured:
         """Build the workload's container, for a template; `payload`: `frames.config_payload`.
-
-        Raises `CellError` when the guest says that it can't, or doesn't answer in time.
+        Raises `CellError`.
         """
         send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
         configured = await self._ask(Configured, send, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
             what = f"the guest could not build the workload's container: {why}"
-            # ENOMEM is the usual one
-            hint = "ask for fewer `cpus` or more `memory`"
+            hint = "ask for fewer `cpus` or more `memory`"  # ENOMEM is the usual one
             raise CellError(what, where="channel, CONFIG", hint=hint)
         return configured
 
     async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
-        """Make a restored guest a new machine; `payload`: `frames.renew_payload`.
-
-        Needed before the first operation. The caller judges what is missing in the answer.
+        """Make a restored guest a new machine, before the first operation; `payload`:
+        `frames.renew_payload`. The caller judges what is missing in the answer.
         """
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
         return await self._ask(Renewed, send, timeout_s, "did not answer RENEW")
@@ -185,13 +167,12 @@ class GuestClient:
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
         """In the block nothing of the workload runs, and calls wait; then the guest's clock is set.
-
-        Raises `BusyError`; another `CellError` when the guest agent can't, or doesn't answer.
+        Raises `BusyError`, `CellError`.
         """
 
         async def freeze(*, on: bool) -> None:
             def send() -> bytes:
-                payload = frames.freeze_payload(on=on, realtime_ns=time.time_ns())
+                payload = bytes((on,)) + time.time_ns().to_bytes(8, "little")
                 return self._pump.wire.ask(FrameType.FREEZE, payload)
 
             # Shielded: a workload that nobody waits for would stay frozen
@@ -218,10 +199,7 @@ class GuestClient:
             await self._held.wait()
 
     async def ping(self, *, timeout_s: float = 10.0) -> float:
-        """Seconds to the guest agent and back.
-
-        Raises `CellError` when it doesn't answer in time; the connection stays.
-        """
+        """Seconds to the guest agent and back. Raises `CellError`; the connection stays."""
         await self._released()
         began = anyio.current_time()
         mine = 0
@@ -245,11 +223,10 @@ class GuestClient:
         max_touches: int = 0,
         timeout_s: float = 10.0,
     ) -> Watched:
-        """Have the guest agent report opens and reads of these files; none ends the watch.
+        """Have the guest agent report opens and reads of these files, in place of those before.
 
-        They replace those before. What was touched until then has been reported when this returns.
-        `on_touched` is called by the task that reads the channel, so only while some operation
-        runs; it must not raise.
+        What was touched until then has been reported when this returns. `on_touched` is called by
+        the task that reads the channel, so only while some operation runs; it must not raise.
         """
         payload = frames.watch_payload(paths, max_touches=max_touches)
 
@@ -262,15 +239,14 @@ class GuestClient:
         return await self._ask(Watched, make, timeout_s, "did not answer WATCH")
 
     async def _ask(
-        self, kind: type[_Answer], send: Callable[[], bytes], timeout_s: float, what: str
+        self, kind: type[_Answer], send: Callable[[], bytes] | None, timeout_s: float, what: str
     ) -> _Answer:
-        self._connection.answers.pop(kind, None)
-        await self._pump.send(send)
-        return await self._answer(kind, timeout_s, what)
-
-    async def _answer(self, kind: type[_Answer], timeout_s: float, what: str) -> _Answer:
-        await self._within(lambda: kind in self._connection.answers, timeout_s, what)
-        return cast("_Answer", self._connection.answers[kind])
+        answers = self._connection.answers
+        if send is not None:
+            answers.pop(kind, None)
+            await self._pump.send(send)
+        await self._within(lambda: kind in answers, timeout_s, what)
+        return cast("_Answer", answers[kind])
 
     async def _within(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         with anyio.move_on_after(timeout_s):
@@ -293,16 +269,11 @@ class GuestClient:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
         Args:
-            request: what to run. Standard input is open when `request.stdin` or an `input` is
-                given, and ends after `input`.
             input: sent within the guest's window while the output is read; what the command doesn't
-                read is dropped.
-            keep: which end of what came is returned. Beyond the request's limits the guest drops,
-                whatever `keep` says: an endless flood costs the host nothing.
-            keep_bytes: return at most so much of each stream, when that is less than the request's
-                limits.
-            on_output: called in this task with every chunk that comes. What it raises ends the
-                command and reaches the caller.
+                read is dropped. Else standard input is empty, unless `request.stdin`.
+            keep, keep_bytes: which end of each stream is returned, and at most how much. Beyond the
+                request's limits the guest drops: an endless flood costs the host nothing.
+            on_output: called in this task with every chunk. What it raises ends the command.
 
         Cancelled, or when it raises, the command's whole tree has been killed in the guest. Raises
         `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
@@ -327,10 +298,8 @@ class GuestClient:
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        """Run a command and talk to it.
-
-        The guest may be at most a window (1 MiB) ahead of the reader. Leaving the block kills
-        what still runs.
+        """Run a command and talk to it. The guest may be a window (1 MiB) ahead of the reader.
+        Leaving the block kills what still runs.
         """
         limit_s = request.timeout_s
         async with self.operation(
@@ -361,18 +330,15 @@ class GuestClient:
     ) -> None:
         """Write a file: parents are made, and the target changes only when all is written.
 
-        Args:
-            path: relative paths resolve against `cwd`. mode: None keeps an existing file's, else
-                0644 under the umask. owner: "" is `user`.
-            is_directory: make a directory instead, without contents; one that is there gets mode
-                and owner.
-
-        Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path;
-        `TimeoutError`; `ValueError`; `CellError`.
+        `mode`: None keeps an existing file's, else 0644 under the umask. `owner`: "" is `user`.
+        `is_directory`: make a directory instead; one that is there gets mode and owner.
+        Raises `OSError` with the path; `TimeoutError`; `ValueError`; `CellError`.
         """
-        body = frames.write_body(
-            user=user, cwd=cwd, path=path, mode=mode, owner=owner, directory=is_directory
-        )
+        if mode is not None and not 0 <= mode <= 0o7777:
+            raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
+        number = (frames.KEEP_MODE if mode is None else mode).to_bytes(4, "little")
+        body = frames.place(user, cwd, path, 4 if is_directory else 0) + number
+        body += frames.counted(frames.text_bytes(owner, "owner"))
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
             await feed_file(operation, contents, path, timeout_s)
 
@@ -385,12 +351,8 @@ class GuestClient:
         max_bytes: int,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file of at most `max_bytes`.
-
-        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError` or another `OSError`,
-        each with the path; `FileTooLargeError`; `TimeoutError`; `ValueError`; `CellError`.
-        """
-        body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
+        """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
+        body = frames.place(user, cwd, path) + frames.pack(struct.Struct("<Q"), max_bytes)
         contents = bytearray()
         operating = self.operation(OpKind.READ, body, timeout_s, stdout=max_bytes + 1)
         async with self.own_reads.of(path, cwd), operating as operation:
@@ -420,7 +382,7 @@ class GuestClient:
     ) -> AsyncIterator[Operation]:
         """Start an operation once a slot is free; it is ended when the block is left.
 
-        `timeout_s` counts from the sending. The rest: as `HostConnection.start`.
+        `timeout_s` counts from the sending. Otherwise as `HostConnection.start`.
         """
         self._pump.check()
         if self._slots is None:

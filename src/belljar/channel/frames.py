@@ -41,9 +41,6 @@ HEADER: Final = struct.Struct("<IBBHI")
 _U32: Final = struct.Struct("<I")
 # Memory, disk, inodes, processes, capabilities, flags.
 _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
-# Bits of CONFIG's flags, this one and the next.
-_DEBUGGER_CALLS: Final = 1
-_SETUID_PROGRAMS: Final = 2
 
 
 class FrameType(IntEnum):
@@ -169,19 +166,9 @@ def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
     return b"".join((HEADER.pack(len(payload), kind, 0, 0, op), payload))
 
 
-def data_frame(op: int, stream: int, content: bytes | memoryview) -> bytes:
-    """A DATA frame of 1 to `MAX_DATA_BYTES` bytes."""
-    if not 1 <= len(content) <= MAX_DATA_BYTES:
-        raise ValueError(f"DATA of {len(content)} bytes; 1 to {MAX_DATA_BYTES} are allowed")
-    return b"".join(
-        (HEADER.pack(len(content) + 1, FrameType.DATA, 0, 0, op), bytes((stream,)), content)
-    )
-
-
 def text_bytes(value: str | bytes, what: str) -> bytes:
-    """A name, path, argument or variable as bytes.
-
-    Raises `ValueError` when it holds a NUL, which no Linux interface can carry.
+    """A name, path, argument or variable as bytes. A NUL, which no Linux interface can carry, is a
+    `ValueError`.
     """
     # Names that Python read from a file system may hold bytes that are no UTF-8 (PEP 383).
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
@@ -201,23 +188,6 @@ def counted_list(values: Iterable[bytes]) -> bytes:
     return _U32.pack(len(items)) + b"".join(items)
 
 
-def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
-    """The request of a file read."""
-    return place(user, cwd, path) + pack(struct.Struct("<Q"), max_bytes)
-
-
-def write_body(
-    *, user: str, cwd: str, path: str, mode: int | None, owner: str, directory: bool = False
-) -> bytes:
-    """The request of a file write, or of a directory; parents are made. `mode` None keeps what
-    there is."""
-    if mode is not None and not 0 <= mode <= 0o7777:
-        raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
-    number = _U32.pack(KEEP_MODE if mode is None else mode)
-    head = place(user, cwd, path, 4 if directory else 0)
-    return head + number + counted(text_bytes(owner, "owner"))
-
-
 def config_payload(
     *,
     memory_max_bytes: int,
@@ -232,9 +202,7 @@ def config_payload(
 ) -> bytes:
     """The payload of CONFIG; the last three are what the workload may do beyond an ordinary
     container's."""
-    flags = (_DEBUGGER_CALLS if debugger_calls else 0) | (
-        _SETUID_PROGRAMS if setuid_programs else 0
-    )
+    flags = debugger_calls | setuid_programs << 1
     limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
     head = pack(_CONFIG_HEAD, *limits, capabilities, flags)
     paths = counted_list(text_bytes(path, "warm path") for path in warm_paths)
@@ -250,10 +218,7 @@ def renew_payload(
     hostname: str,
     network: bytes = b"",
 ) -> bytes:
-    """The payload of RENEW; `network` is what `network_part` made.
-
-    Raises `ValueError` for a seed outside 32…512 bytes or an id of the wrong length.
-    """
+    """The payload of RENEW; `network` is what `network_part` made. Raises `ValueError`."""
     if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
         raise ValueError(
             "RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 "
@@ -262,11 +227,6 @@ def renew_payload(
     texts = ((machine_id, "machine id"), (boot_id, "boot id"), (hostname, "hostname"))
     parts = (seed, *(text_bytes(text, what) for text, what in texts))
     return pack(struct.Struct("<Q"), realtime_ns) + b"".join(map(counted, parts)) + network
-
-
-def freeze_payload(*, on: bool, realtime_ns: int) -> bytes:
-    """The payload of FREEZE; `realtime_ns`: the clock, as the workload goes on."""
-    return bytes((on,)) + realtime_ns.to_bytes(8, "little")
 
 
 def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
@@ -291,10 +251,7 @@ def network_part(
 
 
 def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
-    """PARTs as needed, then START.
-
-    Raises `OSError(E2BIG)` when the body is over `MAX_REQUEST_BYTES`.
-    """
+    """PARTs as needed, then START. Raises `OSError(E2BIG)`."""
     if len(body) > MAX_REQUEST_BYTES:
         raise OSError(
             errno.E2BIG, f"a request of {len(body)} bytes; at most {MAX_REQUEST_BYTES} fit"

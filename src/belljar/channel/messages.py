@@ -1,7 +1,4 @@
-"""What the guest can say, as frozen data.
-
-Everything in here was checked for form; none of it is to be believed.
-"""
+"""What the guest can say, as frozen data: checked for form, and not to be believed."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from typing import Final, NoReturn, TypeAlias
 from belljar.channel.frames import (
     MAX_TEXT_BYTES,
     FrameType,
-    OpKind,
     Outcome,
     RenewedBit,
     ResultFlag,
@@ -36,10 +32,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The agent answers HELLO.
-
-    It takes `max_ops` operations at once, and `stdin_window_bytes` of stdin each before a CREDIT.
-    """
+    """The agent takes `max_ops` operations, and of stdin so much each before a CREDIT."""
 
     version: int
     max_ops: int
@@ -86,9 +79,8 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """A watched file, by its place in WATCH, was opened (`operation` 1) or read (2).
-
-    3: accesses of any of them were lost.
+    """A watched file, by its place in WATCH, was opened (`operation` 1) or read (2); 3: accesses of
+    any of them were lost.
     """
 
     index: int
@@ -153,24 +145,12 @@ class Result:
     detail: str
 
 
+# fmt: off
 GuestEvent: TypeAlias = (
-    Ready
-    | Welcome
-    | Configured
-    | Renewed
-    | Frozen
-    | Pong
-    | Watched
-    | Touched
-    | Fatal
-    | Started
-    | Data
-    | Eof
-    | Credit
-    | Result
+    Ready | Welcome | Configured | Renewed | Frozen | Pong | Watched | Touched | Fatal
+    | Started | Data | Eof | Credit | Result
 )
-
-
+# fmt: on
 _NAMES: Final = {int(kind): kind.name for kind in FrameType}
 _HINT: Final = "its cell is ended: open a new one; the run's ledger says what came before"
 
@@ -183,10 +163,7 @@ def violated(what: str, kind: int, op: int) -> NoReturn:
 
 
 class Payload:
-    """A cursor over one frame's payload.
-
-    Every method raises `ProtocolViolation` when the frame is too short for it.
-    """
+    """A cursor over one frame's payload. A frame that is too short is a `ProtocolViolation`."""
 
     __slots__ = ("_at", "_kind", "_op", "_raw")
 
@@ -214,10 +191,7 @@ class Payload:
         return code
 
     def text(self) -> str:
-        """A `str` of at most `MAX_TEXT_BYTES`; bytes that are no UTF-8 become `\\xNN`.
-
-        Control characters are kept: escape it where it is shown.
-        """
+        """A `str`; bytes that are no UTF-8 become `\\xNN`. Escape it where it is shown."""
         count = self.number(4)
         if count > MAX_TEXT_BYTES:
             self.violated(f"a text of {count} bytes; at most {MAX_TEXT_BYTES} are allowed")
@@ -231,22 +205,3 @@ class Payload:
     def violated(self, what: str) -> NoReturn:
         """Raise `ProtocolViolation` for this frame."""
         violated(what, self._kind, self._op)
-
-
-def check_ending(
-    kind: OpKind, outcome: Outcome, code: int, payload: Payload, *, has_started: bool
-) -> None:
-    """Refuse a code out of its range, a file operation's exit status, an unstarted success."""
-    is_exec = kind is OpKind.EXEC
-    codes = {
-        Outcome.EXITED: range(256 if is_exec else 1),
-        Outcome.SIGNALED: range(1, MAX_SIGNAL + 1),
-        Outcome.NOT_STARTED: range(1, MAX_ERRNO + 1),
-        Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else MAX_ERRNO + 1),
-    }
-    if code not in codes[outcome]:
-        payload.violated(f"outcome {outcome.name} with code {code}")
-    is_late = outcome is Outcome.NOT_STARTED and has_started and is_exec
-    if is_late or (outcome is Outcome.EXITED and not has_started):
-        negated = "" if has_started else "not "
-        payload.violated(f"outcome {outcome.name} of an operation that was {negated}started")

@@ -1,9 +1,8 @@
 """One live operation as its task sees it: its mailbox, its streams and its end.
 
-Ends: RESULT; the host's deadline (then the tree is killed, and a guest that still gives no RESULT
-ends the connection); the caller leaves or is cancelled (the same kill, shielded and bounded); the
-connection dies. So an operation never outlives the block that opened it, and its slot is free
-afterwards.
+It ends with RESULT; at the host's deadline (then the tree is killed, and a guest that still gives
+no RESULT ends the connection); when the caller leaves or is cancelled (the same kill, shielded and
+bounded); with the connection. So none outlives the block that opened it.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ DEFAULT_TIMEOUT: Final = Timeout()
 
 
 class Operation:
-    """A live operation's mailbox and its verbs.
-
-    A command's, as `GuestClient.open_exec` gives it: iterate it for `(stream, bytes)`, then `wait`.
-    One task iterates; others may send.
+    """A live operation's mailbox and its verbs. A command's: iterate it for `(stream, bytes)`, then
+    `wait`; others may send meanwhile.
 
     Output that was not taken is held as one buffer per stream: so the window bounds the memory,
     however small the guest's frames are.
@@ -91,18 +88,14 @@ class Operation:
             self._streams_ended.add(event.stream)
 
     async def send_stdin(self, content: bytes) -> None:
-        """Send bytes to its standard input; waits while the guest's window is full.
-
-        Raises `BrokenPipeError` when the command has ended.
+        """Send bytes to its standard input; waits while the guest's window is full. Raises
+        `BrokenPipeError` when the command has ended.
         """
         if not await self.offer_stdin(content):
             raise BrokenPipeError("the command has ended and reads no more")
 
     async def offer_stdin(self, content: bytes) -> bool:
-        """Send all of it as the guest grants credit.
-
-        False when the operation ended before all was sent; the rest is dropped.
-        """
+        """Send all of it as the guest grants credit; False: it ended before all was sent."""
         left = memoryview(content)
 
         def one_frame() -> bytes:
@@ -124,10 +117,7 @@ class Operation:
         await self._pump.send(lambda: self._pump.wire.send_eof(self.op))
 
     async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
-        """Send a signal to its main process, or to everything it started.
-
-        Nothing happens when it has ended.
-        """
+        """Send a signal to its main process, or to everything it started, if it runs."""
         scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
@@ -158,10 +148,8 @@ class Operation:
         return None
 
     async def wait(self) -> ExecOutput:
-        """The command's outcome, when it has ended.
-
-        Output that was not iterated is dropped and counted. Raises `CellError` when the cell dies
-        first.
+        """The command's outcome, when it has ended; what was not iterated is dropped and counted.
+        Raises `CellError` when the cell dies first.
         """
         async for stream, chunk in self:
             self.discarded[stream] += len(chunk)
@@ -170,10 +158,7 @@ class Operation:
     def output(
         self, *, kept: tuple[bytes, bytes] = (b"", b""), dropped: tuple[int, int] = (0, 0)
     ) -> ExecOutput:
-        """Return the command's outcome with what the caller kept and dropped.
-
-        Raises `RuntimeError` before it has ended.
-        """
+        """The outcome with what the caller kept and dropped. Raises `RuntimeError` before."""
         lost = tuple(self.discarded[stream] for stream in (Stream.STDOUT, Stream.STDERR))
         return output_of(
             self.ended(),
@@ -184,10 +169,8 @@ class Operation:
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
-        """All that has arrived of one stream, or None after the last.
-
-        Taking it lets the guest send more. `until`: None also when that stream has ended and the
-        command goes on.
+        """All that has arrived of one stream, or None after the last; lets the guest send more.
+        `until`: None also when that stream has ended and the command goes on.
         """
         await self._return_credit()
         await self._wait(
@@ -289,10 +272,7 @@ _SMALL_INPUT_BYTES: Final = 64 << 10
 
 @asynccontextmanager
 async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
-    """Send standard input while the block reads output.
-
-    A small input is sent first: it fits the window and needs no second task.
-    """
+    """Send standard input while the block reads output."""
     if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
         await operation.offer_stdin(contents)
         await operation.close_stdin()
@@ -312,10 +292,7 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
 
 
 async def feed(operation: Operation, contents: Contents) -> None:
-    """Send the contents as they come, while the operation takes them, then the end.
-
-    A generator is closed in any case: nothing else would close it.
-    """
+    """Send the contents as they come, while the operation takes them, then the end."""
     if isinstance(contents, bytes):
         await operation.offer_stdin(contents)
     else:
@@ -324,7 +301,7 @@ async def feed(operation: Operation, contents: Contents) -> None:
                 if not await operation.offer_stdin(piece):
                     break
         finally:
-            if isinstance(contents, AsyncGenerator):
+            if isinstance(contents, AsyncGenerator):  # nothing else would close it
                 await contents.aclose()
     await operation.close_stdin()
 
@@ -358,12 +335,10 @@ Listener: TypeAlias = Callable[[str, Phase], None]
 
 
 class OwnReads:
-    """The host's reads of one guest.
+    """The host's reads of one guest. `listeners`: called for each, in the event loop's thread.
 
-    Attributes:
-        listeners: called for each read, in the event loop's thread.
-        settlers: called in a worker thread before each read, so that a sensor can take what the
-            guest did before it. Each bounds its time.
+    `settlers`: called in a worker thread before each read, so that a sensor can take what the guest
+    did before it. Each bounds its time.
     """
 
     def __init__(self) -> None:

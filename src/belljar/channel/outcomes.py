@@ -47,26 +47,18 @@ class PtySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecRequest:
-    """One command.
+    """One command, without a shell. With `env` and paths at most 4 MiB.
 
     Attributes:
-        argv: the program and its arguments, as they are: no shell. With `env` and paths at most 4
-            MiB.
-        env: exactly these, besides HOME, USER, LOGNAME and SHELL, which the guest sets from passwd
-            unless given.
+        env: exactly these, besides HOME, USER, LOGNAME and SHELL, which the guest sets from passwd.
         cwd: `""` is the user's home. user: name, uid or `uid:gid`; `""` is root.
-        timeout_s: then the command's whole tree is killed in the guest; None is never. At least a
-            millisecond.
-        max_stdout_bytes: bytes beyond it are dropped in the guest and counted; with a `pty`
-            everything is stdout.
-        pty: run on a terminal of that size.
+        timeout_s: then the command's whole tree is killed in the guest; None is never.
+        max_stdout_bytes: more is dropped in the guest and counted; with a `pty` all is stdout.
         stdin: keep standard input open for what is sent; else it is empty.
-        probe: run the guest agent's own probe program instead of one of the image, as this user and
-            as confined as any; `argv` is handed to it as it is, and `argv[0]` is not looked for. A
-            guest that has none says so: not started, ENOENT.
-        alone: with `probe` only. First everything of the workload is ended, every command's
-            processes and what they left running; the program starts when none is left, else it is
-            not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
+        probe: the guest agent's own program instead of one of the image, as confined as any;
+            `argv[0]` is not looked for. A guest that has none: not started, ENOENT.
+        alone: with `probe` only. First all of the workload's processes are ended; if one is left it
+            is not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
         service: as process 1 of a PID namespace of its own, which what starts meanwhile joins; its
             output goes to a file of the cell. Not with `pty`, `stdin` or `probe`.
     """
@@ -144,14 +136,11 @@ class ExecOutput(OutputTexts):
 
     Attributes:
         returncode: as a shell's: the exit status, or 128 + the signal; 127 when the command was
-            not found, 126 when it could not be executed.
-        code: the bare status or signal.
-        stdout, stderr: at most what was asked for; `*_dropped_bytes` counts the rest. Empty when
-            the output was iterated.
+            not found, 126 when it could not be executed. code: the bare status or signal.
+        stdout, stderr: at most what was asked for; `*_dropped_bytes` counts the rest.
         timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
         runs_on: a service's program that was let go. program_ended: it ended with this command.
-        host_limits: limits that the host saw fire meanwhile.
-        processes_full, disk_full: the same by the guest agent's report.
+        host_limits: limits that the host saw fire. processes_full, disk_full: the guest agent.
         not_started_errno, stage, detail: why it did not start; `detail` is guest-controlled.
         user: to run as.
     """
@@ -191,11 +180,7 @@ class ExecOutput(OutputTexts):
 
     @property
     def limits_hit(self) -> tuple[str, ...]:
-        """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`,
-        `disk`.
-
-        A process's own limits (open files, EMFILE) are known to it and the kernel alone.
-        """
+        """The limits that fired: `exec_timeout`, `memory`, `output`, `processes`, `disk`."""
         flags = {
             "exec_timeout": self.timed_out,
             "memory": self.out_of_memory,
@@ -208,10 +193,7 @@ class ExecOutput(OutputTexts):
 
     @property
     def why_not_started(self) -> str:
-        """One line for a person, or `""` when the command ran.
-
-        Escape it where it is shown: `detail` is guest-controlled.
-        """
+        """One line for a person, or `""`. Escape it: `detail` is guest-controlled."""
         code, stage, detail = self.not_started_errno, self.stage, self.detail
         if code is None:
             return ""
@@ -229,10 +211,7 @@ class ExecOutput(OutputTexts):
 
 
 class CommandError(Exception):
-    """A command did not succeed, raised by `ExecOutput.check` alone.
-
-    `output` has what it gave back.
-    """
+    """A command did not succeed, raised by `ExecOutput.check` alone."""
 
     def __init__(self, output: ExecOutput) -> None:
         super().__init__(output)
@@ -250,9 +229,8 @@ class CommandError(Exception):
 
 
 class FileTooLargeError(OSError):
-    """A guest's file is larger than what may be read (errno EFBIG).
-
-    `size_bytes`: its size as the guest says, or more than was allowed where it has none.
+    """A guest's file is larger than what may be read (EFBIG). `size_bytes`: as the guest says, or
+    more than was allowed.
     """
 
     CODE: ClassVar[int] = errno.EFBIG
@@ -276,9 +254,8 @@ def output_of(
     is_overdue: bool,
     user: str = "",
 ) -> ExecOutput:
-    """Return the guest's RESULT of a command with what the host kept and dropped.
-
-    `is_overdue`: the host's own deadline had passed.
+    """The guest's RESULT of a command with what the host kept and dropped. `is_overdue`: the host's
+    own deadline had passed.
     """
     code, flags, failed = result.code, result.flags, None
     match result.outcome:

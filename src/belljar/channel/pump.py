@@ -1,10 +1,8 @@
 """Reads the socket without a background task: one waiting operation reads for all.
 
 The first waiter *leads*: it reads, lets the wire check, and hands each event to its mailbox. The
-others *follow*: each waits on an event of its own, which is set when something arrived for it or
-when it should lead. A leader that has what it wants, or is cancelled, passes the lead on.
-
-Invariant: while any operation waits, one leads or has been woken to lead.
+others *follow*: each waits on an event of its own, set when something arrived for it or when it
+should lead. Invariant: while any operation waits, one leads or has been woken to lead.
 """
 
 from __future__ import annotations
@@ -89,14 +87,10 @@ class Pump:
         await self._stream.aclose()
 
     async def send(self, make: Callable[[], bytes]) -> None:
-        """Send what `make` returns.
+        """Send what `make` returns; called at its turn, so that state and bytes keep one order.
 
-        It is called when it is this sender's turn, so that the wire's state and the bytes keep one
-        order.
-
-        Once it was called, cancellation waits (at most the send deadline): half a frame would end
-        the conversation. Raises `CellError` when the connection has ended, also when the guest did
-        not read within the deadline.
+        From then on cancellation waits, at most the send deadline: half a frame would end the
+        conversation. Raises `CellError`, also when the guest did not read within the deadline.
         """
         async with self._send_lock:
             self.check()
@@ -123,17 +117,14 @@ class Pump:
             self.check()
             if self._lead is not None:
                 await self._follow(mailbox)
-            else:
-                await self._read_for_all(ready)
-
-    async def _read_for_all(self, ready: Callable[[], bool]) -> None:
-        try:
-            with anyio.CancelScope() as self._lead:
-                while not ready() and self.failure is None:
-                    await self._read_once()
-        finally:
-            self._lead = None
-            self._pass_lead()
+                continue
+            try:
+                with anyio.CancelScope() as self._lead:
+                    while not ready() and self.failure is None:
+                        await self._read_once()
+            finally:
+                self._lead = None
+                self._pass_lead()
 
     async def _follow(self, mailbox: Mailbox) -> None:
         news = anyio.Event()
@@ -162,22 +153,21 @@ class Pump:
             self._gone(_CLOSED)
             return
         try:
-            for event in self.wire.feed(received):
-                self._dispatch(event)
+            events = self.wire.feed(received)
         except ProtocolViolation as violation:
             self.fail(violation)
-
-    def _dispatch(self, event: GuestEvent) -> None:
-        if isinstance(event, Fatal):
-            self._gone(f"the guest agent gave up: {printable(event.detail, max_chars=300)}")
             return
-        mailbox: Mailbox | None = self._connection
-        if isinstance(event, Data | Result | Credit | Eof | Started):
-            mailbox = self._operations.get(event.op)
-        if mailbox is not None:
-            mailbox.deliver(event)
-            for waiter in mailbox.waiters:
-                waiter.set()
+        for event in events:
+            if isinstance(event, Fatal):
+                self._gone(f"the guest agent gave up: {printable(event.detail, max_chars=300)}")
+                continue
+            mailbox: Mailbox | None = self._connection
+            if isinstance(event, Data | Result | Credit | Eof | Started):
+                mailbox = self._operations.get(event.op)
+            if mailbox is not None:
+                mailbox.deliver(event)
+                for waiter in mailbox.waiters:
+                    waiter.set()
 
 
 class SocketPipe:
@@ -188,10 +178,7 @@ class SocketPipe:
         self._socket = sock
 
     async def receive(self, max_bytes: int = _READ_BYTES, /) -> bytes:
-        """Some bytes, at most `max_bytes`.
-
-        Cancelled, it has taken nothing. Raises `anyio.EndOfStream` when the other end is gone.
-        """
+        """Some bytes; cancelled, none. Raises `anyio.EndOfStream` when the other end is gone."""
         # A stream that always has bytes must not keep the event loop from other tasks.
         await checkpoint()
         while True:
@@ -207,10 +194,7 @@ class SocketPipe:
                 return received
 
     async def send(self, item: bytes, /) -> None:
-        """All of the bytes.
-
-        Cancelled, a part may have gone: then the connection is of no more use.
-        """
+        """All of the bytes. Cancelled, a part may have gone: then the connection is of no use."""
         await checkpoint_if_cancelled()
         left = memoryview(item)
         while left:
@@ -220,10 +204,7 @@ class SocketPipe:
                 await anyio.wait_writable(self._socket)
 
     async def aclose(self) -> None:
-        """Close the socket; waiting tasks get `ClosedResourceError`.
-
-        Closing again does nothing.
-        """
+        """Close the socket; waiting tasks get `ClosedResourceError`. Idempotent."""
         if self._socket.fileno() >= 0:
             # Else a task that waits for this descriptor would not notice that it is closed.
             anyio.notify_closing(self._socket)

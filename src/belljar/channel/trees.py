@@ -1,8 +1,7 @@
 """Trees of files as records, in both directions. Pure: bytes in, entries out, and back.
 
-A record is 27 bytes and a name, a link's text, and with contents a file's bytes. A directory that
-is entered is followed by what it holds and by a record that leaves it, so no name says where it
-belongs: each is one component, and nothing can be outside of the first entry.
+A directory that is entered is followed by what it holds and by a record that leaves it, so no name
+says where it belongs: each is one component, and nothing can be outside of the first entry.
 """
 
 from __future__ import annotations
@@ -55,12 +54,8 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRecord:
-    """One entry, as the guest says.
-
-    Attributes:
-        path: below the one that is walked, "" for that itself; bytes that are no UTF-8 are
-            surrogate escapes, as in `os.fsdecode`.
-        link: a symbolic link's text.
+    """One entry, as the guest says. `path`: below the one that is walked, "" for that itself; bytes
+    that are no UTF-8 are surrogate escapes.
     """
 
     path: str
@@ -79,16 +74,8 @@ class TreeRecord:
 def encode(record: TreeRecord) -> bytes:
     """A record without the file's contents, which follow it; its time in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
-    head = (
-        record.kind,
-        record.mode,
-        record.size_bytes,
-        int(record.mtime_s),
-        0,
-        len(name),
-        len(link),
-    )
-    return _HEAD.pack(*head) + name + link
+    head = (record.kind, record.mode, record.size_bytes, int(record.mtime_s), 0)
+    return _HEAD.pack(*head, len(name), len(link)) + name + link
 
 
 def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
@@ -97,16 +84,12 @@ def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
 
 
 class TreeReader:
-    """Takes a walk's bytes as they come and gives records, and contents as `bytes`.
+    """Takes a walk's bytes as they come and gives records, and contents as `bytes` in pieces.
 
-    A record of a file with contents is followed by exactly `size_bytes` bytes of it, in pieces.
-
-    A tree with contents is one file, or a directory; `depth`: how many directories may be entered
-    in each other.
-
-    Raises `ProtocolViolation` for what our guest agent never sends: a name with a slash or a NUL,
-    `..`, more than was asked for, or anything after the end. `OSError` with `E2BIG` when all paths
-    and links together are too long.
+    A tree with contents is one file, or a directory; `depth`: how many may be entered in each
+    other. Raises `ProtocolViolation` for what our guest agent never sends: a name with a slash or a
+    NUL, `..`, more than was asked for, or anything after the end. `OSError` with `E2BIG` when all
+    paths and links together are too long.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
@@ -243,8 +226,7 @@ async def walk(
 ) -> None:
     """Hand what a path is (`depth` 0), a directory holds (1), or a tree, to `take`, as it comes.
 
-    Raises as `GuestClient.read_file`, besides `NotADirectoryError`; `OSError` with `E2BIG` for more
-    than `max_entries`; `FileTooLargeError` for more than `max_bytes` of contents.
+    Raises as `GuestClient.read_file`; `OSError` with `E2BIG` for more than `max_entries`.
     """
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)
@@ -287,16 +269,12 @@ async def put(
 ) -> None:
     """Put a tree into the directory `path`, which is made with its parents; all or nothing.
 
-    Args:
-        mode: of directories that are made.
-        times: files have their records' times; made directories the newest of these, and all the
-            one mode; the directory above them keeps its time. The path is absolute.
-        owner: of the files; default the user.
+    `mode`: of directories that are made. `times`: files have their records' times; made directories
+    the newest of these, and all the one mode; the directory above them keeps its time. The path is
+    absolute. `owner`: of the files; default the user.
 
-    Raises `FileExistsError` where an entry is there already and `replace` is false,
-    `NotADirectoryError` and `IsADirectoryError` where the one is to replace the other; else as
-    `GuestClient.write_file`. A put that was ended from outside leaves the directory `staging` in
-    `path`, for the caller to remove.
+    Raises `FileExistsError`, `NotADirectoryError`, `IsADirectoryError`; else as `write_file`. A put
+    that was ended from outside leaves the directory `staging` in `path` for the caller to remove.
     """
     flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
     number = frames.KEEP_MODE if mode is None else mode

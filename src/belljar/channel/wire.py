@@ -1,10 +1,8 @@
 """The host's end of the connection, without I/O: bytes to checked events, requests to bytes.
 
-The guest is hostile. `feed` accepts exactly what `design/channel.md` allows at this moment.
-Anything else raises `ProtocolViolation`, now and for every later call.
-
-Memory is bounded: one incomplete frame between two calls, and an operation's output by the credit
-and the caps that the host gave.
+The guest is hostile. `feed` accepts exactly what `design/channel.md` allows now; all else
+raises `ProtocolViolation`, now and later. Memory is bounded: one incomplete frame between two
+calls, and an operation's output by the credit and the caps that the host gave.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from belljar.channel.frames import (
     Stream,
 )
 from belljar.channel.messages import (
+    MAX_ERRNO,
     MAX_SIGNAL,
     Configured,
     Credit,
@@ -43,7 +42,6 @@ from belljar.channel.messages import (
     Touched,
     Watched,
     Welcome,
-    check_ending,
     violated,
 )
 from belljar.dataclass import dataclass
@@ -81,10 +79,7 @@ class _LiveOp:
 
 
 class HostConnection:
-    """One connection's state.
-
-    Not thread-safe; one owner feeds it and sends what it returns, in order.
-    """
+    """One connection's state; one owner feeds it and sends what it returns, in order."""
 
     def __init__(self) -> None:
         self._pending = bytearray()  # of an incomplete frame: at most a header and a full payload
@@ -323,7 +318,17 @@ class HostConnection:
             payload.violated("a program that runs on, and was not let go")
         if max(stdout_dropped, stderr_dropped, duration) > _MAX_COUNT:
             payload.violated("a count that can't be")
-        check_ending(state.kind, Outcome(outcome), code, payload, has_started=state.started)
+        is_exec = state.kind is OpKind.EXEC
+        codes = {
+            Outcome.EXITED: range(256 if is_exec else 1),
+            Outcome.SIGNALED: range(1, MAX_SIGNAL + 1),
+            Outcome.NOT_STARTED: range(1, MAX_ERRNO + 1),
+            Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else MAX_ERRNO + 1),
+        }
+        is_late = outcome == Outcome.NOT_STARTED and state.started and is_exec
+        is_early = outcome == Outcome.EXITED and not state.started
+        if code not in codes[Outcome(outcome)] or is_late or is_early:
+            payload.violated(f"outcome {outcome} with code {code}, started: {state.started}")
         del self._live[op]
         return Result(
             op=op,
@@ -365,10 +370,7 @@ class HostConnection:
         return message
 
     def send_watch(self, payload: bytes, *, files: int, max_touches: int) -> bytes:
-        """WATCH, with what `frames.watch_payload` made of so many files.
-
-        It ends the watch before.
-        """
+        """WATCH, with what `frames.watch_payload` made of so many files; ends the one before."""
         self._in_order()
         message = frames.frame(FrameType.WATCH, 0, payload)
         self._watches.append(files)
@@ -385,9 +387,8 @@ class HostConnection:
         stderr: int | None = None,
         stdin_open: bool = False,
     ) -> tuple[int, bytes]:
-        """A new operation: its id, and its PARTs and START.
-
-        `stdout`, `stderr`: the most bytes, as in the body; None: it has no such stream.
+        """A new operation: its id, and its PARTs and START. `stdout`, `stderr`: the most bytes, as
+        in the body; None: it has no such stream.
         """
         welcome = self._in_order(holds=self._renewed)
         if len(self._live) >= welcome.max_ops:
@@ -407,16 +408,13 @@ class HostConnection:
         return op, message
 
     def send_data(self, op: int, content: bytes | memoryview) -> bytes:
-        """Stdin, at most `stdin_credit` and `MAX_DATA_BYTES`.
-
-        Nothing (`b""`) when the operation died meanwhile.
-        """
+        """Stdin, at most `stdin_credit` and `MAX_DATA_BYTES`; `b""` when the operation died."""
         state = self._live.get(op)
         if state is None:
             return b""
-        if not state.stdin_open or len(content) > state.stdin_credit:
+        if not state.stdin_open or not 1 <= len(content) <= state.stdin_credit:
             raise RuntimeError("stdin is closed, or more than its credit was to be sent")
-        message = frames.data_frame(op, Stream.STDIN, content)
+        message = frames.frame(FrameType.DATA, op, b"".join((bytes((Stream.STDIN,)), content)))
         state.stdin_credit -= len(content)
         return message
 
@@ -429,10 +427,7 @@ class HostConnection:
         return frames.frame(FrameType.EOF, op, bytes((Stream.STDIN,)))
 
     def send_credit(self, op: int, taken_bytes: int) -> bytes:
-        """Let the guest send as many output bytes as were taken.
-
-        Nothing when the operation died or 0 were taken.
-        """
+        """Let the guest send as many output bytes as were taken; `b""` for 0 or a dead one."""
         state = self._live.get(op)
         if state is None or taken_bytes == 0:
             return b""

@@ -65,7 +65,6 @@ def import_(
       docker://[REGISTRY/]NAME[:TAG][@sha256:DIGEST]   in a registry
       docker-daemon:NAME[:TAG]                         in Docker
       docker-archive:FILE, oci-archive:FILE            in a file
-      oci:DIRECTORY                                    in a directory
 
     The image is checked before it is stored. Its entrypoint, command, environment, user and working
     directory are kept.
@@ -222,11 +221,11 @@ def build(
         with termination_as_interrupt():
             made = build_packages(home, name, base=base, apt=apt, pip=pip, report=report)
     elif not (dockerfile or name or context) or context in MADE_HERE:
-        from belljar.image.build import build_image, recipe
+        from belljar.image.build import RECIPES, build_image
 
         own = context or "default"
         report_line = progress(f"Building {own}", quiet=as_json)
-        made = build_image(home, recipe(own), mirror=mirror, report=report_line)
+        made = build_image(home, RECIPES[own], mirror=mirror, report=report_line)
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
 

@@ -103,7 +103,7 @@ def run(
     more: list[str] = []
     try:
         if fleet:
-            from belljar.fleet.begin import run_fleet
+            from belljar.fleet.head import run_fleet
 
             outcome, more = run_fleet(request, fleet)
         else:

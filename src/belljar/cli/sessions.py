@@ -236,7 +236,7 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
 
 def parse_forward(text: str) -> tuple[int, int | str]:
     """`LOCAL:REMOTE`. Raises `ValueError`."""
-    from belljar.cell.connection import parse_target
+    from belljar.cell.cell import parse_target
 
     found = _FORWARD.fullmatch(text)
     if found is None or int(found["port"]) > 0xFFFF:

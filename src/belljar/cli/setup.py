@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 import click
 
-from belljar.bundle.create import Contents, create_bundle
-from belljar.bundle.install import install_bundle, installed, open_bundle
+from belljar.bundle import Contents, create_bundle, install_bundle, installed, open_bundle
 from belljar.cli.console import (
     Failure,
     MisuseError,
@@ -30,7 +29,7 @@ from belljar.cli.console import (
 from belljar.compose.document import ServiceBuild
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
-from belljar.image.apt import AptSource, debian_sources, has_suite, host_sources, kernel_sources
+from belljar.image.apt import AptSource, debian_sources, host_sources, kernel_sources
 from belljar.image.config import debian_arch
 from belljar.image.dockerfile import MAX_BYTES, base_images
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
@@ -168,7 +167,9 @@ def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSo
     apt, commands = "apt-get -q -y", list[str]()
     newer = sorted(n.package for n in missing if n.backports and codename == "bookworm")
     plain = sorted({need.package for need in missing} - {*newer})
-    if newer and not has_suite(sources, _BACKPORTS):
+    if newer and not any(
+        {_BACKPORTS} <= {*each.suites} for each in sources if "main" in each.components
+    ):
         main = debian_sources(sources, "bookworm")[0]
         suite = AptSource(uri=main.uri, suites=(_BACKPORTS,), signed_by=main.signed_by)
         text = shlex.quote(suite.deb822().replace("\n", "\\n"))
@@ -197,9 +198,9 @@ def _fetch_kernel(home: Path, codename: str, mirror: str, report: Callable[[str]
 
 
 def _build_image(home: Path, mirror: str, report: Callable[[str], None]) -> None:
-    from belljar.image.build import build_image, recipe
+    from belljar.image.build import RECIPES, build_image
 
-    build_image(home, recipe("default"), mirror=mirror, report=report)
+    build_image(home, RECIPES["default"], mirror=mirror, report=report)
 
 
 def _release() -> dict[str, str]:
@@ -337,7 +338,7 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
     for each in previews:
         if each.policy is not None:
             images += each.policy.policy.images
-            builds += (one for one in each.builds if one.image in each.policy.policy.images)
+            builds += (one for one in each.asked.builds if one.image in each.policy.policy.images)
         elif each.error is not None:
             where = f"task {each.task}, sample {each.sample}"
             raise PolicyError(each.error.what, where=where)

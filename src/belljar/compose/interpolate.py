@@ -29,8 +29,14 @@ _REFERENCE: Final = re.compile(
     rf"|\{{(?P<name>{_NAME.pattern})(?:(?P<operator>:?[-?])(?P<word>[^{{}}$]*))?\}}|(?P<odd>\{{))",
     re.ASCII,
 )
-# What a policy's `env` would take for a reference: it is escaped there.
-_METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
+# Of a policy's `env`, where `$$` is a dollar sign before such a name alone.
+_OURS: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
+_OF_METADATA: Final = re.compile(
+    rf"\$(?:(?P<dollar>\$)(?=\{{?{_OURS})|(?P<plain>{_OURS})"
+    rf"|\{{(?P<name>{_OURS})(?:(?P<operator>:?-)(?P<word>[^{{}}]*))?\}}|(?P<odd>(?!)))"
+)
+# What it would take for a reference: it is escaped there.
+_METADATA: Final = re.compile(rf"\$(?=\{{?{_OURS})")
 # Of all inserted text.
 MAX_CHARACTERS: Final = 1 << 20
 # python-dotenv takes the square of their number before a value's end.
@@ -45,25 +51,23 @@ class _Reading:
 
     variables: Mapping[str, str]
     blanks: bool = False
+    what: str = "its compose file"
     is_environment: bool = False
     shaping: set[str] = field(default_factory=set)
     defaulted: set[str] = field(default_factory=set)
     put_chars: int = 0
 
-    def expand(self, text: str) -> str:
-        """Replace the references of one value. Raises `CannotKeepError`."""
-        return _REFERENCE.sub(self._put, text)
-
-    def _put(self, found: re.Match[str]) -> str:
+    def put(self, found: re.Match[str]) -> str:
+        """The text for a reference. Raises `CannotKeepError`."""
         if found["odd"]:
             shown = printable(found.string[found.start() :], max_chars=60)
             why = "write `$NAME`, `${NAME}`, `${NAME:-default}` or `${NAME:?message}`"
-            raise CannotKeepError(f"its compose file has {shown}, which is not read here: {why}")
+            raise CannotKeepError(f"{self.what} has {shown}, which is not read here: {why}")
         name = found["plain"] or found["name"]
         value = "$" if found["dollar"] else self._value(name, found["operator"], found["word"])
         self.put_chars += len(value)
         if self.put_chars > MAX_CHARACTERS:
-            why = f"its compose file's references stand for more than {MAX_CHARACTERS:,} characters"
+            why = f"{self.what}'s references stand for more than {MAX_CHARACTERS:,} characters"
             raise CannotKeepError(why)
         return value
 
@@ -86,7 +90,7 @@ class _Reading:
             why = "it is not in this sample's metadata"
         why += f": {printable(word, max_chars=200)}" if word else ""
         raise CannotKeepError(
-            f"its compose file asks for ${printable(name)}, and {why}",
+            f"{self.what} asks for ${printable(name)}, and {why}",
             hint=f"give it by the sample's metadata (${METADATA_PREFIX}…), or write a default: "
             f"${{{printable(name)}:-…}}",
         )
@@ -126,6 +130,15 @@ def references(document: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(name for name in found if name.startswith(METADATA_PREFIX))
 
 
+def expand_metadata(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Replace a sample's metadata in a policy's `env`; other dollar signs are left.
+
+    Raises `CannotKeepError`.
+    """
+    reading = _Reading(variables, what="its `env`")
+    return {name: _OF_METADATA.sub(reading.put, value) for name, value in env.items()}
+
+
 def literal(value: str) -> str:
     """A text escaped for a policy's `env`."""
     return _METADATA.sub("$$", value)
@@ -142,7 +155,7 @@ def _texts(value: object) -> Iterator[str]:
 def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa: ANN401 - YAML
     if isinstance(value, str):
         reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
-        return reading.expand(value)
+        return _REFERENCE.sub(reading.put, value)
     if isinstance(value, Mapping):
         # What a file keeps under `x-` for its anchors is also at the place of use.
         used = ((str(k), item) for k, item in value.items() if path or not str(k).startswith("x-"))

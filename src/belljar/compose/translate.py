@@ -177,10 +177,7 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
     for cell in converted.values():
         for mount in cell.model.volumes:
             try:
-                if mount.type == "bind":
-                    _copy(cell, mount)
-                else:
-                    _make(cell, mount, declared)
+                _add_volume(cell, mount, declared)
             except (OSError, ValueError) as error:
                 shown = printable(mount.source or mount.target, max_chars=100)
                 why = f"{shown}: {printable(reason(error))}"
@@ -195,39 +192,36 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
             refused.add(cells[-1].where, "volumes", why)
 
 
-def _make(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
-    """A directory of the cell."""
-    if mount.read_only:
-        raise ValueError("its service can't write to it, so it stays empty")
-    if mount.source and mount.source not in declared:
-        raise ValueError(f"there is no volume {mount.source} in the file")
-    if mount.type == "tmpfs":
-        cell.directories.append(tmpfs_of(mount.target))
-        cell.changed("volumes", f"{mount.target} {TMPFS}")
-    else:
-        cell.directories.append(mount.target)
-
-
-def _copy(cell: Converted, mount: Mount) -> None:
+def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
+    """Give a cell a directory, or a copy of the task's files. Raises `OSError`, `ValueError`."""
+    source, target = mount.source, mount.target
+    if mount.type != "bind":
+        if mount.read_only:
+            raise ValueError("its service can't write to it, so it stays empty")
+        if source and source not in declared:
+            raise ValueError(f"there is no volume {source} in the file")
+        is_tmpfs = mount.type == "tmpfs"
+        cell.directories.append(tmpfs_of(target) if is_tmpfs else target)
+        if is_tmpfs:
+            cell.changed("volumes", f"{target} {TMPFS}")
+        return
     if cell.home is None:
         raise ValueError(_NO_DIRECTORY)
-    target, path = mount.target, cell.home.path(mount.source)
+    path = cell.home.path(source)
     try:
         tree = cell.home.tree(path)
     except FileNotFoundError:
         if mount.read_only:  # Compose makes any other missing source
             raise
         cell.directories.append(target)
-        cell.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")
+        cell.changed("volumes", f"{source} does not exist: {target} is an empty directory")
         return
     cell.add_file(TaskFile(target=target, source=path), tree)
-    later = (
-        "root of the cell could change the copy"
-        if mount.read_only
-        else "what is written there ends with the cell and does not reach this host"
-    )
+    later = "what is written there ends with the cell and does not reach this host"
+    if mount.read_only:
+        later = "root of the cell could change the copy"
     size = format_size(tree.total_bytes)
-    cell.changed("volumes", f"{mount.source} is copied to {target} ({size}): {later}")
+    cell.changed("volumes", f"{source} is copied to {target} ({size}): {later}")
 
 
 # ---- variables

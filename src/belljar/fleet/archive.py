@@ -48,10 +48,7 @@ _OWN: Final = struct.Struct("<26x2H")
 
 
 def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]:
-    """Yield a directory's files, or those named, as a tar stream in pieces.
-
-    Raises `OSError`, `LedgerError` for a link.
-    """
+    """Yield a directory's files, or those named, as a tar stream in pieces."""
     gathered = bytearray()
     with open_directory(directory) as root:
         for name in walk_files(root) if names is None else names:

@@ -35,9 +35,8 @@ _NEAR: Final = tuple(
 class Engine(Protocol):
     """A connection to a cluster, for one evaluation.
 
-    `needs_token`: nodes must have its token authentication on. `last_heard_s`: when each node
-    answered last; one that is removed is expected to no more. `is_stopping`: nodes are to end their
-    units.
+    `needs_token`: nodes must have its token authentication on. `last_heard_s`: when each node that
+    is expected to answer did. `is_stopping`: nodes are to end their units.
     """
 
     needs_token: bool

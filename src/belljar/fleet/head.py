@@ -1,50 +1,45 @@
-"""Runs one evaluation on a fleet: places units, collects and verifies them, judges the whole."""
+"""Runs an evaluation on a fleet: chooses nodes, places units, verifies and judges what comes."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.metadata import version
 from typing import IO, Any, Final
 
-from belljar.errors import ContainmentBreach
+from belljar.errors import ContainmentBreach, LedgerError, breach_stands
 from belljar.events import Event, Kind
-from belljar.fleet.archive import MAX_ARCHIVE_BYTES
-from belljar.fleet.engine import Engine
+from belljar.fleet import units
+from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
+from belljar.fleet.engine import CLEAR_S, Engine, joined
 from belljar.fleet.guard import NEVER_BEGAN
-from belljar.fleet.node import SILENCE_S, settings_of
+from belljar.fleet.node import SILENCE_S, clear, settings_of, silence_s
+from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.record import UNITS, archive_of, examine, is_whole, unpacked
-from belljar.fleet.units import (
-    Asked,
-    Node,
-    Try,
-    Unit,
-    another_try,
-    cells_per_unit,
-    counted_rows,
-    deadline_s,
-    has_task_error,
-    judge_fleet,
-    next_size,
-    to_try_again,
-)
-from belljar.harness.evaluate import RunOutcome
-from belljar.harness.evidence import put_on_record
-from belljar.harness.host_processes import HostActivity, proxies_here
-from belljar.harness.options import SelectedTask
+from belljar.fleet.units import KIND, summary
+from belljar.harness.evaluate import RunOutcome, load_only
+from belljar.harness.evidence import check_ledger, put_on_record
+from belljar.harness.host_processes import HostActivity, proxies_here, watched_host
+from belljar.harness.options import RunRequest, SelectedTask, select_task
+from belljar.harness.source import standard_output_to_error
 from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
 from belljar.ledger.kinds import check_shape, shape_of
 from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory
+from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory, create_run
+from belljar.package import __version__
 from belljar.probe.model import Verdict
 from belljar.report.left import LeftGatherer
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
+from belljar.report.verdict import LedgerState
+from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
 
@@ -60,11 +55,11 @@ STOP_S: Final = 120.0
 class _Running:
     """A unit that was given to a node; its archive is written as it comes."""
 
-    unit: Unit
+    unit: units.Unit
     handle: object
     part: IO[bytes]
     began_s: float
-    node: Node | None = None
+    node: units.Node | None = None
     digest: Any = field(default_factory=hashlib.sha256)
     size: int = 0
     end: Mapping[str, Any] | None = None
@@ -95,7 +90,7 @@ class Head:
         task: SelectedTask,
         engine: Engine,
         run: RunDirectory,
-        nodes: Sequence[Node],
+        nodes: Sequence[units.Node],
         host: HostActivity,
         *,
         silence_s: float = SILENCE_S,
@@ -104,11 +99,11 @@ class Head:
         self._task, self._engine, self._run, self._host = task, engine, run, host
         self._nodes = nodes
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
-        self._cells = task.at_once(cells_per_unit(self.usable.values()))
-        self._waiting, self._again = list(task.samples), list[Unit]()
+        self._cells = task.at_once(units.cells_per_unit(self.usable.values()))
+        self._waiting, self._again = list(task.samples), list[units.Unit]()
         self._running: list[_Running] = []
         self._count = 0
-        self.tries: list[Try] = []
+        self.tries: list[units.Try] = []
         self._stopping_s: float | None = None
         self._interrupted = False
         self._problems: list[Reason] = []
@@ -135,8 +130,8 @@ class Head:
                         self._interrupted = True
                         self._stop("interrupted: the units are ending")
                     # A second signal waits for no unit's record.
-                    if len(received) > 1:
-                        self._give_up("interrupted twice")
+                    for running in list(self._running) if len(received) > 1 else ():
+                        self._break_off(running, "interrupted twice")
             return self._finish(require_contained=require_contained)
         except Exception as error:
             if not self._breached:
@@ -157,9 +152,10 @@ class Head:
         if self._stopping_s is None:
             self._place(workspace)
         elif now - self._stopping_s > STOP_S:
-            self._give_up("it did not end in time")
+            for running in list(self._running):
+                self._break_off(running, "it did not end in time")
         for running in list(self._running):
-            limit_s = deadline_s(
+            limit_s = units.deadline_s(
                 running.unit, task.epochs, self._cells, task.time_limit_s, retries=task.retries
             )
             # What waits for a node takes none of its time.
@@ -178,13 +174,13 @@ class Head:
                 # Without any node the rest is one unit, which ends below.
                 size = left = len(self._waiting)
                 if room:
-                    size = next_size(left, slots=room, side_by_side=wide)
+                    size = units.next_size(left, slots=room, side_by_side=wide)
                 self._count += 1
-                unit = Unit(number=self._count, samples=tuple(self._waiting[:size]))
+                unit = units.Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
             allowed = [node for node in self.usable if node not in unit.not_on]
             if not allowed:
-                self._end(Try(unit=unit, node="-", why="no node is left for it"))
+                self._end(units.Try(unit=unit, node="-", why="no node is left for it"))
                 continue
             words = self._task.unit_words(unit.samples, cells=self._cells)
             handle = self._engine.start(
@@ -256,7 +252,7 @@ class Head:
                 self._fail(running, why, began=began)
                 return
             named = {"run_id": run_id, "key": node.key, "archive": archive}
-            tried = examine(self._run.path, Try(unit=unit, node=node.name, **named))
+            tried = examine(self._run.path, units.Try(unit=unit, node=node.name, **named))
         except OSError as error:
             self._fail_here(running, error)
             return
@@ -274,7 +270,7 @@ class Head:
         came["bytes"] = archive_of(self._run.path, unit).stat().st_size
         self._of_unit(Kind.FLEET_UNIT_FINISHED, unit, node.name, **came)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
-        again = to_try_again(unit, self._task.epochs, findings)
+        again = units.to_try_again(unit, self._task.epochs, findings)
         # Its process's last words: a full disk can't take down that it is full.
         words = printable(why, max_chars=400)
         why = f"{len(again)} sample(s) lost their evidence there: {words}" if again else ""
@@ -282,14 +278,14 @@ class Head:
         self._try_again(unit, again, node.node_id)
         if findings.verdict is Verdict.BREACHED:
             self._stop(f"unit {unit.name} is breached: the fleet stops")
-        elif has_task_error(findings):
+        elif units.has_task_error(findings):
             self._stop(f"unit {unit.name} failed and ends the evaluation: see --no-fail-on-error")
 
-    def _of_unit(self, kind: Kind, unit: Unit, node: str, **more: Any) -> None:  # noqa: ANN401
+    def _of_unit(self, kind: Kind, unit: units.Unit, node: str, **more: object) -> None:
         about = {"unit": unit.number, "attempt": unit.attempt, "node": node}
         self.record(kind, **about, samples=unit.samples, **more)
 
-    def _end(self, tried: Try) -> None:
+    def _end(self, tried: units.Try) -> None:
         """Count an attempt that is over; a failure is put on record and shown."""
         self.tries.append(tried)
         if tried.why:
@@ -311,7 +307,7 @@ class Head:
             why, is_bad = f"{why}; its record came, and can't be judged", True
         node, unit = running.node, running.unit
         archive = running.digest.hexdigest() if has_come else ""
-        tried = Try(unit=unit, node=node.name if node else "-", why=why, archive=archive)
+        tried = units.Try(unit=unit, node=node.name if node else "-", why=why, archive=archive)
         self._end(replace(tried, began=began, is_bad=is_bad))
         if not is_bad:
             self._try_again(unit, unit.samples, node.node_id if node else "")
@@ -345,9 +341,9 @@ class Head:
             archive.unlink(missing_ok=True)
         return has_come
 
-    def _try_again(self, unit: Unit, samples: Sequence[str], node_id: str) -> None:
+    def _try_again(self, unit: units.Unit, samples: Sequence[str], node_id: str) -> None:
         if self._stopping_s is None:
-            again = another_try(unit, samples, node_id, self.usable)
+            again = units.another_try(unit, samples, node_id, self.usable)
             self._again += [again] if again is not None else []
 
     def _lose(self, node_id: str) -> None:
@@ -377,11 +373,7 @@ class Head:
             self._engine.is_stopping = True
             self._waiting, self._again = [], []
 
-    def _give_up(self, why: str) -> None:
-        for running in list(self._running):
-            self._break_off(running, why)
-
-    def _record_node(self, node: Node, state: str, why: str) -> None:
+    def _record_node(self, node: units.Node, state: str, why: str) -> None:
         about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}
         self.record(Kind.FLEET_NODE, **about, state=state, reason=why)
 
@@ -390,11 +382,15 @@ class Head:
     def _finish(self, *, require_contained: bool) -> RunOutcome:
         """Merge the logs, judge the whole, and put both on record."""
         task, run = self._task, self._run
-        asked = Asked(run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs)
+        asked = units.Asked(
+            run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs
+        )
         interrupted = self._interrupted
         stopped = self._stopping_s is not None and not interrupted
         # Judged twice: verdicts go into the log before it is known whether that works.
-        judged = partial(judge_fleet, asked, self.tries, interrupted=interrupted, stopped=stopped)
+        judged = partial(
+            units.judge_fleet, asked, self.tries, interrupted=interrupted, stopped=stopped
+        )
         dropped = self._merge(judged(), require_contained=require_contained)
         self.record(
             Kind.RUN_EVALUATED,
@@ -435,10 +431,66 @@ class Head:
 
     def _parts(self) -> Iterator[LogPart]:
         """Yield the log of each unit of which a sample counts, unpacked while it is read."""
-        counted: dict[str, tuple[Try, set[tuple[str, int]]]] = {}
-        for key, (tried, row) in counted_rows(self.tries).items():
+        counted: dict[str, tuple[units.Try, set[tuple[str, int]]]] = {}
+        for key, (tried, row) in units.counted_rows(self.tries).items():
             if row.is_logged:
                 counted.setdefault(tried.unit.name, (tried, set()))[1].add(key)
         for name, (tried, keys) in sorted(counted.items()):
             with unpacked(self._run.path, tried, only=f"{INSPECT_LOGS}/") as made:
                 yield LogPart(name=f"unit {name}", directory=made / INSPECT_LOGS, counted=keys)
+
+
+def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
+    """Run an evaluation on the fleet; return its outcome and lines for the report."""
+    patience_s = silence_s(os.environ)
+    with (
+        watched_host(beside="ray") as host,  # it loads the task, and computes its metrics
+        standard_output_to_error(),  # engines print what they notice
+        ExitStack() as unless_breached,
+    ):
+        loaded = load_only(request.inspect_args, request.operator_options)
+        task, home = select_task(request, loaded), request.home or belljar_home()
+        # An empty tar archive is two blocks of zeros.
+        archive = pack_task(task.root) if task.root is not None else bytes(1024)
+        argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]
+        sha256 = hashlib.sha256(archive).hexdigest()
+        workspace = f"{os.getpid()}-{time.time_ns()}"
+        with joined(fleet) as engine, ExitStack() as unless_begun:
+            nodes = describe_nodes(engine, home, task)
+            asked = [node.node_id for node in nodes if not node.refusal]
+            # After Ctrl-C half of an image would stay there, which may be gigabytes.
+            unless_begun.callback(engine.on_each, asked, clear, workspace, within_s=CLEAR_S)
+            nodes, images, sent = prepare_nodes(
+                engine, nodes, workspace, archive, sha256, task, home
+            )
+            kept = ("inspect_args", "policy", "tier", "allow_upstreams", "require_contained")
+            plan = {
+                "task": task.name,
+                "samples": [*task.samples],
+                "epochs": task.epochs,
+                "code": sha256,
+                "policies": [*task.policies],
+                "images": images,
+                "versions": [__version__, version("inspect-ai")],
+                "fleet": fleet,
+                **{name: getattr(request, name) for name in kept},
+            }
+            # Only now: a refused evaluation pins no key.
+            pin_keys(home, nodes)
+            with create_run(home, KIND, argv, what=task.name) as run:
+                head = Head(task, engine, run, nodes, host, silence_s=patience_s)
+                head.record(Kind.FLEET_PLANNED, **plan)
+                names = {node.node_id: node.name for node in nodes}
+                for node_id, about in sent:
+                    head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
+                # From here on units may use the files: after an error a later run on the node
+                # removes them.
+                unless_begun.pop_all()
+                outcome = head.run_all(workspace, require_contained=request.require_contained)
+                hint = f"see `belljar verdict {run.run_id}`"
+                unless_breached.enter_context(breach_stands(outcome.findings.verdict, hint=hint))
+                engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
+        state, problem = check_ledger(run)  # now that it is sealed
+        if state is not LedgerState.VERIFIED:
+            raise LedgerError(problem or "it is not sealed", where=str(run.path))
+        return outcome, summary(head.tries)

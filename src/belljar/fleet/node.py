@@ -105,10 +105,7 @@ def prepare(
 
 
 def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict[str, Any]:
-    """Check that this node can run the task: by which images, or why not.
-
-    `missing`: images, when nothing else is amiss.
-    """
+    """Check that this node can run the task: by which images, or why not."""
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "check", "--json", *words],
         cwd=_folder(fleet) / "task",

@@ -12,18 +12,9 @@ from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import replace
 from belljar.errors import HostError
+from belljar.fleet import node as on_node
 from belljar.fleet.engine import CELLS, CLEAR_S, HARDWARE, MEMORY, Engine, joined
 from belljar.fleet.guard import END_S
-from belljar.fleet.node import (
-    check,
-    clear,
-    describe,
-    kill_all,
-    prepare,
-    settings_of,
-    take_image,
-    take_piece,
-)
 from belljar.fleet.units import Node
 from belljar.harness.options import SelectedTask
 from belljar.image.store import Image, Store, is_like_digest
@@ -55,7 +46,7 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     # A signature must say whose record it is, and the record tells nodes apart by their names.
     owners = {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
-    for node_id, said in engine.on_each([*offers], describe).items():
+    for node_id, said in engine.on_each([*offers], on_node.describe).items():
         try:
             if isinstance(said, Exception):
                 raise said
@@ -117,12 +108,14 @@ def prepare_nodes(
     sent. Raises `HostError` when none can run the task, or two would with different images.
     """
     usable = [node.node_id for node in nodes if not node.refusal]
-    settings = settings_of(os.environ)
+    settings = on_node.settings_of(os.environ)
     words, store = task.check_words, Store(home)
-    said = _checked(engine.on_each(usable, prepare, fleet, archive, sha256, words, settings))
+    said = _checked(
+        engine.on_each(usable, on_node.prepare, fleet, archive, sha256, words, settings)
+    )
     sent, failed = send_images(engine, store, fleet, _to_send(store, task, said))
     if again := {node for node, _ in sent} - {*failed}:
-        said |= _checked(engine.on_each(sorted(again), check, fleet, words, settings))
+        said |= _checked(engine.on_each(sorted(again), on_node.check, fleet, words, settings))
     made, images, first = list[Node](), dict[str, str](), ""
     for node in nodes:
         result, why = said.get(node.node_id), node.refusal
@@ -195,10 +188,7 @@ def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list
 def send_images(
     engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
 ) -> tuple[list[Sent], dict[str, str]]:
-    """Send images of this store that nodes lack, by node.
-
-    Return what was sent, and the reason of each node that could not take one.
-    """
+    """Send images of this store that nodes lack, by node."""
     sent, failed = list[Sent](), dict[str, str]()
     for name in sorted({name for names in lacking.values() for name in names}):
         nodes = [node for node, names in lacking.items() if name in names and node not in failed]
@@ -230,16 +220,16 @@ def _send(
     size, offset = image.size_bytes, 0
     with image.rootfs.open("rb") as file:
         while to and (piece := file.read(PIECE_BYTES)):
-            call(take_piece, offset, size, piece)
+            call(on_node.take_piece, offset, size, piece)
             offset += len(piece)
             shown = f"{format_size(offset)} of {format_size(size)}"
             print_status(f"belljar: image {printable(name)}: {shown} sent to {len(to)} node(s)")
     document = image.rootfs.with_name("image.json").read_bytes()
     # An image that was asked for by its digest has no name to give it there.
     names = [] if is_like_digest(name) else [name]
-    call(take_image, document, names, [*image.origins])
+    call(on_node.take_image, document, names, [*image.origins])
     if refused:  # their disks may be full
-        engine.on_each([*refused], clear, fleet, within_s=CLEAR_S)
+        engine.on_each([*refused], on_node.clear, fleet, within_s=CLEAR_S)
     return refused
 
 
@@ -288,7 +278,7 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
     with joined(fleet) as engine:
         asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []
         # `kill_all` gives up after END_S; the rest is for a busy node to start a worker.
-        answers = engine.on_each(asked, kill_all, reason, more, within_s=END_S + 30.0)
+        answers = engine.on_each(asked, on_node.kill_all, reason, more, within_s=END_S + 30.0)
         for node in asked:
             name, is_killed, words = "", False, "its answer can't be understood"
             match answers.get(node):

@@ -181,10 +181,7 @@ def is_whole(archive: Path) -> bool:
 def findings_of(
     run: Path, evidence: Evidence, shown: Shown | None = None
 ) -> tuple[RunFindings, list[str]]:
-    """Return the findings of any run by its stored evidence, and lines about a fleet.
-
-    Raises `OSError`.
-    """
+    """Return the findings of any run by its stored evidence, and lines about a fleet."""
     if evidence.run.kind != KIND:
         return judge(evidence), []
     problems = [*record_reasons(evidence)]

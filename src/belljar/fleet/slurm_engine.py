@@ -237,10 +237,7 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
-    """Give a program this input; return its one frame of bounded size: a node may send anything.
-
-    Raises `HostError` for none, `ValueError`, `RecursionError`, `OSError`.
-    """
+    """Give a program this input; return its one frame of bounded size: a node may send anything."""
     pipe = subprocess.PIPE
     with (
         # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.

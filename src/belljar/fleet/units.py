@@ -1,7 +1,4 @@
-"""Cuts samples into units, decides which are tried again, and judges the whole. Pure.
-
-Sizes, nodes and outcomes in; decisions, one row for each sample and one verdict out.
-"""
+"""Cuts samples into units, decides which are tried again, and judges the whole. Pure."""
 
 from __future__ import annotations
 

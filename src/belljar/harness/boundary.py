@@ -163,10 +163,6 @@ def _patch_registry(session: Session, stack: ExitStack) -> None:
     from inspect_ai._util.registry import RegistryInfo
     from inspect_ai.util._sandbox import registry
 
-    find, lookup = getattr(registry, "registry_find", None), getattr(registry, _LOOKUP, None)
-    if not callable(find):
-        raise unknown_inspect("its registry of sandbox providers is not where it was")
-
     # Not what is registered under our name: a task may have registered another there.
     own = RegistryInfo(type="sandboxenv", name=f"{PROVIDER}/{PROVIDER}")
 
@@ -174,13 +170,16 @@ def _patch_registry(session: Session, stack: ExitStack) -> None:
         harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
         return _Closed(provider.__name__, (), {"session": session, **harmless})
 
-    def find_closed(predicate: Any) -> list[Any]:
-        if predicate(own):
-            return [BelljarSandboxEnvironment]
-        return [closed(each) for each in find(predicate)]
+    def make_find(find: Any) -> Any:
+        def find_closed(predicate: Any) -> list[Any]:
+            if predicate(own):
+                return [BelljarSandboxEnvironment]
+            return [closed(each) for each in find(predicate)]
 
-    registry.__dict__["registry_find"] = find_closed
-    stack.callback(registry.__dict__.__setitem__, "registry_find", find)
+        return find_closed
+
+    _replace(stack, registry, "registry_find", make_find)
+    lookup = getattr(registry, _LOOKUP, None)
     for name in (f"inspect_ai.{caller}" for caller in _CALLERS):
         if lookup is None or getattr(import_module(name), _LOOKUP, None) is not lookup:
             raise unknown_inspect(f"{name} looks sandbox providers up in another way")
@@ -195,8 +194,6 @@ def _patch_base_class(session: Session, stack: ExitStack) -> None:
     from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
     from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
-    made = SandboxEnvironment.__init__
-
     def check(kind: type) -> None:
         if not issubclass(kind, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
             what = f"a sandbox of the provider {kind.__name__} was about to be made"
@@ -206,9 +203,12 @@ def _patch_base_class(session: Session, stack: ExitStack) -> None:
         check(cls)
         return object.__new__(cls)
 
-    def init(self: SandboxEnvironment, *args: Any, **kwargs: Any) -> None:
-        check(type(self))
-        made(self, *args, **kwargs)
+    def make_init(made: Any) -> Any:
+        def init(self: SandboxEnvironment, *args: Any, **kwargs: Any) -> None:
+            check(type(self))
+            made(self, *args, **kwargs)
+
+        return init
 
     if SandboxEnvironment.__new__ not in (object.__new__, _new):
         raise unknown_inspect("sandboxes are made in another way")
@@ -216,8 +216,7 @@ def _patch_base_class(session: Session, stack: ExitStack) -> None:
     # `__new__`. A `__new__` that is taken away again would leave a class that takes no arguments.
     stack.callback(setattr, SandboxEnvironment, "__new__", _new)
     SandboxEnvironment.__new__ = new  # type: ignore[method-assign]
-    stack.callback(setattr, SandboxEnvironment, "__init__", made)
-    SandboxEnvironment.__init__ = init  # type: ignore[method-assign]
+    _replace(stack, SandboxEnvironment, "__init__", make_init)
     if LocalSandboxEnvironment.__new__ is not new:
         raise unknown_inspect("the making of sandboxes can't be controlled")
 

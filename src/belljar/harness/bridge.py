@@ -41,19 +41,11 @@ logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
 # Of all requests of a sample: each is in the host's memory and log, also when the model refuses.
 MAX_REQUEST_BYTES: Final = 256 << 20
-# OpenAI's `required` is Inspect's `any`.
-_TOOL_CHOICES: Final[Mapping[str, Literal["auto", "any", "none"]]] = {
-    "auto": "auto",
-    "required": "any",
-    "none": "none",
-}
-# Inspect's reasons in OpenAI's words; a client knows no others.
+_CHOICES: Final[Mapping[str, ToolChoice]] = {"auto": "auto", "required": "any", "none": "none"}
+# Inspect's reasons in OpenAI's words; of others a client knows `stop` alone.
 _REASONS: Final[Mapping[str, str]] = {
-    "stop": "stop",
-    "max_tokens": "length",
-    "model_length": "length",
-    "tool_calls": "tool_calls",
-    "content_filter": "content_filter",
+    **dict.fromkeys(("max_tokens", "model_length"), "length"),
+    **{name: name for name in ("tool_calls", "content_filter")},
 }
 
 
@@ -196,7 +188,7 @@ async def _answer(request: ChatRequest) -> dict[str, Any]:
     choice: ToolChoice | None = (
         ToolFunction(name=wanted.function.name)
         if isinstance(wanted, _Call)
-        else _TOOL_CHOICES.get(wanted or "")
+        else _CHOICES.get(wanted or "")
     )
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     numbers = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")

@@ -33,13 +33,13 @@ from belljar.compose.document import (
 from belljar.compose.interpolate import METADATA_PREFIX, interpolate, literal, references
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
-from belljar.errors import PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.load import wrong_fields
-from belljar.policy.loaded import PRESETS
+from belljar.policy.loaded import PRESETS, LoadedPolicy
 from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights, TaskData
@@ -139,14 +139,19 @@ class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
 
 
 @dataclass(frozen=True, slots=True)
-class SampleSandbox:
-    """One sample's sandbox, or the error refusing it."""
+class Preview:
+    """One sample's sandbox; once previewed, its cell's policy and differences; or its error.
+
+    Metadata in `env` is not expanded.
+    """
 
     task: str
-    sample: str
-    metadata: Mapping[str, object]
-    config: BelljarConfig
-    error: PolicyError | None = None
+    sample: str = ""
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    asked: BelljarConfig = field(default_factory=BelljarConfig)
+    error: BelljarError | None = None
+    policy: LoadedPolicy | None = None
+    differences: tuple[Difference, ...] = ()
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
@@ -363,7 +368,7 @@ def check_own_files(ours: BelljarConfig) -> None:
 # ---- tasks of `belljar run`, and samples of `inspect eval`
 
 
-def adapt_task(task: Task, *, directory: Path) -> list[SampleSandbox]:
+def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
     """Give the task and its samples Belljar as sandbox; returns each sample's.
 
     `directory` is the task's own. A refused sandbox is its samples' error.
@@ -384,7 +389,7 @@ def adapt_task(task: Task, *, directory: Path) -> list[SampleSandbox]:
         return known[key]
 
     default = read(task.sandbox, where=f"task {task.name}")
-    made: list[SampleSandbox] = []
+    made: list[Preview] = []
     for sample in task.dataset or ():
         where = f"task {task.name}, sample {sample.id}"
         written = sample.sandbox
@@ -397,7 +402,7 @@ def adapt_task(task: Task, *, directory: Path) -> list[SampleSandbox]:
                 found = error
         refused = found if isinstance(found, PolicyError) else None
         config = found if isinstance(found, BelljarConfig) else BelljarConfig()
-        made.append(SampleSandbox(task.name, str(sample.id), metadata, config, refused))
+        made.append(Preview(task.name, str(sample.id), metadata, config, refused))
         if written is not None and refused is None:
             sample.sandbox = SandboxEnvironmentSpec(OURS, config)
     of_task = default if isinstance(default, BelljarConfig) else BelljarConfig()

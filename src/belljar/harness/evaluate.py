@@ -19,19 +19,21 @@ import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
+from belljar.harness.config import Preview
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
 from belljar.harness.operator import read_operator
 from belljar.harness.options import (
-    InspectOptions,
     RunRequest,
     Selection,
     check_models,
     explicit_arguments,
+    model_of,
+    models_of,
     read_options,
     read_selection,
 )
-from belljar.harness.preview import Preview, preview, summary, with_images
+from belljar.harness.preview import preview, summary, with_images
 from belljar.harness.session import Session, session_scope
 from belljar.harness.source import hold_required_gap, standard_output_to_error
 from belljar.host.settings import resolve_here
@@ -88,7 +90,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if request.policy:
             check_policy(request.policy, request.tier)
         options = read_options(request.inspect_args)
-        models = check_models(options.models, request.home)
+        models = check_models(models_of(options), request.home)
         session = Session(
             operator_options={**request.operator_options, "run_policy": _absolute(request.policy)},
             home=request.home,
@@ -123,7 +125,7 @@ def check_policy(policy: str, tier: str) -> None:
 
 def load_only(
     arguments: Sequence[str], operator: OperatorOptions
-) -> tuple[InspectOptions, list[Task], list[Preview]]:
+) -> tuple[click.Context, list[Task], list[Preview]]:
     """Load tasks without running them, and preview their samples. Raises as `run_evaluation`."""
     if run_policy := operator.get("run_policy", ""):
         check_policy(run_policy, operator.get("tier", ""))
@@ -181,15 +183,15 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
             also = f"{len(more)} more samples are refused: `belljar check` lists all"
             first.hint = "; ".join(filter(None, (first.hint, also)))
         raise first
-    source, home = session.source, session.home
+    source = session.source
     policies = [*dict.fromkeys(each.policy for each in previews if each.policy is not None)]
     for policy in policies:
         check_stand_ins(policy)
-    builds = dict.fromkeys(build for each in previews for build in each.builds)
+    builds = dict.fromkeys(build for each in previews for build in each.asked.builds)
     images = {image for policy in policies for image in policy.policy.images}
-    source.build_images(builds, images=images, home=home)
-    source.check_images(policies, home=home)
-    whole = with_images(previews, lambda policy: source.image_differences(policy, home=home))
+    source.build_images(builds, images)
+    source.check_images(policies)
+    whole = with_images(previews, source.image_differences)
     session.show_once(summary(whole))
     session.is_previewed = True
     return policies
@@ -197,7 +199,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
 
 def _run_tasks(
     request: RunRequest,
-    options: InspectOptions,
+    options: click.Context,
     tasks: list[Task],
     session: Session,
     policies: Sequence[LoadedPolicy],
@@ -206,11 +208,8 @@ def _run_tasks(
 
     what = ", ".join(task.name for task in tasks)
     argv = [*sys.argv[:1], "run", *request.inspect_args]
-    params = options.context.params
-    with (
-        request.source.start_run("run", argv, home=request.home, what=what) as run,
-        session_scope(session),
-    ):
+    params = options.params
+    with request.source.start_run("run", argv, what=what) as run, session_scope(session):
         session.run = run
         if noted := os.environ.get(NOTED_IN):
             Path(noted).write_text(str(run.path))
@@ -263,7 +262,7 @@ def _absolute(policy: str) -> str:
 
 
 def load_tasks(
-    options: InspectOptions, operator: Operator, selection: Selection, *, runs: bool = False
+    options: click.Context, operator: Operator, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
@@ -276,10 +275,10 @@ def load_tasks(
 
     from belljar.harness.config import adapt_task
 
-    params = options.context.params
+    params = options.params
     names = "name a file, file@task or package/task"
     if not params["tasks"]:
-        raise click.UsageError(f"which task? {names}", options.context)
+        raise click.UsageError(f"which task? {names}", options)
     given = parse_cli_config(params["t"], params["task_config"])
     _set_active_model(options, is_needed=runs)
     tasks: list[Task] = []
@@ -299,13 +298,13 @@ def load_tasks(
     if not tasks:
         where = printable(", ".join(params["tasks"]))
         raise PolicyError("no task was found there", where=where, hint=names)
-    previews = [Preview(task=spec, sample="", error=error) for spec, error in broken.items()]
+    previews = [Preview(spec, error=error) for spec, error in broken.items()]
     for task in tasks:
         selection.order(task)
         made = adapt_task(task, directory=Path(task_run_dir(task)))
         chosen = selection.positions(task, [each.name for each in tasks])
         previews += preview([made[each] for each in chosen], operator)
-        if options.model:
+        if model_of(options):
             task.model = None
     return tasks, previews
 
@@ -324,7 +323,7 @@ def _files_of(named: Iterable[str]) -> list[str]:
     return specs
 
 
-def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
+def _set_active_model(options: click.Context, *, is_needed: bool) -> None:
     """Set the model and its roles, as Inspect does before it loads a task, which may ask for them.
 
     None of several models is set: their evaluations share one loading. With `is_needed`, raises
@@ -337,8 +336,8 @@ def _set_active_model(options: InspectOptions, *, is_needed: bool) -> None:
     from inspect_ai.model._model import init_active_model, init_model_roles, resolve_models
     from inspect_ai.model._util import resolve_model_roles
 
-    params = options.context.params
-    name = options.model or "none"
+    params = options.params
+    name = model_of(options) or "none"
     if not isinstance(name, str):
         return  # A model's whole description; a task that asks for it says so.
     try:
@@ -393,14 +392,13 @@ def _unmarked(error: PrerequisiteError) -> str:
 
 def invoke(
     request: RunRequest,
-    options: InspectOptions,
+    options: click.Context,
     tasks: list[Task],
     session: Session,
     run: RunDirectory,
 ) -> bool:
     """Run Inspect's own `eval`; whether a person interrupted it."""
-    context = options.context
-    context.params |= {
+    options.params |= {
         "tasks": tuple(tasks),
         "log_dir": str(run.inspect_log_dir),
         # The tasks are loaded: nothing is left by which Inspect would load them again.
@@ -411,14 +409,14 @@ def invoke(
         "detach": False,
         "json_output": False,
     }
-    if context.get_parameter_source("display") is click.core.ParameterSource.DEFAULT:
+    if options.get_parameter_source("display") is click.core.ParameterSource.DEFAULT:
         display = "rich" if sys.stdout.isatty() else "plain"
-        context.params["display"] = "none" if request.quiet else display
+        options.params["display"] = "none" if request.quiet else display
     from inspect_ai._util.error import PrerequisiteError
 
     try:
-        with explicit_arguments(options.explicit(run.inspect_log_dir)):
-            context.command.invoke(context)
+        with explicit_arguments(options, run.inspect_log_dir):
+            options.command.invoke(options)
     except PrerequisiteError as error:
         session.failure = session.failure or f"the evaluation did not run: {_unmarked(error)}"
     except (KeyboardInterrupt, click.Abort):

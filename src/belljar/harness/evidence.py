@@ -38,7 +38,7 @@ from belljar.report.verdict import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from inspect_ai.event import Event, ModelEvent
+    from inspect_ai.event import Event
     from inspect_ai.log import EvalSample
     from inspect_ai.scorer import Score
 
@@ -217,23 +217,19 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
                 ended=event.completed,
             )
         elif event.event == "model":
-            yield from _hosted(event)
-
-
-def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
-    # What the model's provider did itself, or was asked to do by an `extra_body`.
-    if extra_fields(event.config.extra_body):
-        yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
-    for choice in event.output.choices:
-        content = choice.message.content
-        for each in content if isinstance(content, list) else ():
-            if each.type == "tool_use":
-                # of an MCP server the policy names the server, of the others the tool that was
-                # offered
-                name = (
-                    (each.context or each.name) if each.tool_type == "mcp_call" else each.tool_type
-                )
-                yield ToolCall(name=name, outside=HOSTED_USE.get(each.tool_type, Outside.HOSTED))
+            # What the model's provider did itself, or was asked to do by an `extra_body`.
+            if extra_fields(event.config.extra_body):
+                yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
+            messages = (choice.message.content for choice in event.output.choices)
+            contents = (
+                each for content in messages if isinstance(content, list) for each in content
+            )
+            for use in (each for each in contents if each.type == "tool_use"):
+                # Of an MCP server the policy names the server, of others the tool that was offered.
+                is_mcp = use.tool_type == "mcp_call"
+                name = (use.context or use.name) if is_mcp else use.tool_type
+                outside = HOSTED_USE.get(use.tool_type, Outside.HOSTED)
+                yield ToolCall(name=name, outside=outside)
 
 
 # The findings in a run directory, when it was sealed.

@@ -145,8 +145,8 @@ def _is_belljars(file: str) -> bool:
     return file.startswith(_places()[0]) or bool(_beside and file.startswith(_beside))
 
 
-# Without a virtual environment site-packages lies below the standard library's directory.
 def _is_stdlib(file: str) -> bool:
+    # Without a virtual environment site-packages lies below the standard library's directory.
     return file.startswith(_STDLIB) and "-packages" not in file
 
 

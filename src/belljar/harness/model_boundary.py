@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 TOO_DEEP: Final = "what was to be sent to the model is nested too deeply to be looked at"
-_called: ContextVar[str] = ContextVar("belljar_called_model", default="")
+_called: ContextVar[str] = ContextVar("belljar_called_model", default="")  # for the record
 _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
 
@@ -81,7 +81,6 @@ async def _look_at(
         model = printable(model, max_chars=200)
         cell = None if environment is None else environment.cell
         guard = None if cell is None else cell.guard
-        # `_scanned_text` puts it on record, far below here.
         _called.set(model)
         if cell is not None and guard is not None:
             for index, message in enumerate(messages):
@@ -98,17 +97,21 @@ async def _look_at(
         parts = [each.model_dump(exclude_none=True) for each in (*messages, *tools)]
         # About as its provider sends it
         text = json.dumps([*parts, rest], ensure_ascii=False, default=str)
+        address = ""  # its provider's default, or another model's
+        with suppress(Exception):  # no model is being evaluated, or its address is none
+            if str(active := get_model()) == model:
+                # Never a password
+                address = urlsplit(active.api.base_url or "").netloc.rpartition("@")[2]
         about: dict[str, JsonValue] = {
             "model": model,
-            "address": _address_of(model),
+            "address": printable(address, max_chars=200),
             # A text may hold lone surrogates, which strict UTF-8 refuses.
             "bytes": len(text.encode("utf-8", "surrogatepass")),
             "guarded": guard is not None and is_text,
         }
-        cell_id = None if cell is None else cell.id
-        session.record(
-            Event(kind=Kind.MODEL_CALLED, data=about, cell_id=cell_id, actor=Actor.HARNESS)
-        )
+        where = None if cell is None else cell.id
+        event = Event(kind=Kind.MODEL_CALLED, data=about, cell_id=where, actor=Actor.HARNESS)
+        session.record(event)
     except LimitExceededError:
         raise
     except RecursionError:
@@ -153,16 +156,6 @@ async def _count_looked_at(
 # They too send messages to a provider, and Inspect has no hook for them
 Model.compact = _compact_looked_at  # type: ignore[method-assign]
 Model.count_tokens = _count_looked_at  # type: ignore[method-assign]
-
-
-def _address_of(model: str) -> str:
-    """HOST:PORT of the evaluated model's provider; "": its default, or another model's."""
-    with suppress(Exception):  # no model is being evaluated, or its address is none
-        active = get_model()
-        if str(active) == model:
-            url = urlsplit(active.api.base_url or "")
-            return printable(url.netloc.rpartition("@")[2], max_chars=200)  # never a password
-    return ""
 
 
 async def _scanned(

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from belljar.compose.document import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
-from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
+from belljar.compose.interpolate import expand_metadata
+from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
@@ -45,11 +46,6 @@ if TYPE_CHECKING:
 # Who says nothing gets a strict wall: looser ones are asked for.
 DEFAULT_POLICY: Final = "high"
 DEFAULT_IMAGE: Final = "default"
-_NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
-# `$$` means a dollar sign before our names alone: others are left to the program.
-_REFERENCE: Final = re.compile(
-    rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})"
-)
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"
 
@@ -160,34 +156,27 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         base = resolve_policy(named or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
         made, found = above_floor(base, asked, ours.tier, floor)
-    if ours.is_generic:
-        made, of_image = _generic(made)
-        found = (*found, of_image)
+    changed: list[tuple[str, str, str]] = []
+    if ours.is_generic:  # it asks for plain Docker
+        detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
+        # All presets name it, so that a policy counts as naming an image where it names another.
+        if made.policy.image == DEFAULT_IMAGE:
+            made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
+        changed.append((TASK, "image", printable(detail, max_chars=400)))
     is_named = bool(operator.run_policy or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
     settings, risk = operator.settings, made.policy.risk
     if risk < settings.least_risk:
         where = printable(settings.least_risk_from)
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
-        found = (*found, _changed("policy", "risk", detail))
+        changed.append(("policy", "risk", detail))
+    kind = DifferenceKind.CHANGED
+    more = (Difference(kind=kind, where=at, key=key, detail=why) for at, key, why in changed)
     return SamplePolicy(
-        policy=replace(done, data=ours.data), asked=ours, differences=(*ours.differences, *found)
+        policy=replace(done, data=ours.data),
+        asked=ours,
+        differences=(*ours.differences, *found, *more),
     )
-
-
-def _generic(made: LoadedPolicy) -> tuple[LoadedPolicy, Difference]:
-    """The policy of a task that asks for plain Docker: its image is the policy's or `inspect`.
-
-    All presets name `default`, so a policy counts as naming an image only where it names another.
-    """
-    detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
-    if made.policy.image == DEFAULT_IMAGE:
-        made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
-    return made, _changed(TASK, "image", printable(detail, max_chars=400))
-
-
-def _changed(where: str, key: str, detail: str) -> Difference:
-    return Difference(kind=DifferenceKind.CHANGED, where=where, key=key, detail=detail)
 
 
 def sample_policy(
@@ -221,32 +210,11 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
 
 
 def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` for `SAMPLE_METADATA_` names.
-
-    `$$` keeps such a name; other dollar signs are left. Raises `PolicyError` for missing metadata,
-    and beyond `MAX_CHARACTERS` of all values together.
-    """
-    room = MAX_CHARACTERS
-
-    def put(match: re.Match[str]) -> str:
-        nonlocal room
-        if match[0] == "$$":
-            return "$"
-        name, operator, default = match[1] or match[4], match[2], match[3]
-        found = variables.get(name)
-        if found is None or (not found and operator == ":-"):
-            if not operator:
-                hint = f"add it to the sample's metadata, or give a default: ${{{name}:-…}}"
-                what = f"{name} is not in this sample's metadata"
-                raise PolicyError(what, where=where, hint=hint)
-            return default
-        room -= len(found)
-        if room < 0:
-            what = f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it"
-            raise PolicyError(what, where=where, hint="give large data as a file of the sample")
-        return found
-
-    return {name: _REFERENCE.sub(put, value) for name, value in env.items()}
+    """As `expand_metadata`. Raises `PolicyError`."""
+    try:
+        return expand_metadata(env, variables)
+    except CannotKeepError as error:
+        raise PolicyError(str(error), where=where, hint=error.hint) from error
 
 
 # ---- `.env` files

@@ -33,7 +33,7 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from inspect_ai import Task
 
-    from belljar.harness.preview import Preview
+    from belljar.harness.config import Preview
     from belljar.policy.loaded import LoadedPolicy, PresetPolicy
     from belljar.policy.model import Policy
 
@@ -85,46 +85,28 @@ class RunRequest:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectOptions:
-    """Inspect's checked options."""
-
-    context: click.Context
-
-    @property
-    def model(self) -> object:
-        """The model that the options name, if any."""
-        params = self.context.params
-        return params.get("model") or params.get("model_spec")
-
-    @property
-    def models(self) -> list[str]:
-        """The names of all models that the options name, also for a role."""
-        from inspect_ai._util.config import parse_cli_args
-
-        waiting, names = [self.model], list[str]()
-        with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
-            waiting.append(parse_cli_args(self.context.params.get("model_role"), force_str=False))
-        while waiting:
-            each = waiting.pop()
-            if isinstance(each, dict | list):  # its settings are no model's name
-                waiting += each.values() if isinstance(each, dict) else each
-            else:
-                names += str(each or "").split(",")
-        return names
-
-    def explicit(self, log_dir: Path) -> dict[str, Any]:
-        """Arguments that no other setting may change."""
-        return {
-            "sandbox": PROVIDER,
-            "log_dir": str(log_dir),
-            "log_format": self.context.params.get("log_format") or "eval",
-            "log_samples": True,
-            "sandbox_cleanup": not _is_typed(self.context, "no_sandbox_cleanup"),
-        }
+def model_of(context: click.Context) -> object:
+    """The model that Inspect's options name, if any."""
+    return context.params.get("model") or context.params.get("model_spec")
 
 
-def read_options(arguments: Sequence[str]) -> InspectOptions:
+def models_of(context: click.Context) -> list[str]:
+    """The names of all models that the options name, also for a role."""
+    from inspect_ai._util.config import parse_cli_args
+
+    waiting, names = [model_of(context)], list[str]()
+    with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
+        waiting.append(parse_cli_args(context.params.get("model_role"), force_str=False))
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict | list):  # its settings are no model's name
+            waiting += each.values() if isinstance(each, dict) else each
+        else:
+            names += str(each or "").split(",")
+    return names
+
+
+def read_options(arguments: Sequence[str]) -> click.Context:
     """Parse Inspect's options with its own parser, and check them. Loads no task.
 
     Raises `click.UsageError` for invalid options and typed ones that are Belljar's, `PolicyError`
@@ -160,7 +142,7 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
             what = f"--env {printable(name)} can't be used with belljar run"
             raise PolicyError(what, hint="set it in the environment of belljar run")
-    return InspectOptions(context=context)
+    return context
 
 
 def _is_typed(context: click.Context, option: str) -> bool:
@@ -169,13 +151,21 @@ def _is_typed(context: click.Context, option: str) -> bool:
 
 
 @contextlib.contextmanager
-def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Force these arguments of Inspect's `eval` function inside the block.
+def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
+    """Force what no other setting may change on Inspect's `eval` function inside the block.
 
     Its command line can't express all (`log_samples=True`). No pattern names the log there.
     Raises `HostError` when the installed Inspect can't be held to that.
     """
     from inspect_ai._cli import eval as command
+
+    arguments = {
+        "sandbox": PROVIDER,
+        "log_dir": str(log_dir),
+        "log_format": context.params.get("log_format") or "eval",
+        "log_samples": True,
+        "sandbox_cleanup": not _is_typed(context, "no_sandbox_cleanup"),
+    }
 
     original = getattr(command, "eval", None)
     if not callable(original) or "eval" not in command.eval_exec.__code__.co_names:
@@ -236,11 +226,11 @@ class Selection:
         return [position for position in everything if matcher.matches(task.dataset[position].id)]
 
 
-def read_selection(options: InspectOptions) -> Selection:
+def read_selection(options: click.Context) -> Selection:
     """From the options."""
     from inspect_ai._util.samples import parse_sample_id, parse_samples_limit
 
-    params = options.context.params
+    params = options.params
     ids: Any = parse_sample_id(params.get("sample_id"))
     shuffle = params.get("sample_shuffle")
     return Selection(
@@ -302,7 +292,7 @@ class SelectedTask:
 
 
 def select_task(
-    request: RunRequest, loaded: tuple[InspectOptions, list[Task], list[Preview]]
+    request: RunRequest, loaded: tuple[click.Context, list[Task], list[Preview]]
 ) -> SelectedTask:
     """Select the samples of the one task that `load_only` loaded for the request.
 
@@ -313,7 +303,7 @@ def select_task(
         if each.error is not None and not isinstance(each.error, HostError):
             raise each.error  # what a node lacks, each node says itself
     selection = read_selection(options)
-    specs = options.context.params["tasks"]
+    specs = options.params["tasks"]
     if len(tasks) != 1 or len(specs) != 1:
         what = f"a fleet runs one task, and {len(tasks)} are named"
         hint = "name one, as in file.py@task, and run the others after it"
@@ -339,7 +329,7 @@ def select_task(
         elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
             rest.append(word)
     _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
-    params = options.context.params
+    params = options.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
     sent = f"{Path(path).name}{at}{name}" if root else spec
     epochs = params.get("epochs") or task.epochs or 1
@@ -387,14 +377,14 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> None:
+def _check_shared(options: click.Context, selection: Selection, task: Task) -> None:
     """Refuse what would differ between units."""
-    model = options.model
+    model = model_of(options)
     if isinstance(model, str) and ("," in model or model.startswith(_IN_A_CELL)):
         what = "a fleet asks one model of a provider"
         hint = "run several models one after the other; a model in a cell runs on one machine"
         raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
-    given = options.context.params.get("fail_on_error")
+    given = options.params.get("fail_on_error")
     bound = task.fail_on_error if given is None else given
     # True means the first error, and is a number in Python, too.
     if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
@@ -406,7 +396,7 @@ def _check_shared(options: InspectOptions, selection: Selection, task: Task) -> 
         hint = "give it a seed: --sample-shuffle 42"
         raise PolicyError(what, where="--sample-shuffle", hint=hint)
     for name in _NOT_SHARED:
-        if options.context.params.get(name):
+        if options.params.get(name):
             option = f"--{name.replace('_', '-')}"
             hint = "give its options on the command line"
             raise PolicyError("it can't be used with --fleet", where=option, hint=hint)

@@ -17,7 +17,7 @@ from belljar.differences import Difference, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.config import (
     BelljarConfig,
-    SampleSandbox,
+    Preview,
     TaskRefused,
     beside_policy,
     metadata_variables,
@@ -36,29 +36,13 @@ from belljar.harness.operator import (
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.compose.document import ServiceBuild
     from belljar.host.model import HostFacts
     from belljar.image.store import MissingImage
     from belljar.plan.model import ImageFacts, Plan
     from belljar.policy.loaded import LoadedPolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """One sample: its cell's policy and differences, or its error.
-
-    Metadata in `env` is not expanded. `builds`: as in `BelljarConfig`.
-    """
-
-    task: str
-    sample: str
-    policy: LoadedPolicy | None = None
-    builds: tuple[ServiceBuild, ...] = ()
-    differences: tuple[Difference, ...] = ()
-    error: BelljarError | None = None
-
-
-def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[Preview]:
+def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Preview]:
     """Each sample in turn; a policy is made once for all whose metadata makes it the same.
 
     Raises nothing.
@@ -67,24 +51,23 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
     known: dict[object, SamplePolicy | BelljarError] = {}
     for each in sandboxes:
         variables = metadata_variables(each.metadata)
-        key = (each.config, *map(variables.get, names_in(each.config)))
+        key = (each.asked, *map(variables.get, names_in(each.asked)))
         made = each.error or known.get(key)
         try:
             if made is None:
-                made = known[key] = within(settled(each.config, each.metadata), operator)
+                made = known[key] = within(settled(each.asked, each.metadata), operator)
             if isinstance(made, SamplePolicy):
                 for_sample(made.policy, each.metadata)
         except BelljarError as error:
             if made is None:
                 known[key] = error
             made = error
-        found = Preview(task=each.task, sample=each.sample)
         if isinstance(made, BelljarError):
             differences = made.differences if isinstance(made, TaskRefused) else ()
-            yield replace(found, error=made, differences=differences)
+            yield replace(each, error=made, differences=differences)
         else:
-            builds, differences = made.asked.builds, made.differences
-            yield replace(found, policy=made.policy, builds=builds, differences=differences)
+            asked, policy = made.asked, made.policy
+            yield replace(each, asked=asked, policy=policy, differences=made.differences)
 
 
 def with_images(
@@ -135,7 +118,7 @@ class Outlook:
     """The outcome of `samples` that have the same as `first`.
 
     `missing`: images that the store does not have, each with the command that gets it. `plan`: what
-    a cell would be here. `error`: the author's to fix. `lacking`: what this host can't do.
+    a cell would be here. `error`: the author's to fix, or a `HostError`: what this host can't do.
     """
 
     first: Preview
@@ -143,23 +126,21 @@ class Outlook:
     missing: tuple[MissingImage, ...] = ()
     plan: Plan | None = None
     error: BelljarError | None = None
-    lacking: HostError | None = None
 
     @property
     def exit_code(self) -> int:
         """0: runs; 3: this host lacks something; 4: refused."""
         if self.error is not None:
             return self.error.exit_code
-        return MISSING_CODE if self.missing or self.lacking is not None else 0
+        return MISSING_CODE if self.missing else 0
 
     @property
     def outcome(self) -> str:
         """In one word: `refused`, `missing`, `differs` or `runs`."""
-        if self.error is not None:
-            return "refused"
-        if self.exit_code:
+        if self.exit_code == MISSING_CODE:
             return "missing"
-        return "differs" if self.first.differences else "runs"
+        how = "differs" if self.first.differences else "runs"
+        return how if self.error is None else "refused"
 
 
 def kind_of(target: str) -> str:
@@ -201,8 +182,7 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
 def _one(
     config: BelljarConfig, operator: Operator, target: str, error: PolicyError | None = None
 ) -> list[Preview]:
-    made = SampleSandbox(task=target, sample="", metadata={}, config=config, error=error)
-    return list(preview([made], operator))
+    return list(preview([Preview(target, asked=config, error=error)], operator))
 
 
 # Replaces unknown metadata of a sample.
@@ -226,9 +206,9 @@ def outlooks(
     for same in grouped(whole):
         missing: list[MissingImage] = []
         first, plan = same[0], None
-        error, lacking, loaded = first.error, None, first.policy
+        error, loaded = first.error, first.policy
         if error is None and loaded is not None:
-            builds = {each.image: each for each in first.builds}
+            builds = {each.image: each for each in first.asked.builds}
             for each in missing_images([loaded], home):
                 if each.image in builds:
                     missing.append(replace(each, command=command_of(builds[each.image])))
@@ -238,8 +218,6 @@ def outlooks(
                 check_stand_ins(loaded)
                 image = image_of(loaded.policy.image)
                 plan = make_plan(loaded.policy, facts(), image, base=loaded.base)
-            except HostError as host_lacks:
-                lacking = host_lacks
             except BelljarError as refused:
                 error = refused
         found.append(
@@ -249,7 +227,6 @@ def outlooks(
                 missing=tuple(missing),
                 plan=plan,
                 error=error or (None if loaded else PolicyError("nothing is known of it")),
-                lacking=lacking,
             )
         )
     return found
@@ -264,7 +241,7 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
     """For `--json`; documented in docs/check.md."""
     groups: list[dict[str, Any]] = []
     for each in found:
-        first = each.first
+        first, is_lacking = each.first, isinstance(each.error, HostError)
         absent = {missing.image for missing in each.missing}
         images = first.policy.policy.images if first.policy is not None else ()
         groups.append(
@@ -273,10 +250,10 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
                 "samples": list(each.samples),
                 "outcome": each.outcome,
                 "differences": [fact.data() for fact in first.differences],
-                "error": _error_json(each.error),
+                "error": None if is_lacking else _error_json(each.error),
                 "images": [{"image": name, "present": name not in absent} for name in images],
                 "plan": None if each.plan is None else _plan_json(each.plan),
-                "lacking": _error_json(each.lacking),
+                "lacking": _error_json(each.error) if is_lacking else None,
             }
         )
     return {

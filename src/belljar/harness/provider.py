@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 # A shell's exit codes, which Inspect's tools and a model know.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
-# As shells report a death by signal N: 128 + N.
-_SIGNAL_BASE: Final = 128
 
 
 def decode_tail(data: bytes, limit_bytes: int) -> str:
@@ -95,14 +93,12 @@ def to_result(
             limit_str=format_size(limit_bytes), truncated_output=stdout + stderr
         )
     code = output.returncode
-    status = code if code >= 0 else _SIGNAL_BASE - code
+    status = code if code >= 0 else 128 - code  # as shells report a death by signal
     return ExecResult(success=status == 0, returncode=status, stdout=stdout, stderr=stderr)
 
 
 def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
-    """A result with `docker exec`'s status, as Inspect's Docker provider. Raises
-    `PermissionError`.
-    """
+    """A result with `docker exec`'s status. Raises `PermissionError`."""
     stage, why, status = output.stage, os.strerror(code), NOT_RUN
     is_missing = code in {errno.ENOENT, errno.ENOTDIR}
     name = cmd[0] if cmd else ""
@@ -131,15 +127,9 @@ async def start_program(cell: Cell, service: str, program: ServiceProgram | None
 
     settings = {} if program is None else program.model_dump(mode="json", exclude_none=True)
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
-    if (
-        settings.get("health")
-        or settings.get("directories")
-        or not is_idle(words_to_run(settings, cell))
-    ):
+    is_needed = settings.get("health") or settings.get("directories")
+    if is_needed or not is_idle(words_to_run(settings, cell)):
         await serve(cell, plan)
-
-
-_POLLING_INTERVAL_S: Final = 0.2
 
 
 class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
@@ -193,10 +183,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 # with those of earlier configurations: another build of the same name is refused
                 session.builds += ours.builds
                 images = set(loaded.policy.images)
-                build = partial(session.source.build_images, images=images, home=session.home)
+                build = partial(session.source.build_images, images=images)
                 builds = tuple(session.builds)
                 await anyio.to_thread.run_sync(build, builds, abandon_on_cancel=True)
-            await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
+            await session.source.prepare(loaded, session.ensure_run())
         except BelljarError as error:
             session.refusal = session.refusal or error
             await session.leave()
@@ -234,7 +224,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         sample = sample_policy(own, metadata, **session.operator_options)
         if own is not config:  # `task_init` has not seen it
             session.show_once(sentences(sample.differences))
-            await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
+            await session.source.prepare(sample.policy, session.ensure_run())
         session.show_once(announcements(sample.policy))
         policy, asked = sample.policy.policy, sample.asked
         session.models.need(demanded_tier(policy.risk, policy.tier))
@@ -259,12 +249,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @classmethod
     async def _open(cls, session: Session, sample: SamplePolicy, identity: SampleIdentity) -> Self:
-        of_images = session.source.image_differences(sample.policy, home=session.home)
+        of_images = session.source.image_differences(sample.policy)
         stack = AsyncExitStack()
         try:
-            opening = session.source.open_range(
-                sample.policy, run=session.ensure_run(), home=session.home
-            )
+            opening = session.source.open_range(sample.policy, session.ensure_run())
             opened = await stack.enter_async_context(opening)
             policy, cell = sample.policy, opened.cell
             environment = cls(
@@ -470,4 +458,4 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     def default_polling_interval(self) -> float:
         """Seconds between two looks of Inspect's polling services."""
-        return _POLLING_INTERVAL_S
+        return 0.2

@@ -179,9 +179,7 @@ class SampleCell:
     async def another_cell(self) -> AsyncIterator[Cell]:
         """A fresh cell of this sample. For scorers."""
         session = self._session
-        async with session.source.open_range(
-            self.policy, run=session.ensure_run(), home=session.home
-        ) as opened:
+        async with session.source.open_range(self.policy, session.ensure_run()) as opened:
             cell = opened.cell
             self._record(Kind.SAMPLE_STARTED, self.identity.started(self.policy), cell)
             await self._stop_if_breached(await self._probe(opened, cell, "start"), cell)

@@ -150,13 +150,16 @@ class Session:
     models: ModelCells = field(default_factory=ModelCells)
     host: HostActivity | None = None
 
+    def __post_init__(self) -> None:
+        self.source.home = self.home
+
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""
         if self.run is None:
             # A second evaluation in this process must not inherit the first one's breaches.
             own, self.breaches, self.refusal = ExitStack(), [], None
             self.failure, self.failure_code = "", 0
-            self.run = own.enter_context(self.source.start_run("inspect", sys.argv, home=self.home))
+            self.run = own.enter_context(self.source.start_run("inspect", sys.argv))
             self.own = own
         return self.run
 

@@ -63,36 +63,38 @@ class RealCells:
     """Real cells; image names stay fixed in a run. `home`: None for the usual store."""
 
     def __init__(self) -> None:
-        self._digests: dict[tuple[Path | None, str], str] = {}
+        self.home: Path | None = None  # its session's
+        self._digests: dict[str, str] = {}
         self._has_opened = False
 
+    @property
+    def store(self) -> Path:
+        """The store's directory."""
+        return self.home or belljar_home()
+
     def start_run(
-        self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
+        self, kind: str, argv: list[str], *, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
         """Make a new run directory."""
         from belljar.ledger.rundir import create_run
 
-        return create_run(home or belljar_home(), kind, argv, what=what)
+        return create_run(self.store, kind, argv, what=what)
 
-    def build_images(
-        self, builds: Iterable[ServiceBuild], *, images: Set[str], home: Path | None
-    ) -> None:
+    def build_images(self, builds: Iterable[ServiceBuild], images: Set[str]) -> None:
         """By buildah. Raises `PolicyError` or `HostError`."""
-        build_missing(builds, images, home or belljar_home(), report=print_status)
+        build_missing(builds, images, self.store, report=print_status)
 
-    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
-        """Against the store."""
+    def check_images(self, policies: Sequence[LoadedPolicy]) -> None:
+        """Raise `HostError` for images that the store lacks."""
         from belljar.image.store import refuse_missing
 
-        refuse_missing(missing_images(policies, home or belljar_home()))
+        refuse_missing(missing_images(policies, self.store))
 
-    def image_differences(
-        self, policy: LoadedPolicy, *, home: Path | None
-    ) -> tuple[Difference, ...]:
-        """As the store has it."""
-        return differences_of_images(policy, home or belljar_home())
+    def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
+        """As the store has the images."""
+        return differences_of_images(policy, self.store)
 
-    async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
+    async def prepare(self, policy: LoadedPolicy, run: RunDirectory) -> None:
         """Plan here and make the template."""
         import anyio.to_thread
 
@@ -100,16 +102,14 @@ class RealCells:
 
         await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
         # Before the template is made: it would be of another image than earlier samples have.
-        self.check_unchanged(policy, home=home)
+        self.check_unchanged(policy)
         with reported_if_slow(FIRST_CELL):
-            parts = await prepare(policy, recorder=run.recorder, home=home)
+            parts = await prepare(policy, recorder=run.recorder, home=self.home)
         for sentence in parts.plan.skipped_tiers:
             print_status(f"belljar: {sentence}")
 
     @asynccontextmanager
-    async def open_range(
-        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None
-    ) -> AsyncIterator[Range]:
+    async def open_range(self, policy: LoadedPolicy, run: RunDirectory) -> AsyncIterator[Range]:
         """The templates' clones. Raises `HostError` for a replaced image."""
         from belljar.cell.open import open_range
         from belljar.probe.run import breach_of
@@ -117,38 +117,36 @@ class RealCells:
         # before its own program runs
         async def on_target(target: Cell, router: Router | None) -> None:
             report = await self.probe(target, router, run=run, phase="start")
-            breach = breach_of(report, target.id)
-            if breach is not None:
+            if (breach := breach_of(report, target.id)) is not None:
                 raise breach
 
         async with AsyncExitStack() as stack:
             opening = open_range(
-                policy, run=run, home=home, actor=Actor.HARNESS, on_target=on_target
+                policy, run=run, home=self.home, actor=Actor.HARNESS, on_target=on_target
             )
             # The first may make a template; later ones have nothing to report.
             is_first, self._has_opened = not self._has_opened, True
-            async with start_slot(home or belljar_home()):
+            async with start_slot(self.store):
                 with reported_if_slow(FIRST_CELL) if is_first else contextlib.nullcontext():
                     opened = await stack.enter_async_context(opening)
             for cell in opened.cells.values():
                 if cell.plan.image is not None:
-                    self._check(home, cell.plan.policy.image, cell.plan.image.digest)
+                    self._check(cell.plan.policy.image, cell.plan.image.digest)
             yield opened
 
-    def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
-        """Raises `HostError` for a replaced image."""
+    def check_unchanged(self, policy: LoadedPolicy) -> None:
+        """Raise `HostError` for a replaced image."""
         from belljar.image.store import Store, find_images
 
-        for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():
-            self._check(home, name, image.digest)
+        for name, image in find_images(Store(self.store), policy.policy.images).items():
+            self._check(name, image.digest)
 
-    def _check(self, home: Path | None, name: str, digest: str) -> None:
+    def _check(self, name: str, digest: str) -> None:
         # The first digest that was seen is the run's, whatever the name means later.
-        if self._digests.setdefault((home, name), digest) != digest:
+        if self._digests.setdefault(name, digest) != digest:
             what = f"the image {printable(name)} was replaced in the store while this run uses it"
-            raise HostError(
-                what, hint="start the run again; give images of other tasks names of their own"
-            )
+            hint = "start the run again; give images of other tasks names of their own"
+            raise HostError(what, hint=hint)
 
     async def probe(
         self, cell: Cell, router: Router | None, *, run: RunDirectory, phase: str
@@ -206,7 +204,16 @@ def build_missing(
     from belljar.image.store import Store
 
     store = Store(home)
-    for each in running_builds(builds, images):
+    running = [each for each in dict.fromkeys(builds) if each.image in images]
+    names = [each.image for each in running]
+    for name in names:
+        # Else a sample would run in another's image.
+        if names.count(name) > 1 or name in MADE_HERE:
+            raise PolicyError(
+                f"several builds, or an image that is Belljar's own, are called {printable(name)}",
+                hint="give each of them an `image` of its own in its compose file",
+            )
+    for each in running:
         root = Path(each.root)
         context, dockerfile = root / each.context, root / each.dockerfile
         for path in (context / "in", dockerfile):
@@ -231,20 +238,6 @@ def build_missing(
             network = f"if its steps need the network: {command_of(each, network=True)}"
             hint = network if error.wants_network else error.hint
             raise PolicyError(error.what, where=error.where, hint=hint) from error
-
-
-def running_builds(builds: Iterable[ServiceBuild], images: Set[str]) -> list[ServiceBuild]:
-    """The builds among `images`, each once. Raises `PolicyError`."""
-    running = [each for each in dict.fromkeys(builds) if each.image in images]
-    names = [each.image for each in running]
-    for name in names:
-        # Else a sample would run in another's image.
-        if names.count(name) > 1 or name in MADE_HERE:
-            raise PolicyError(
-                f"several builds, or an image that is Belljar's own, are called {printable(name)}",
-                hint="give each of them an `image` of its own in its compose file",
-            )
-    return running
 
 
 def command_of(build: ServiceBuild, *, network: bool = False) -> str:

@@ -19,7 +19,6 @@ from inspect_ai.log import (
     edit_eval_log,
     edit_score,
     invalidate_samples,
-    list_eval_logs,
     read_eval_log,
     recompute_metrics,
     write_eval_log,
@@ -49,12 +48,12 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
     # By uuid: ids and epochs repeat in the logs of several tasks. None is for a sample without.
     rows = {row.transcript.uuid: row for row in findings.rows if row.transcript.uuid}
     dropped: list[str] = []
-    for info in list_eval_logs(str(log_dir), descending=False):
-        log = _bound(read_eval_log(info), rows, findings.run_id)
+    for location in logs_in(log_dir):
+        log = _bound(read_eval_log(location), rows, findings.run_id)
         if require_contained:
             log, left_out = _only_contained(log, rows)
             dropped += left_out
-        write_eval_log(log, info.name)
+        write_eval_log(log, location)
     return dropped
 
 

@@ -57,12 +57,17 @@ def gather_facts(
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
     tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
-    cpu_model, kernel_release = _cpu_model(proc), platform.release()
+    cpus = [line.partition(":") for line in _text(proc / "cpuinfo").splitlines()]
+    models = (" ".join(value.split()) for name, _, value in cpus if name.strip() == "model name")
+    cpu_model, kernel_release = next(models, arch), platform.release()
     vmm = next(tool for tool in tools if tool.needed)
     key = proof_key(kernel_release=kernel_release, vmm_version=vmm.version, cpu_model=cpu_model)
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
-    group = cgroups.cgroup_fact(found, is_root=is_root)
+    # Root could raise it, but only with a capability that its container may lack
+    open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if open_files_max == resource.RLIM_INFINITY:
+        open_files_max = _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
     return HostFacts(
         arch=arch,
         distro_id=distro_id,
@@ -76,7 +81,7 @@ def gather_facts(
         home=str(home),
         kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
         userns=userns_fact(proc, is_root=is_root),
-        cgroup=group,
+        cgroup=cgroups.cgroup_fact(found, is_root=is_root),
         tools=tools,
         runtimes=runtime_facts(
             home / "facts" / "runtimes.json",
@@ -86,7 +91,7 @@ def gather_facts(
             doubt=doubt,
         ),
         ids=ids_fact(is_root=is_root),
-        open_files_max=_open_files_max(proc),
+        open_files_max=open_files_max,
         cores=_cores(proc),
         network_namespaces=(proc / "self/ns/net").exists(),
         network_namespaces_max=_number(proc / "sys/user/max_net_namespaces", -1),
@@ -103,10 +108,7 @@ def parse_os_release(text: str) -> tuple[str, str]:
 
 
 def parse_routes(text: str) -> tuple[str, ...]:
-    """The networks of /proc/net/route (proc(5)), sorted, each once, default routes left out.
-
-    Lines that can't be read are left out.
-    """
+    """The networks of /proc/net/route (proc(5)), sorted, each once; no default or unread lines."""
     found = set()
     for line in text.splitlines()[1:]:
         words = line.split("\t")
@@ -124,27 +126,11 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _cpu_model(proc: Path) -> str:
-    lines = (line.partition(":") for line in _text(proc / "cpuinfo").splitlines())
-    return next(
-        (" ".join(value.split()) for name, _, value in lines if name.strip() == "model name"),
-        platform.machine(),
-    )
-
-
 def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> int:
     words = [line.split() for line in _text(proc / "meminfo").splitlines()]
     total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
     limit = cgroups.own_memory_limit_bytes(found)
     return min(total, total if limit is None else limit) // _MIB
-
-
-def _open_files_max(proc: Path) -> int:
-    # Root could raise it, but only with a capability that its container may lack
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if limit == resource.RLIM_INFINITY:
-        return _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
-    return limit
 
 
 def _cores(proc: Path) -> CoreFact:

@@ -67,10 +67,7 @@ class UsernsFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupFact:
-    """Which controllers this user can put a cell under.
-
-    `parents`: where each usable controller's groups are made.
-    """
+    """Where each controller's groups are made that this user can put a cell under."""
 
     version: CgroupVersion
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -127,11 +124,8 @@ class IdsFact:
 
 
 class CoreState(StrEnum):
-    """Where a core dump goes; the limit that forbids it.
-
-    `FILE`: the core limit. `PROGRAM`, which the kernel starts as root outside all namespaces: a
-    limit of exactly 1. `SERVER`, a socket: none.
-    """
+    """Where a core dump goes. A limit of exactly 1 forbids `PROGRAM`, which the kernel starts as
+    root outside all namespaces; none forbids `SERVER`, a socket."""
 
     FILE = "file"
     PROGRAM = "program"
@@ -152,10 +146,7 @@ _NO_IDS = IdsFact(available=False, reason="it was not looked for", hint="run `be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What this machine can do.
-
-    `memory_total_mib`: the machine's memory, or the limit of this process's own control group.
-    """
+    """What this machine can do. `memory_total_mib`: or this process's own group's limit."""
 
     arch: str
     distro_id: str

@@ -47,10 +47,7 @@ _KINDS: Final[dict[str, type[Enum]]] = {"least_risk": Risk, "upstreams": Upstrea
 
 
 def environment_at_start() -> dict[str, str]:
-    """The variables that this process was started with.
-
-    Raises `HostError` when they can't be read.
-    """
+    """The variables that this process was started with. Raises `HostError`."""
     file, hint = Path("/proc/self/environ"), "mount /proc, and let this user read it"
     with host_errors("the environment at the start can't be read", where=file, hint=hint):
         entries = file.read_bytes().split(b"\0")
@@ -58,18 +55,17 @@ def environment_at_start() -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The host's, then the user's (`$XDG_CONFIG_HOME` or `~/.config`)."""
+def read_settings() -> Settings:
+    """The stricter of the host's and the user's (`$XDG_CONFIG_HOME` or `~/.config`).
+
+    Raises `PolicyError`, `HostError`.
+    """
+    environ = environment_at_start()
     home = Path(environ.get("XDG_CONFIG_HOME", ""))
     if not home.is_absolute():
         home = Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir) / ".config"
-    return HOST_FILE, home / "belljar" / "settings.yaml"
-
-
-def read_settings() -> Settings:
-    """The stricter of both files. Raises `PolicyError`, `HostError`."""
     settings = Settings()
-    for path in settings_files(environment_at_start()):
+    for path in (HOST_FILE, home / "belljar" / "settings.yaml"):
         if (text := _read(path)) is not None:
             settings = stricter(settings, parse_settings(text, source=str(path)), str(path))
     return settings

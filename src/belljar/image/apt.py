@@ -6,7 +6,7 @@ Belljar names no mirror of its own. apt needs no root here, and checks the signa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -132,11 +132,6 @@ def kernel_sources(
     return [AptSource(uri=main.uri, suites=(suite,), signed_by=main.signed_by)]
 
 
-def has_suite(known: Iterable[AptSource], suite: str) -> bool:
-    """Return whether a source has `main` of this suite."""
-    return any(suite in source.suites and "main" in source.components for source in known)
-
-
 class PrivateApt:
     """apt's tools with their state in `directory`."""
 
@@ -188,10 +183,7 @@ class PrivateApt:
         return found[0]
 
     def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, tuple[int, str]]:
-        """The files of the packages and of all that they need on an empty host: sizes and SHA-256.
-
-        Raises `HostError` that names a package which isn't there.
-        """
+        """The files of the packages and all that they need on an empty host: size and SHA-256."""
         argv = self._install(packages, suite)
         options = ["--print-uris", "-o", "Acquire::ForceHash=SHA256"]
         printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)

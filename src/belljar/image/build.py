@@ -128,21 +128,12 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 
-def recipe(name: str) -> Recipe:
-    """Raises `PolicyError` that lists the names."""
-    if name not in RECIPES:
-        hint = f"recipes are: {', '.join(RECIPES)}"
-        raise PolicyError(f"there is no recipe {printable(name)!r}", hint=hint)
-    return RECIPES[name]
-
-
 def build_image(
     home: Path, recipe: Recipe, *, mirror: str = "", report: Report = lambda _line: None
 ) -> Image:
     """Build a recipe and put it into the store under its name.
 
-    `report` gets a line for each stage, from any thread. Raises `HostError`; then the store is as
-    it was.
+    `report` is called from any thread. Raises `HostError`; then the store is as it was.
     """
     sources = debian_sources(host_sources(), recipe.codename, mirror=mirror)
     mode = "root" if os.geteuid() == 0 else "unshare"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.config import ImageConfig, config_of
+from belljar.image import storage
+from belljar.image.config import config_of
 from belljar.image.context import read_ignore, take_context
 from belljar.image.dockerfile import (
     EMPTY,
@@ -31,17 +32,7 @@ from belljar.image.dockerfile import (
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
-from belljar.image.storage import (
-    MIN_FREE_BYTES,
-    Base,
-    NoSpaceError,
-    Tools,
-    first_id_of,
-    hold_base,
-    remove_built,
-    work_dir,
-)
-from belljar.image.store import MADE_HERE, Image, SetuidPrograms, Store, check_name
+from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
@@ -49,8 +40,6 @@ from belljar.store.locks import alone
 from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
-# Of one tool: a build that compiles takes its time, one that waits for ever ends.
-_TIMEOUT_S: Final = 3600.0
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
 _FORMAT: Final = 2
 RESULT: Final = "localhost/result"
@@ -93,7 +82,6 @@ class BuildRequest:
     target: str = ""
     has_network: bool = False
     keep_setuid: bool = False
-    timeout_s: float = _TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +94,7 @@ class BuildRecipe:
     inputs: Mapping[str, Any]
 
     def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
-        """Return what the store keeps of a build with these options; `recipe` digests it all.
-
-        Pure.
-        """
+        """Return what the store keeps of a build with these options; `recipe` digests it all."""
         decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         kept = ("dockerfile", "context", "target", "bases", "network")
@@ -134,21 +119,21 @@ def build_dockerfile(
             is_named = request.name in image.names
             return (image if is_named else store.name(image, request.name)), False
     tool("buildah")
-    first_uid = first_id_of(home)
+    first_uid = storage.first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
         with suppress(OSError), alone(path) as free:  # another build removes it
             if free:
-                remove_built(home, path, first_uid)
+                storage.remove_built(home, path, first_uid)
     size = sum(base.size_bytes for base in recipe.bases.values())
-    need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
+    need_space(home, storage.MIN_FREE_BYTES + 2 * size, "building an image")
     with ExitStack() as held:
         scratch = held.enter_context(scratch_dir(home))
-        work = held.enter_context(work_dir(home, scratch, first_uid))
+        work = held.enter_context(storage.work_dir(home, scratch, first_uid))
         _take_files(request, recipe, work, first_uid)
         bases = {
-            name: held.enter_context(hold_base(home, image, first_uid, report))
+            name: held.enter_context(storage.hold_base(home, image, first_uid, report))
             for name, image in recipe.bases.items()
         }
         source = printable(f"build {request.context}", max_chars=300)
@@ -156,31 +141,20 @@ def build_dockerfile(
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
-            tools = Tools(
+            tools = storage.Tools(
                 inside=inside,
                 report=report,
-                timeout_s=request.timeout_s,
                 driver=next((base.driver for base in bases.values()), ""),
                 bases=tuple(dict.fromkeys(bases.values())),
             )
             try:
                 tools.prepare()
                 _build(tools, request, recipe, bases)
-                tools.tail.clear()
                 report("packing the result")
                 result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
-        image = store.add(
-            result.rootfs,
-            result.config,
-            name=request.name,
-            source=source,
-            created=printable(str(result.document.get("created") or ""), max_chars=40),
-            built=provenance,
-            setuid_programs=result.setuid_programs,
-        )
-        return image, True
+        return store.add(**result, name=request.name, source=source, built=provenance), True
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
@@ -252,7 +226,10 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
 
 
 def _build(
-    tools: Tools, request: BuildRequest, recipe: BuildRecipe, bases: Mapping[str, Base]
+    tools: storage.Tools,
+    request: BuildRequest,
+    recipe: BuildRecipe,
+    bases: Mapping[str, storage.Base],
 ) -> None:
     """Run the steps. Raises as `build_dockerfile`."""
     work, ids = tools.inside.work, {name: base.image_id for name, base in bases.items()}
@@ -276,7 +253,7 @@ def _build(
     argv = tools.buildah("build", *options, str(WORK / "context"))
     try:
         tools.run(*argv, has_network=request.has_network)
-    except NoSpaceError:
+    except storage.NoSpaceError:
         raise
     except HostError as error:
         tail = "\n".join(tools.tail) or error.what
@@ -297,21 +274,13 @@ def _build(
 # elsewhere.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
-    """`rootfs`: the packed tree; `document`: buildah's configuration of it, which a step that broke
-    out of its container can have forged."""
-
-    rootfs: Path
-    config: ImageConfig
-    document: dict[str, Any]
-    setuid_programs: SetuidPrograms
-
-
-def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> BuildResult:
+def pack_result(
+    tools: storage.Tools, volumes: Iterable[str], *, keep_setuid: bool
+) -> dict[str, Any]:
     """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
 
-    Raises `LayerError` for what an image may not have, `HostError`.
+    Returns what `Store.add` takes of it; a step that broke out of its container can have forged
+    that. Raises `LayerError` for what an image may not have, `HostError`.
     """
     rootfs = tools.inside.work.parent / "rootfs"
     try:
@@ -329,9 +298,9 @@ def pack_result(tools: Tools, volumes: Iterable[str], *, keep_setuid: bool) -> B
         raise
     except (OSError, ValueError) as error:  # not what the tools write
         raise LayerError(f"its files can't be read: {printable(str(error))}") from error
-    return BuildResult(
-        rootfs=rootfs, config=config, document=document, setuid_programs=tree.setuid_programs
-    )
+    created = printable(str(document.get("created") or ""), max_chars=40)
+    kept = {"created": created, "setuid_programs": tree.setuid_programs}
+    return {"rootfs": rootfs, "config": config, **kept}
 
 
 @contextmanager

@@ -56,10 +56,7 @@ def debian_arch() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """A `HEALTHCHECK` as Docker keeps it.
-
-    `test` begins with `CMD` or `CMD-SHELL`; 0 is Docker's usual.
-    """
+    """A `HEALTHCHECK` in Docker's form; `test` begins with `CMD` or `CMD-SHELL`, 0 is its usual."""
 
     test: tuple[str, ...]
     interval_ns: int = 0
@@ -166,20 +163,15 @@ def image_health(
     }
 
 
-_HEALTH: Final = (
-    "it is asked, at least once a second, until the program is healthy for the first time; not "
-    "after that"
-)
-_STOP: Final = "a cell is destroyed at once: no signal is sent to its program first"
-
-
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
     """Return one fact for each stated part that a cell does not keep as it is."""
     from belljar.differences import Difference, DifferenceKind
 
+    health = "it is asked, at least once a second, until the program is healthy for the first time"
+    stop = "a cell is destroyed at once: no signal is sent to its program first"
     facts = (
-        (config.healthcheck, DifferenceKind.CHANGED, "HEALTHCHECK", _HEALTH),
-        (config.stop_signal, DifferenceKind.DROPPED, "STOPSIGNAL", _STOP),
+        (config.healthcheck, DifferenceKind.CHANGED, "HEALTHCHECK", health),
+        (config.stop_signal, DifferenceKind.DROPPED, "STOPSIGNAL", stop),
     )
     return tuple(
         Difference(kind=kind, where="image", key=key, detail=detail)
@@ -204,16 +196,11 @@ def _word(value: object, name: str) -> str:
 def _directory(value: object, name: str) -> str:
     path = _word(value, name)
     if not path.startswith("/"):
-        raise LayerError(
-            f"its configuration names {printable(path)!r}, which is not absolute: {name}"
-        )
+        raise _broken(f"{name} names {printable(path)!r}, which is not absolute")
     path = "/" + posixpath.normpath(path).strip("/")
     parts = path.encode().split(b"/")
-    if (
-        len(path.encode()) > MAX_PATH_BYTES
-        or len(parts) > MAX_DEPTH
-        or max(map(len, parts)) > MAX_NAME_BYTES
-    ):
+    is_long = len(path.encode()) > MAX_PATH_BYTES or max(map(len, parts)) > MAX_NAME_BYTES
+    if is_long or len(parts) > MAX_DEPTH:
         raise _broken(name)
     return path
 

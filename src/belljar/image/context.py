@@ -73,10 +73,7 @@ def parse_ignore(text: str) -> Ignored:
 
 
 def read_ignore(context: Path, dockerfile: Path) -> Ignored:
-    """The rules of `NAME.dockerignore` beside the Dockerfile, or else of the context's.
-
-    Raises `PolicyError`.
-    """
+    """The rules of `NAME.dockerignore` beside the Dockerfile, or else of the context's."""
     beside = (dockerfile.parent, f"{dockerfile.name}.dockerignore")
     for directory, name in (beside, (context, ".dockerignore")):
         try:

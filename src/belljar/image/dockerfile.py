@@ -83,10 +83,7 @@ class Buildable:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """What later instructions of a stage need of earlier ones, as written.
-
-    `args`: its lines of ARG, and those of the stages below it.
-    """
+    """What later instructions of a stage need; `args`: its lines of ARG, and of stages below it."""
 
     args: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
@@ -98,10 +95,7 @@ class _State:
 def make_buildable(
     bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
 ) -> Buildable:
-    """The file for buildah, where each FROM names its image by its id in buildah's storage.
-
-    `configs`: of the base images. Raises `DockerfileError`.
-    """
+    """The file for buildah, where each FROM names its image by its id in buildah's storage."""
     made, ended = Buildable(heredoc_context=bases.context), dict[str, _State]()
     for name, value in bases.known.items():
         if "\n" in value:  # what follows would be an instruction

@@ -84,11 +84,7 @@ def current_kernel(home: Path) -> Kernel:
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str]) -> Kernel:
-    """Fetch the newest cloud kernel and make it the current one.
-
-    apt checks the package against its signed index; its SHA-256 is checked here again.
-    Raises `HostError`; then the store is as it was.
-    """
+    """Fetch the newest cloud kernel and make it the current one."""
     from belljar.image.apt import PrivateApt
     from belljar.image.tools import run_tool, tool
 
@@ -146,10 +142,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
 
 
 def adopt_kernel(home: Path, directory: Path) -> Kernel:
-    """Take a kernel that another store made, and make it the current one.
-
-    `directory`: on the store's file system, named by the digest. Raises `HostError`.
-    """
+    """Take a kernel that another store made, and make it the current one."""
     if _digest_of(_files_of(directory)) != directory.name:
         raise _damaged(directory)
     with scratch_dir(home) as scratch:

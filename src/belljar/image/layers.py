@@ -93,10 +93,7 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """One entry of a layer. `path` has no `.` or `..`; `target` is a link's, as written.
-
-    The content of a file is `size_bytes` bytes at `offset` of the layer.
-    """
+    """One entry of a layer. `path` has no `.` or `..`; `target` is a link's, as written."""
 
     path: EntryPath
     kind: ImageEntryKind
@@ -115,8 +112,7 @@ def read_entries(
 ) -> Iterator[LayerEntry]:
     """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
-    `pread`: like `os.pread` of a file, with a count and an offset. The layer must end with an end
-    marker or exactly after an entry. Raises `LayerError`.
+    It must end with an end marker or exactly after an entry. Raises `LayerError`.
     """
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
@@ -131,8 +127,8 @@ def read_entries(
             raise LayerError(f"the header at byte {offset} is broken: its checksum is wrong")
         size, kind = _number(header[124:136], "size"), header[156:157]
         is_extra = kind in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX}
-        if extra.size is not None and not is_extra:
-            size = extra.size
+        if not is_extra:
+            size = extra.numbers.get("size", size)
         content, offset = offset + _BLOCK, _end(offset, size, kind, size_bytes)
         if is_extra:
             if size > MAX_METADATA_BYTES:
@@ -167,22 +163,19 @@ def check_components(parts: EntryPath, name: bytes) -> None:
     if is_long or b"\0" in name:
         raise LayerError(f"the name {printable(name[:100])!r} is too long or holds a zero byte")
     if len(parts) > MAX_DEPTH:
-        raise LayerError(
-            f"the name {printable(name[:100])!r} is more than {MAX_DEPTH} directories deep"
-        )
+        raise LayerError(f"a name is more than {MAX_DEPTH} deep: {printable(name[:100])!r}")
 
 
+@dataclass(slots=True)
 class _Extra:
-    def __init__(self) -> None:
-        self.used = False
-        self.name: bytes | None = None
-        self.link: bytes | None = None
-        self.size: int | None = None
-        self.uid: int | None = None
-        self.gid: int | None = None
-        self.mtime_s: int | None = None
-        self.xattrs: dict[str, bytes] = {}
-        self.xattr_bytes = 0
+    """What extended headers say of the next entry."""
+
+    used: bool = False
+    name: bytes | None = None
+    link: bytes | None = None
+    numbers: dict[str, int] = field(default_factory=dict)
+    xattrs: dict[str, bytes] = field(default_factory=dict)
+    xattr_bytes: int = 0  # of all records, also of equal names
 
     def take(self, kind: bytes, content: bytes) -> None:
         if kind == _GLOBAL_PAX:
@@ -195,30 +188,25 @@ class _Extra:
             self.name = _text(content)
         elif kind == _LONG_LINK:
             self.link = _text(content)
-        else:
-            for key, value in _pax_records(content):
-                self._record(key, value)
-
-    def _record(self, key: str, value: bytes) -> None:
-        if key.startswith("GNU.sparse."):
-            raise LayerError("a sparse file is not taken")
-        if key == "path":
-            self.name = value
-        elif key == "linkpath":
-            self.link = value
-        elif key in {"size", "uid", "gid"}:
-            setattr(self, key, _decimal(value, key))
-        elif key == "mtime":
-            whole = value.partition(b".")[0]
-            self.mtime_s = 0 if value.startswith(b"-") else _decimal(whole, key)
-        elif key.startswith(_XATTR_PREFIX):
-            name = key.removeprefix(_XATTR_PREFIX)
-            self.xattr_bytes += len(name) + len(value)  # of all records, also of equal names
-            self.xattrs[name] = value
-            if self.xattr_bytes > MAX_XATTR_BYTES:
-                raise LayerError(
-                    f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes"
-                )
+        for key, value in _pax_records(content) if kind == _PAX else ():
+            if key.startswith("GNU.sparse."):
+                raise LayerError("a sparse file is not taken")
+            if key == "path":
+                self.name = value
+            elif key == "linkpath":
+                self.link = value
+            elif key == "mtime" and value.startswith(b"-"):
+                self.numbers[key] = 0
+            elif key in {"size", "uid", "gid", "mtime"}:
+                whole = value.partition(b".")[0] if key == "mtime" else value
+                self.numbers[key] = _decimal(whole, key)
+            elif key.startswith(_XATTR_PREFIX):
+                name = key.removeprefix(_XATTR_PREFIX)
+                self.xattr_bytes += len(name) + len(value)
+                self.xattrs[name] = value
+                if self.xattr_bytes > MAX_XATTR_BYTES:
+                    what = f"{MAX_XATTR_BYTES} bytes of extended attributes"
+                    raise LayerError(f"an entry has more than {what}")
 
 
 def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
@@ -247,8 +235,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
     known = _KINDS[kind]
     if known is ImageEntryKind.FILE and name.endswith(b"/") and not size:
         known = ImageEntryKind.DIRECTORY  # archives older than POSIX have its name alone
-    mtime_s = extra.mtime_s
-    if mtime_s is None:  # a time before 1970 is 1970
+    if (mtime_s := extra.numbers.get("mtime")) is None:  # a time before 1970 is 1970
         mtime_s = 0 if header[136] == 0xFF else _number(header[136:148], "time")
     target = extra.link if extra.link is not None else _text(header[157:257])
     is_link = known in {ImageEntryKind.SYMLINK, ImageEntryKind.HARD_LINK}
@@ -258,8 +245,8 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         path=split_path(name),
         kind=known,
         mode=_number(header[100:108], "mode") & 0o7777,
-        uid=_bounded(extra.uid, header[108:116], "owner", MAX_ID),
-        gid=_bounded(extra.gid, header[116:124], "group", MAX_ID),
+        uid=_bounded(extra.numbers.get("uid"), header[108:116], "owner", MAX_ID),
+        gid=_bounded(extra.numbers.get("gid"), header[116:124], "group", MAX_ID),
         mtime_s=min(mtime_s, MAX_TIME_S),
         size_bytes=size if known is ImageEntryKind.FILE else 0,
         offset=content,

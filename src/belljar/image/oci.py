@@ -43,9 +43,8 @@ def import_image(
 ) -> Image:
     """Put the container image `ref` (as skopeo names it) into the store.
 
-    Everything is checked before packing; setuid bits are removed unless `keep_setuid`. Raises
-    `PolicyError` for a broken, hostile or too large image, else `HostError`; the store is then as
-    it was.
+    Raises `PolicyError` for a broken, hostile or too large image, else `HostError`; the store is
+    then as it was.
     """
     bounds = limits or ImportLimits()
     transport_of(ref)
@@ -93,7 +92,7 @@ def import_image(
 def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
     """Read the configuration; its digest is the image's id."""
     name, wanted = found.config
-    raw = read_bounded(found.files(name), limits)
+    raw = read_bounded(found.files, name, limits)
     config, digest = parse_document(raw), hashlib.sha256(raw).hexdigest()
     if wanted not in {"", digest}:
         raise LayerError("a document's bytes are not those of its digest")
@@ -143,10 +142,7 @@ def _merge(
 def pack_tree(
     tree: MergedTree, layers: Sequence[LayerBlob], config: ImageConfig, rootfs: Path
 ) -> None:
-    """Pack a merged tree, with the places that each cell needs, as `rootfs`.
-
-    Raises `LayerError` for a place of the start that is not what it must be.
-    """
+    """Pack a merged tree, with the places that each cell needs, as `rootfs`."""
     for wanted, paths in _PLACES.items():
         for path in paths:
             links = {ImageEntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[ImageEntryKind]()

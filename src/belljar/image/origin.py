@@ -29,7 +29,7 @@ from belljar.image.layers import (
     LayerError,
     read_entries,
 )
-from belljar.image.tools import ToolError, plain_env, run_tool, tool
+from belljar.image.tools import plain_env, run_tool, tool
 from belljar.image.tree import LayerBlob, is_plain, open_layer
 from belljar.policy.reference import Reference, parse_reference
 from belljar.store.home import HINT_SPACE
@@ -67,10 +67,7 @@ Files: TypeAlias = Callable[[str], Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageParts:
-    """An image's parts by their names in `files`, and the SHA-256 that each must have.
-
-    Without a stated digest it is "". `digests`: of an index, of the manifest.
-    """
+    """An image's parts by their names in `files`, and the SHA-256 that each must have, or ""."""
 
     files: Files
     config: tuple[str, str]
@@ -129,26 +126,22 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
         yield find
 
 
-def read_bounded(path: Path, limits: ImportLimits) -> bytes:
-    """Raises `LayerError` when missing, a link or too large."""
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > limits.max_document_bytes:
-        raise LayerError(f"a document is missing or larger than {limits.max_document_bytes} bytes")
+def read_bounded(files: Files, name: str, limits: ImportLimits) -> bytes:
+    """Read a document's bytes. Raises `LayerError` when missing or too large."""
+    if (path := files(name)).stat().st_size > limits.max_document_bytes:
+        raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
     return path.read_bytes()
 
 
-def parse_document(raw: bytes) -> Mapping[str, Any]:
-    """A JSON object. Raises `LayerError`."""
-    document = _parsed(raw)
-    if not isinstance(document, dict):
-        raise LayerError("a document is not a JSON object")
-    return document
-
-
-def _parsed(raw: bytes) -> object:
+def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of that kind
+    """A JSON object, or another `kind`. Raises `LayerError`."""
     try:
-        return json.loads(raw)
+        document = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise LayerError("a document is not JSON that can be read") from error
+    if not isinstance(document, kind):
+        raise LayerError(f"a document is not a JSON {kind.__name__}")
+    return document
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
@@ -201,10 +194,9 @@ def reference_of(text: str) -> Reference:
 
 def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
     """Find the image of what `docker save` wrote. Raises `LayerError`."""
-    listed = _parsed(read_bounded(files("manifest.json"), limits))
-    image = listed[0] if isinstance(listed, list) and len(listed) == 1 else None
-    if not isinstance(image, dict):
-        raise _not_one(len(listed) if isinstance(listed, list) else 0)
+    listed = parse_document(read_bounded(files, "manifest.json", limits), list)
+    if len(listed) != 1 or not isinstance(image := listed[0], dict):
+        raise _not_one(len(listed))
     tags, layers, config = (image.get(name) for name in ("RepoTags", "Layers", "Config"))
     if not isinstance(layers, list) or not all(isinstance(each, str) for each in (config, *layers)):
         raise LayerError("a document is broken: manifest.json")
@@ -215,7 +207,7 @@ def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
 
 def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
     """Find the image of an OCI layout. Raises `LayerError`."""
-    entries = _entries(parse_document(read_bounded(files("index.json"), limits)))
+    entries = _entries(parse_document(read_bounded(files, "index.json", limits)))
     found = {str(entry.get("digest")): is_index(entry) for entry in entries}
     if len(found) != 1:
         raise _not_one(len(found))
@@ -226,7 +218,7 @@ def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
     names = _names([each for each in written if "/" in each or ":" in each][:1])
     digests: tuple[str, ...] = ()
     if has_index:  # a nested index: a registry has the image under its digest
-        nested = read_bounded(files(f"blobs/sha256/{_hex(digest)}"), limits)
+        nested = read_bounded(files, f"blobs/sha256/{_hex(digest)}", limits)
         if hashlib.sha256(nested).hexdigest() != _hex(digest):
             raise LayerError("a document's bytes are not those of its digest")
         digests = (digest,)
@@ -252,7 +244,7 @@ def image_of_manifest(
     place: str = "",
 ) -> ImageParts:
     """Read the manifest `name`, whose digest must be `wanted`. Raises `LayerError`."""
-    raw = read_bounded(files(name), limits)
+    raw = read_bounded(files, name, limits)
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
         raise LayerError("its manifest is not the one of its digest")
     manifest = parse_document(raw)
@@ -286,7 +278,7 @@ def _hex(digest: str) -> str:
 
 
 # skopeo's words (containers-transports(5)).
-_FILES: Final = ("oci-archive", "oci", "docker-archive")
+_FILES: Final = ("oci-archive", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 # Times `stall_s` without a byte: a daemon packs a large image before it sends the first.
 _DAEMON_STALLS: Final = 5
@@ -321,22 +313,13 @@ def fetched(
     limits: ImportLimits,
     report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[ImageParts]:
-    """The image `ref`, with the help of an own directory in `scratch`.
-
-    Raises `PolicyError` for no image or a too large one, `LayerError` for a broken one, `HostError`
-    when skopeo, the registry or the daemon fails.
-    """
+    """The image `ref`, with the help of an own directory in `scratch`."""
     transport, _, rest = ref.partition(":")
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
     if transport in _FILES:
-        path = Path(rest).absolute()
-        if not (path.is_dir() if transport == "oci" else path.is_file()):
-            kind = "directory" if transport == "oci" else "file"
-            raise PolicyError(f"there is no such {kind}", where=printable(rest))
-        if transport == "oci":
-            yield image_in_layout(files_in(path), limits)
-            return
+        if not (path := Path(rest).absolute()).is_file():
+            raise PolicyError("there is no such file", where=printable(rest))
         find = image_in_layout if transport == "oci-archive" else image_in_archive
         with files_of_archive(path, work, limits) as files:
             yield find(files, limits)
@@ -346,12 +329,10 @@ def fetched(
             found = _copied(rest, work, limits, report)
         except HostError as error:
             # Its status is 1 for every failure, so skopeo's last message (logrus) is read.
-            output = error.output if isinstance(error, ToolError) else ""
-            what = output.rpartition("level=fatal msg=")[2] or error.what
+            what = f"the image can't be fetched: {error.what.rpartition('level=fatal msg=')[2]}"
             hint = error.hint or "check the name, the network and the login"
-            if "no space left on device" in output.lower():
+            if "no space left on device" in error.what.lower():
                 hint = HINT_SPACE
-            what = f"the image can't be fetched: {what}"
             raise HostError(what, where=printable(ref), hint=hint) from error
         yield found
         return
@@ -361,15 +342,8 @@ def fetched(
         yield replace(found, names=(name,))
 
 
-def _installed() -> list[str]:
-    """Docker's and Podman's own programs, which know where their daemon is."""
-    # $DOCKER_HOST names a daemon that Podman doesn't ask.
-    programs = ("docker",) if os.environ.get("DOCKER_HOST") else ("docker", "podman")
-    return [path for path in map(shutil.which, programs) if path]
-
-
 def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> str:
-    """Have the first program that has the image write it to `source`; its name."""
+    """Have Docker or Podman, which know where their daemon is, write it to `source`; its name."""
     reference, failures = reference_of(rest), list[str]()
     name = reference.familiar
     if reference.digest:
@@ -380,35 +354,30 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
     # A program keeps what its daemon says, so its memory is bounded, too.
     bounded = [tool("prlimit"), f"--data={_MAX_DATA_BYTES}", "--core=0", "--"]
     env = plain_env(TMPDIR=str(work))
-    for program in _installed():
+    # $DOCKER_HOST names a daemon that Podman doesn't ask.
+    programs = ("docker",) if os.environ.get("DOCKER_HOST") else ("docker", "podman")
+    for program in filter(shutil.which, programs):
         # By the whole name, for Podman takes a short one for an image that was built here.
-        for asked in (reference.canonical, f"localhost/{name}"):
-            argv = [*bounded, program, "save", "--output", "source", asked]
-            watch = _watch(work, printable(rest), patient, report)
-            try:
-                run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
-                return name
-            except HostError as error:
-                failures.append(f"{Path(program).name}: {error.what}")
-                (work / "source").unlink(missing_ok=True)
-                if not isinstance(error, ToolError):  # it hung, and would for the other name
-                    break
+        argv = [*bounded, program, "save", "--output", "source", reference.canonical]
+        watch = _watch(work, printable(rest), patient, report)
+        try:
+            run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
+            return name
+        except HostError as error:
+            failures.append(f"{program}: {error.what}")
+            (work / "source").unlink(missing_ok=True)
     what = "; ".join(failures) or "neither `docker` nor `podman` is installed"
     raise HostError(
         f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
         where=f"docker-daemon:{printable(name)}",
-        hint=f"check DOCKER_HOST and the name, or fetch it: `belljar image import "
-        f"docker://{printable(name)}`",
+        hint="check DOCKER_HOST and the name (Podman: localhost/NAME for what was built here)",
     )
 
 
 def _copied(
     rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
 ) -> ImageParts:
-    """Ask a registry for a name's digest, and copy that image as it is: its digests stay the same.
-
-    As in Docker, registries of loopback may speak HTTP.
-    """
+    """Ask a registry for a name's digest, and copy that image as it is: digests stay the same."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]

@@ -144,7 +144,7 @@ class Bases:
     """Images started or copied from, and the stages that the target needs, the target last.
 
     `known`: the arguments before the first FROM, and those of the platform. `context`: a name that
-    the file can't contain, as it is made of the file's digest.
+    the file can't contain.
     """
 
     images: tuple[str, ...]

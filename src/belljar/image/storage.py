@@ -43,6 +43,8 @@ MIN_FREE_BYTES: Final = 256 << 20
 BASES: Final = "build-bases"
 # A base lies there as files, as an archive and as a layer while it is loaded.
 _EXPANSION: Final = 8
+# Of one tool: a build that compiles takes its time, one that waits for ever ends.
+_TIMEOUT_S: Final = 3600.0
 # Of a failing step: what fits on a screen beside the error.
 _TAIL_LINES: Final = 12
 _ID: Final = re.compile("[0-9a-f]{64}")
@@ -82,7 +84,6 @@ class Tools:
 
     inside: Inside
     report: Report
-    timeout_s: float
     driver: str = ""
     bases: tuple[Base, ...] = ()
     tail: list[str] = field(default_factory=list)
@@ -128,7 +129,7 @@ class Tools:
                 "XDG_RUNTIME_DIR": str(WORK / "home"),
                 "TMPDIR": str(WORK / "tmp"),
             },
-            timeout_s=self.timeout_s,
+            timeout_s=_TIMEOUT_S,
             has_network=has_network,
             on_line=self._say,
             watch=self._check_space,
@@ -229,7 +230,7 @@ def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
     report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
     with scratch_dir(home) as scratch, work_dir(home, scratch, first_uid) as work:
         with user_namespace(home, work, first_uid=first_uid) as inside:
-            tools = Tools(inside=inside, report=report, timeout_s=600)
+            tools = Tools(inside=inside, report=report)
             tools.prepare()
             image_id = _pull(tools, image)
         with (work / "storage" / _ID_FILE).open("x") as file:  # never through a link

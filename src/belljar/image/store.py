@@ -60,8 +60,7 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 class Image(ImageConfig):
     """An immutable root file system (squashfs), by the SHA-256 of its bytes in hex.
 
-    `origins`: digests (`sha256:…`) of the documents that it was imported from. `high_owner`: a
-    file with an owner beyond 65,535, if any, and its ids.
+    `origins`: digests of the documents that it was imported from. `high_owner`: see `MergedTree`.
     """
 
     digest: str
@@ -211,10 +210,7 @@ class Store:
             return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str) -> Image:
-        """Remove a name, and with its last name (or by digest) the image. Returns that.
-
-        Raises `HostError` when there is none.
-        """
+        """Remove a name, and with its last name (or by digest) the image. Returns that."""
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
             reference = _parsed(ref)

@@ -28,24 +28,15 @@ _T = TypeVar("_T")
 _KEPT_STDERR_BYTES: Final = 4096
 # How often `watch` looks, such as at the space that is left.
 _POLL_S: Final = 0.2
-# Of tools that are not called like their package.
-_PACKAGES: Final = {
-    **dict.fromkeys(("prlimit", "setpriv", "unshare", "nsenter", "choom"), "util-linux"),
-    **dict.fromkeys(("mksquashfs", "sqfstar", "unsquashfs"), "squashfs-tools"),
-    **dict.fromkeys(("newuidmap", "newgidmap"), "uidmap"),
-    **dict.fromkeys(("apt-get", "apt-cache"), "apt"),
-    "dpkg-deb": "dpkg",
-    "xz": "xz-utils",
-}
 
 
 def tool(name: str) -> str:
-    """Its absolute path. Raises `HostError` that names the package."""
+    """Its absolute path. Raises `HostError`."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
         raise HostError(
             f"the tool {name} is missing",
-            hint=f"run `belljar setup`, or install {_PACKAGES.get(name, name)}",
+            hint=f"run `belljar setup`, or install the package that has {name}",
         )
     return found
 
@@ -119,11 +110,8 @@ def run_logged(
                 process.wait(timeout_s)
                 raise
     if status != 0:
-        raise HostError(
-            str(failed(argv, status, bytes(output))),
-            where=str(log),
-            hint="the log has the whole story; then run it again",
-        )
+        hint = "the log has the whole story; then run it again"
+        raise HostError(failed(argv, status, bytes(output)).what, where=str(log), hint=hint)
 
 
 @contextmanager
@@ -201,23 +189,14 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
         process.wait()
 
 
-class ToolError(HostError):
-    """A tool failed; `output`: its last words, escaped."""
-
-    def __init__(self, what: str, *, where: str, output: str) -> None:
-        super().__init__(what, where=where)
-        self.output = output
-
-
-def failed(argv: Sequence[str], status: int, complaint: bytes) -> ToolError:
+def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
     """A failed tool's error, with its last output escaped."""
-    name = _name(argv)
     how = f"failed with status {status}"
     if status < 0:
         how = f"was killed by {signal.Signals(-status).name}"
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
-    what = f"{name} {how}: {words}" if words else f"{name} {how}"
-    return ToolError(what, where=name, output=words)
+    what = f"{_name(argv)} {how}: {words}" if words else f"{_name(argv)} {how}"
+    return HostError(what, where=_name(argv))
 
 
 def _name(argv: Sequence[str]) -> str:
@@ -242,6 +221,7 @@ _ROOTS_FIRST_ID: Final = 0xB000_0000
 _ROOTS_SLOTS: Final = 1 << 12  # Up to 0xC000_0000
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
+_MAX_FILE_BYTES: Final = 64 << 30
 # For the kernel to end all processes of a namespace whose first one is gone.
 _END_TIMEOUT_S: Final = 10.0
 # The working directory, whose host path may be closed.
@@ -332,10 +312,7 @@ wait $tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A user namespace over one working directory; `first_uid`: its root on the host.
-
-    `user_fd` and `mounts_fd`: the outer namespace, whose mounts the inner one can't change.
-    """
+    """A user namespace over one working directory; `first_uid`: its root on the host."""
 
     first_uid: int
     work: Path
@@ -349,15 +326,11 @@ class Inside:
         env: Mapping[str, str],
         timeout_s: float,
         has_network: bool = False,
-        max_file_bytes: int = 64 << 30,
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the inner namespace's root in `WORK`; returns the end of its output.
-
-        No process of it is left. `watch` is called often; it may raise. Raises `HostError`.
-        """
-        limits = [f"--fsize={max_file_bytes}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
+        """Run a tool as the inner namespace's root in `WORK`; returns the end of its output."""
+        limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
         apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
@@ -406,21 +379,15 @@ def user_namespace(
 ) -> Iterator[Inside]:
     """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` of this host.
 
-    `work` is below the store `home`.
-    `shown`: directories and where they are seen. `first_uid`: as `draw_first_id` gives it.
-    `has_network`: the names of hosts and authorities are seen too. No /etc, home or socket is.
-    Raises `HostError` where this user can have none.
+    `work` is below the store `home`; `shown`: directories and where they are seen. No /etc, home or
+    socket is. Raises `HostError` where this user can have none.
     """
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
-        shows = [
-            str(path)
-            for source, target in (shown or {}).items()
-            for path in (
-                source.relative_to(home) if source.is_relative_to(home) else source,
-                target,
-            )
-        ]
+        shows = list[str]()
+        for source, target in (shown or {}).items():
+            near = source.relative_to(home) if source.is_relative_to(home) else source
+            shows += [str(near), str(target)]
         argv = [
             *(tool("nsenter"), f"--user=/proc/{outer}/ns/user", *_AS_ROOT),
             *(tool("unshare"), "--mount", "--pid", "--fork", "--mount-proc", "--"),

@@ -70,10 +70,7 @@ class LayerBlob:
 
 
 def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob (gzip, zstd or plain) whose SHA-256 must be `digest` (None: unknown).
-
-    Raises `LayerError` beyond `max_bytes`, for a wrong digest and for broken compression.
-    """
+    """Decompress a blob (gzip, zstd or plain) whose SHA-256 must be `digest` (None: unknown)."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
         compressed, plain, size = hashlib.sha256(), hashlib.sha256(), 0
@@ -444,10 +441,7 @@ SQUASHFS: Final = (
 def pack(
     members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], into: Path, *, made_s: int
 ) -> None:
-    """Write headers and contents as a squashfs file `into`; equal members give equal bytes.
-
-    Directories come before their content. No time is later than `made_s`. Raises `HostError`.
-    """
+    """Write headers and contents as a squashfs file `into`; equal members give equal bytes."""
     # It also ignores its options for the root directory's owner, who is who runs it.
     as_root = [] if os.geteuid() == 0 else [tool("unshare"), "--user", "--map-root-user", "--"]
     argv = [*as_root, tool("sqfstar"), *SQUASHFS, str(into)]

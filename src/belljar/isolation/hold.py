@@ -143,12 +143,6 @@ def read_hold(home: Path) -> Hold | None:
     return Hold(reason=words["reason"], by=words["by"], at=words["at"])
 
 
-def refuse_if_held(home: Path) -> None:
-    """Raises `HostError` under a hold."""
-    if (held := read_hold(home)) is not None:
-        raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
-
-
 def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
     """Put the order beside these entries or runs; the first order stands. Raises `OSError`.
 
@@ -221,25 +215,16 @@ def run_goes_on(home: Path, run_id: str) -> bool:
         return False
 
 
-def refuse_if_forbidden(home: Path, name: str, *, is_proof: bool = False) -> None:
-    """Asked when the journal names a cell, and before it runs; a proof ignores a hold.
+def check_may_start(home: Path, *, cell: str = "", run: str = "", is_held: bool = True) -> None:
+    """Raise `HostError` while the store is held (`is_held`), `CellError` if cell or run was killed.
 
-    Raises `HostError`: the store is held. `CellError`: it was killed.
+    Asked before a run gets a cell, when the journal names one, and before it runs.
     """
-    if not is_proof:
-        refuse_if_held(home)
-    raise_if_killed(read_order(home, name), where=f"cell {name}")
-
-
-def refuse_if_stopped(home: Path, run_id: str) -> None:
-    """Raises `CellError` once the run is killed."""
-    raise_if_killed(read_order(home, run_id), where=f"run {run_id}")
-
-
-def refuse_to_give(home: Path, run_id: str) -> None:
-    """Both checks, before a run gets an idle cell."""
-    refuse_if_held(home)
-    refuse_if_stopped(home, run_id)
+    if is_held and (held := read_hold(home)) is not None:
+        raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
+    for kind, name in (("cell", cell), ("run", run)):
+        if name:
+            raise_if_killed(read_order(home, name), where=f"{kind} {name}")
 
 
 def killed_error(order: KillOrder | None, *, where: str) -> KilledError | None:

@@ -75,10 +75,8 @@ class HeldIdentity:
 def hold_identity(home: Path) -> Iterator[HeldIdentity]:
     """An id of no other cell. Raises `HostError`: all taken."""
     if os.geteuid() != 0:
-        yield HeldIdentity(
-            jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False),
-            lock_fd=None,
-        )
+        jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
+        yield HeldIdentity(jail=jail, lock_fd=None)
         return
     slot, fd = _take_slot(home / "locks" / "uids", SLOTS_PER_HOME)
     try:

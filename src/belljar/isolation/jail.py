@@ -15,7 +15,7 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -90,14 +90,17 @@ def start_jail(
     All descriptors given stay the caller's. With `spec.network` the program starts only after
     `wait_network` and `go_on`.
     """
-    pipes = _open_pipes(4 if spec.network else 3)
-    (
-        (lifeline_read, lifeline_write),
-        (status_read, status_write),
-        (diagnosis_read, diagnosis_write),
-        *go,
-    ) = pipes
-    go_read, go_write = go[0] if go else (None, None)
+    pipes: list[tuple[int, int]] = []
+    try:
+        with exhaustion_as_host_error():
+            for _ in range(4 if spec.network else 3):
+                pipes.append(os.pipe())
+    except BaseException:
+        close_all(fd for pipe in pipes for fd in pipe)
+        raise
+    (lifeline_read, lifeline_write), (status_read, status_write) = pipes[:2]
+    diagnosis_read, diagnosis_write = pipes[2]
+    go_read, go_write = pipes[3] if spec.network else (None, None)
     fds = JailFds(
         lifeline=lifeline_read,
         status=status_write,
@@ -122,33 +125,15 @@ def start_jail(
             start_new_session=True,  # Ctrl-C goes to the owner, which destroys the cell in order
         )
     except BaseException as exc:
-        _close((lifeline_write, status_read, diagnosis_read, go_write))
+        close_all((lifeline_write, status_read, diagnosis_read, go_write))
         if isinstance(exc, OSError):
             raise HostError(
                 f"the jail's launcher can't be run: {exc.strerror}", where=str(launcher_path())
             ) from exc
         raise
     finally:
-        _close((lifeline_read, status_write, diagnosis_write, go_read))
+        close_all((lifeline_read, status_write, diagnosis_write, go_read))
     return Jail(spec.cell_id, process, lifeline_write, status_read, diagnosis_read, go_write)
-
-
-def _open_pipes(count: int) -> list[tuple[int, int]]:
-    pipes: list[tuple[int, int]] = []
-    try:
-        with exhaustion_as_host_error():
-            for _ in range(count):
-                pipes.append(os.pipe())
-    except BaseException:
-        _close(fd for pipe in pipes for fd in pipe)
-        raise
-    return pipes
-
-
-def _close(fds: Iterable[int | None]) -> None:
-    for fd in fds:
-        if fd is not None:
-            os.close(fd)
 
 
 class Jail:
@@ -261,20 +246,27 @@ class Jail:
     async def end(self) -> None:
         """Kill everything and wait, at most six seconds. Idempotent."""
         lifeline, self._lifeline = self._lifeline, None
-        _close((lifeline,))
+        close_all((lifeline,))
         # First the closed lifeline alone: then the supervisor can end all in order, and report how.
         for victim in (None, self.child, self.supervisor):
             try:
                 if victim is not None:
                     with contextlib.suppress(PermissionError):
                         kill(victim)
-                if await self._gone():
+                has_ended = await self._exited()
+                self.read_status()
+                if has_ended and self.child is not None and is_alive(self.child):
+                    await _wait_end(self.child.pid, _KILL_STEP_S)
+                if has_ended and (self.child is None or not is_alive(self.child)):
                     break
             except OSError:  # blind without a descriptor: the look for survivors says what is left
                 await anyio.sleep(_BLIND_S)
         self.read_status()
         self.diagnosis()
-        self._close()
+        with self._reading:  # a reader in another thread has the number of one of them
+            fds = (self._status, self._diagnosis, self._go)
+            self._status = self._diagnosis = self._go = None
+            close_all(fds)
 
     def final_status(self, timeout_s: float) -> JailEnd | None:
         """As `read_status`; waits briefly for the last line."""
@@ -295,8 +287,7 @@ class Jail:
     async def wait_ended(self) -> JailEnd | None:
         """Wait for its end. None: the supervisor died without a word."""
         while self.read_status() is None and self._process.poll() is None:
-            if not await self._exited(timeout_s=3600.0):
-                continue
+            await self._exited(timeout_s=3600.0)
         return self.read_status()
 
     async def wait_run(self) -> JailEnd | None:
@@ -324,25 +315,10 @@ class Jail:
             raise RuntimeError("this jail's lifeline is closed, or another's already")
         return lifeline
 
-    async def _gone(self) -> bool:
-        has_ended = await self._exited()
-        self.read_status()
-        if not has_ended:
-            return False
-        if self.child is not None and is_alive(self.child):
-            await _wait_end(self.child.pid, _KILL_STEP_S)
-        return self.child is None or not is_alive(self.child)
-
     async def _exited(self, timeout_s: float = _KILL_STEP_S) -> bool:
         if self._process.poll() is None:
             await _wait_end(self._process.pid, timeout_s)
         return self._process.poll() is not None
-
-    def _close(self) -> None:
-        with self._reading:  # a reader in another thread has the number of one of them
-            fds = (self._status, self._diagnosis, self._go)
-            self._status = self._diagnosis = self._go = None
-            _close(fds)
 
     def _start_error(self) -> BelljarError:
         status = self._status_text.decode("utf-8", "replace")
@@ -350,28 +326,20 @@ class Jail:
 
 
 async def _wait_end(pid: int, timeout_s: float) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        with anyio.move_on_after(timeout_s):
-            await anyio.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)
+        try:
+            with anyio.move_on_after(timeout_s):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
 
 
 def _drain(fd: int | None, max_bytes: int) -> bytes:
     taken = b""
-    while fd is not None and len(taken) < max_bytes:
-        try:
-            # A pipe's capacity by default (pipe(7)).
-            chunk = os.read(fd, min(65536, max_bytes - len(taken)))
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        taken += chunk
+    with contextlib.suppress(BlockingIOError):
+        while fd is not None and (chunk := os.read(fd, max_bytes - len(taken))):
+            taken += chunk
     return taken
 
 
@@ -410,15 +378,13 @@ _HINTS: Final = {
 
 
 class RuntimeFailedError(CellError):
-    """An OCI runtime failed to start; `ended`: how, a phrase."""
+    """An OCI runtime failed to start; `how`: a phrase."""
 
-    def __init__(self, ended: str, diagnosis: str, *, where: str) -> None:
-        self.how = f"ended with {ended}, and printed{f': {diagnosis}' if diagnosis else ' nothing'}"
-        super().__init__(
-            f"step 21, runtime, failed: the OCI runtime {self.how}",
-            where=where,
-            hint="`belljar doctor` runs each runtime once and says what it misses",
-        )
+    def __init__(self, how: str, *, where: str) -> None:
+        self.how = how
+        what = f"step 21, runtime, failed: the OCI runtime {how}"
+        hint = "`belljar doctor` runs each runtime once and says what it misses"
+        super().__init__(what, where=where, hint=hint)
 
 
 def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
@@ -427,11 +393,10 @@ def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too
     if (runtime := _RUNTIME.search(text)) and _FAILED.search(status) is None:
-        how, number = runtime[1], int(runtime[2])
-        end = f"signal {number}" if how == "signal" else f"status {number}"
-        if how == "empty":
-            end = "status 0, but it left no process behind"
-        return RuntimeFailedError(end, diagnosis, where=where)
+        end = {"exit": "status", "signal": "signal"}.get(runtime[1], "no process left, and status")
+        printed = f": {diagnosis}" if diagnosis else " nothing"
+        how = f"ended with {end} {int(runtime[2])}, and printed{printed}"
+        return RuntimeFailedError(how, where=where)
     failed = _FAILED.search(text)
     more = f": {diagnosis}" if diagnosis else ""
     if failed is None:

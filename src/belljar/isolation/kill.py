@@ -105,9 +105,8 @@ async def kill(
     Raises `LookupError`: no cell or run of that name; nothing was killed. `PermissionError`: the
     store is another user's.
     """
-    act = partial(
-        kill_now, home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason
-    )
+    home = home or belljar_home()
+    act = partial(kill_now, home, names, everything=everything, hold_too=hold, reason=reason)
     # A kill that has begun is finished, whatever becomes of its caller's task.
     with anyio.CancelScope(shield=True):
         report = await anyio.to_thread.run_sync(act)
@@ -124,45 +123,38 @@ def kill_now(
 ) -> KillReport:
     """As `kill`, blocking."""
     with urgently():
-        began = time.monotonic()
-        entries, order, problems = _ordered(
-            home, names, everything=everything, hold_too=hold_too, reason=reason
-        )
-        halted = halt(Journal(home), entries, began)
+        journal, problems, began = Journal(home), list[str](), time.monotonic()
+        patiently(boot_id, HALT_TIMEOUT_S)  # known from here on
+        known = journal.entries_now(problems) if names else ()
+        cells = {*names} & {entry.cell_id for entry in known}
+        find = partial(_find_run, home)
+        runs = {patiently(partial(find, each), HALT_TIMEOUT_S) for each in {*names} - cells}
+        order = new_order("all" if everything else "run" if runs else "cells", reason)
+        # Both before the list: what is made meanwhile sees them, or is on the list
+        if hold_too:
+            try:
+                hold(home, order.reason)
+            except HostError as exc:
+                problems.append(exc.what)
+        for run_id in runs:
+            try:
+                if patiently(partial(run_goes_on, home, run_id), HALT_TIMEOUT_S):
+                    give_order(home, [run_id], order)
+            except OSError as exc:
+                problems.append(f"the run {run_id} may make new cells: {exc.strerror}")
+        entries = journal.entries_now(problems)
+        if not everything:
+            named = cells.union(*(of_run(journal, entries, run, problems) for run in runs))
+            entries = choose(entries, named)
+        problems += order_all(home, entries, order)
+        halted = halt(journal, entries, began)
     if everything:
         try:
-            paths = patiently(partial(_halt_damaged, Journal(home)), REMOVE_TIMEOUT_S)
+            paths = patiently(partial(_halt_damaged, journal), REMOVE_TIMEOUT_S)
             problems += [f"{path} can't be read" for path in paths]
         except OSError as exc:
             problems.append(f"whether the journal is damaged can't be looked at: {exc.strerror}")
     return _settled(home, entries, order, halted, began, problems)
-
-
-def _ordered(
-    home: Path, names: Sequence[str], *, everything: bool, hold_too: bool, reason: str
-) -> tuple[Sequence[JournalEntry], KillOrder, list[str]]:
-    journal, problems = Journal(home), list[str]()
-    patiently(boot_id, HALT_TIMEOUT_S)  # known from here on
-    known = journal.entries_now(problems) if names else ()
-    cells = {*names} & {entry.cell_id for entry in known}
-    find = partial(_find_run, home)
-    runs = {patiently(partial(find, name), HALT_TIMEOUT_S) for name in names if name not in cells}
-    order = new_order("all" if everything else "run" if runs else "cells", reason)
-    if hold_too:  # before the list: what is made meanwhile sees the hold, or is on the list
-        try:
-            hold(home, order.reason)
-        except HostError as exc:
-            problems.append(exc.what)
-    for run_id in runs:  # before the list, too
-        try:
-            if patiently(partial(run_goes_on, home, run_id), HALT_TIMEOUT_S):
-                give_order(home, [run_id], order)
-        except OSError as exc:
-            problems.append(f"the run {run_id} may make new cells: {exc.strerror}")
-    entries = journal.entries_now(problems)
-    named = cells.union(*(of_run(journal, entries, run_id, problems) for run_id in runs))
-    chosen = entries if everything else choose(entries, named)
-    return chosen, order, [*problems, *order_all(home, chosen, order)]
 
 
 def _find_run(home: Path, name: str) -> str:
@@ -248,17 +240,13 @@ def strike(entries: Sequence[JournalEntry]) -> None:
     """Ports down, then all cells at once; doesn't wait."""
     # Pids of an earlier boot are other processes' now.
     here = [entry for entry in entries if entry.boot_id == boot_id()]
-    for entry in here:
-        if entry.kind == "range":
-            for process in entry.processes:
-                _send(process, PORTS_DOWN if process == entry.child else signal.SIGKILL)
-    cells = [entry for entry in here if entry.kind != "range"]
-    for entry in cells:
-        if entry.child is not None:
-            _send(entry.child, signal.SIGKILL)
-    for entry in cells:
-        for group in entry.cgroups:
-            cgroup.halt(group)
+    for entry in sorted(here, key=lambda entry: entry.kind != "range"):
+        for process in entry.processes if entry.kind == "range" else (entry.child,):
+            is_port = entry.kind == "range" and process == entry.child
+            if process is not None:
+                _send(process, PORTS_DOWN if is_port else signal.SIGKILL)
+    for group in (group for entry in here if entry.kind != "range" for group in entry.cgroups):
+        cgroup.halt(group)
 
 
 def halt_in_background(home: Path, entries: Sequence[JournalEntry]) -> None:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, host_errors
@@ -35,7 +35,6 @@ _FORMAT: Final = 2
 _LIBRARY: Final = r"(?a)^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$"
 # How glibc's and musl's ldd say that there is nothing to copy.
 _NOT_DYNAMIC: Final = ("not a dynamic executable", "statically linked")
-_Stamp = list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +57,7 @@ class RootRecipe:
 
     directory: str
     program: Path
+    inside: str
     what: str
     hint: str
     files: Callable[[], Iterable[tuple[str, Path]]]
@@ -66,19 +66,13 @@ class RootRecipe:
     file_points: tuple[str, ...] = ()
     directory_points: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
-    inside: str = ""
-
-    @property
-    def inner_program(self) -> str:
-        """The program's path in the root."""
-        return self.inside or str(self.program)
 
     @property
     def identity(self) -> list[object]:
         """All but its files: a root of another one is made again."""
         points = [*self.file_points, *(f"{point}/" for point in self.directory_points)]
         hidden, own = list(self.unreadable), list(map(str, self.own))
-        return [_FORMAT, str(self.program), self.inner_program, points, hidden, own]
+        return [_FORMAT, str(self.program), self.inside, points, hidden, own]
 
 
 def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
@@ -121,27 +115,21 @@ def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
         root = description.parent / "root"
         try:
             data = json.loads(description.read_text())
+            files = [(Path(path), stamp) for path, stamp in data["sources"].items()]
+            files += [(root / path.lstrip("/"), stamp) for path, stamp in data["copies"].items()]
             if (
                 data["recipe"] == recipe.identity
                 and all(str(path) in data["sources"] for path in recipe.own)
-                and all(file_stamp(Path(path)) == stamp for path, stamp in data["sources"].items())
-                and all(
-                    file_stamp(root / path.lstrip("/")) == stamp
-                    for path, stamp in data["copies"].items()
-                )
+                and all(file_stamp(path) == stamp for path, stamp in files)
             ):
-                return ProgramRoot(
-                    root=root,
-                    program=recipe.inner_program,
-                    version=data["version"],
-                    digest=data["digest"],
-                )
+                version, digest = data["version"], data["digest"]
+                return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
-def file_stamp(path: Path) -> _Stamp:
+def file_stamp(path: Path) -> list[int]:
     """Every write changes it: ctime can't be set."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
@@ -176,7 +164,7 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
     draft = final / f".{recipe.directory}.json"
     draft.write_text(json.dumps(data, sort_keys=True, indent=1))
     draft.rename(final / f"{recipe.directory}.json")
-    return ProgramRoot(root=root, program=recipe.inner_program, version=version, digest=digest)
+    return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
 
 
 def _fill(root: Path, sources: Mapping[str, Path], recipe: RootRecipe) -> dict[str, str]:
@@ -228,21 +216,28 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         what = f"the OCI runtime {runtime.name} is no program that can be put into a jail"
         raise HostError(what, where=str(program), hint=_HINT)
     # Where nothing is mounted over it
-    inside = f"/usr/bin/{program.name}"
+    inside, paths = f"/usr/bin/{program.name}", OciCell(hostname="")
+
+    def files() -> Iterator[tuple[str, Path]]:
+        for target, original in with_libraries(program, what=runtime.name, hint=_HINT):
+            yield inside if original == program else target, original
+        yield paths.agent, package_program("agent")
+        yield paths.probe, package_program("probe")
+
     recipe = RootRecipe(
         directory="runtimes",
         program=program,
+        inside=inside,
         what=runtime.name,
         hint=_HINT,
-        files=partial(_runtime_files, program, inside, runtime.name),
+        files=files,
         version=lambda: runtime.version,
         own=(package_program("agent"), package_program("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
         # An unreadable program can't be traced, from its first instruction on. runsc's own process
         # must read what it runs.
-        unreadable=(OciCell(hostname="").probe,) if runtime.kind == "runc" else (),
-        inside=inside,
+        unreadable=(paths.probe,) if runtime.kind == "runc" else (),
     )
     return ensure_root(home, recipe)
 
@@ -258,6 +253,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
     recipe = RootRecipe(
         directory="unpackers",
         program=_UNPACKER,
+        inside=str(_UNPACKER),
         what="unsquashfs",
         hint=_UNPACKER_HINT,
         files=lambda: (
@@ -284,15 +280,6 @@ def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
     return path
 
 
-def _runtime_files(program: Path, inside: str, name: str) -> Iterator[tuple[str, Path]]:
-    for target, original in with_libraries(program, what=name, hint=_HINT):
-        yield inside if original == program else target, original
-    paths = OciCell(hostname="")
-    yield paths.agent, package_program("agent")
-    yield paths.probe, package_program("probe")
-
-
-VmmRoot: TypeAlias = ProgramRoot
 _SETUP: Final = f"run `belljar setup`; it installs QEMU {QEMU_MIN} or newer"
 _PROGRAMS: Final[Mapping[Accel, tuple[str, ...]]] = {
     # Debian's build for this machine alone: a quarter of the code, but it knows no emulation.
@@ -300,12 +287,8 @@ _PROGRAMS: Final[Mapping[Accel, tuple[str, ...]]] = {
     "tcg": ("/usr/bin/qemu-system-x86_64",),
 }
 _FIRMWARE: Final = (
-    "bios-microvm.bin",
-    "qboot.rom",
-    "linuxboot_dma.bin",
-    "linuxboot.bin",
-    "pvh.bin",
-    "kvmvapic.bin",
+    *("bios-microvm.bin", "qboot.rom", "linuxboot_dma.bin"),
+    *("linuxboot.bin", "pvh.bin", "kvmvapic.bin"),
 )
 # Debian packages SeaBIOS apart from QEMU.
 _FIRMWARE_DIRECTORIES: Final = (Path("/usr/share/seabios"), Path("/usr/share/qemu"))
@@ -314,7 +297,7 @@ _MODULES: Final = Path("/usr/lib/x86_64-linux-gnu/qemu")
 _QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+\.\d+)[^\s]*(?: \([^)]*\))?)"
 
 
-def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
+def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
     """Root of the VMM. Blocking. Raises `HostError`: missing, too old."""
     candidates = _PROGRAMS[accel]
     program = next((Path(path) for path in candidates if os.access(path, os.X_OK)), None)
@@ -323,6 +306,7 @@ def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
     recipe = RootRecipe(
         directory="vmm",
         program=program,
+        inside=str(program),
         what="QEMU",
         hint=_SETUP,
         files=partial(_qemu_files, program),
@@ -334,10 +318,9 @@ def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
 
 def _qemu_version(program: Path) -> str:
     match = re.search(_QEMU_VERSION, ask_text(str(program), ("-version",)))
-    if match is None:
-        raise HostError("QEMU does not say its version", where=str(program), hint=_SETUP)
-    if not at_least(match[2], QEMU_MIN):
-        what = f"QEMU {match[2]} is too old; {QEMU_MIN} or newer is needed"
+    if match is None or not at_least(match[2], QEMU_MIN):
+        said = "of an unknown version" if match is None else match[2]
+        what = f"QEMU {said} is no good; {QEMU_MIN} or newer is needed"
         raise HostError(what, where=str(program), hint=_SETUP)
     return match[1]
 
@@ -347,8 +330,6 @@ def _qemu_files(program: Path) -> Iterator[tuple[str, Path]]:
     for binary in [program, *modules]:
         yield from with_libraries(binary, what="QEMU", hint=_SETUP)
     for name in _FIRMWARE:
-        original = next(
-            (path for place in _FIRMWARE_DIRECTORIES if (path := place / name).exists()), None
-        )
-        if original is not None:
+        places = (place / name for place in _FIRMWARE_DIRECTORIES)
+        if (original := next((path for path in places if path.exists()), None)) is not None:
             yield f"/usr/share/qemu/{name}", original

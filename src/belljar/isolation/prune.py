@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,21 +63,17 @@ async def prune(
 def unneeded(home: Path, unused_for_s: float) -> tuple[PrunedPart, ...]:
     """Everything not used for so long, with sizes; parts in use are marked."""
     parts = []
-    for kind, path in _parts(home):
-        with suppress(FileNotFoundError):  # another prune was quicker
-            unused_s = max(0.0, time.time() - path.stat().st_mtime)
-            if unused_s >= unused_for_s:
-                why = f"not used for {format_duration(unused_s)}"
-                part = PrunedPart(kind=kind, path=path, why=why, size_bytes=disk_bytes(path))
-                parts.append(_as_used(part) if in_use(path) else part)
-    return tuple(parts)
-
-
-def _parts(home: Path) -> Iterator[tuple[PartKind, Path]]:
     for name, kind in _KINDS.items():
         for path in sorted((home / name).glob("*")):
-            if _KEY.fullmatch(path.name):
-                yield kind, path
+            if not _KEY.fullmatch(path.name):
+                continue
+            with suppress(FileNotFoundError):  # another prune was quicker
+                unused_s = max(0.0, time.time() - path.stat().st_mtime)
+                if unused_s >= unused_for_s:
+                    why = f"not used for {format_duration(unused_s)}"
+                    part = PrunedPart(kind=kind, path=path, why=why, size_bytes=disk_bytes(path))
+                    parts.append(_as_used(part) if in_use(path) else part)
+    return tuple(parts)
 
 
 def _as_used(part: PrunedPart) -> PrunedPart:
@@ -102,6 +97,8 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
     try:
         if part.kind == "tree":
             await remove_trees(home, [part.path.name])
+        elif part.kind == "build":
+            await anyio.to_thread.run_sync(remove_kept, home, part.path)
         else:
             await anyio.to_thread.run_sync(_remove, part, home)
     except BlockingIOError:  # it is being made anew
@@ -117,9 +114,6 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
 
 def _remove(part: PrunedPart, home: Path) -> None:
     """Under its makers' lock, where what was just made isn't claimed yet."""
-    if part.kind == "build":
-        remove_kept(home, part.path)
-        return
     name = lock_name(part.path.name) if part.kind == "template" else part.path.parent.name
     with locked(home, name, wait=False):
         if (retired := retire_unclaimed(part.path)) is not None:

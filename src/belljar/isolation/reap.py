@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.events import Event, JsonValue, Kind
 from belljar.host.cgroups import host_hierarchies, sweep_trials
 from belljar.isolation.cgroup import cpu_s, memory_bytes
@@ -33,7 +33,6 @@ _PAUSE_S: Final = 0.002
 # After a crash of a host there may be hundreds; the journal has them all.
 _MAX_CELLS_REPORTED: Final = 64
 _MAX_THINGS_REPORTED: Final = 32
-_MAX_CHARS_REPORTED: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,24 +53,17 @@ class Reaped:
 
 def reaped_event(reaped: Sequence[Reaped]) -> Event:
     """For the next run's record; bounded."""
+
+    def few(things: Sequence[str]) -> list[str]:
+        shown = [printable(thing, max_chars=200) for thing in things[:_MAX_THINGS_REPORTED]]
+        more = len(things) - _MAX_THINGS_REPORTED
+        return [*shown[:-1], f"and {more + 1} more"] if more > 0 else shown
+
     cells: list[JsonValue] = [
-        {
-            "cell_id": one.cell_id,
-            "kind": one.kind,
-            "removed": _few(one.removed),
-            "remaining": _few(one.remaining),
-        }
+        {**asdict(one), "removed": few(one.removed), "remaining": few(one.remaining)}
         for one in reaped[:_MAX_CELLS_REPORTED]
     ]
     return Event(kind=Kind.HOST_REAPED, data={"count": len(reaped), "cells": cells})
-
-
-def _few(things: Sequence[str]) -> list[str]:
-    shown = [
-        printable(thing, max_chars=_MAX_CHARS_REPORTED) for thing in things[:_MAX_THINGS_REPORTED]
-    ]
-    more = len(things) - _MAX_THINGS_REPORTED
-    return [*shown[:-1], f"and {more + 1} more"] if more > 0 else shown
 
 
 async def reap(home: Path | None = None, *, cell_id: str | None = None) -> tuple[Reaped, ...]:
@@ -106,14 +98,11 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
             if part.name not in {"trees", "runs"} and part.is_dir():
                 sweep(part, prefix=MAKING)
     # Mostly there is no orphan: then no other reaper's turn is waited for.
-    if not any(not entry.owner_lives() for entry in journal.entries()):
+    if all(entry.owner_lives() for entry in journal.entries()):
         return ()
     with locked(home, "reap"):
-        orphans = [
-            entry
-            for entry in journal.entries()
-            if cell_id in {None, entry.cell_id} and not entry.owner_lives()
-        ]
+        asked = (each for each in journal.entries() if cell_id in {None, each.cell_id})
+        orphans = [entry for entry in asked if not entry.owner_lives()]
         return tuple(filter(None, (reap_one(home, entry) for entry in orphans)))
 
 
@@ -150,8 +139,8 @@ def _without_reused_numbers(
 ) -> Iterator[JournalEntry]:
     """The entry without numbers that may be others'; stable in the block.
 
-    Namespace numbers are the cell's while its process 1 is in them (after it, nothing is left in
-    there), uids while its owner holds them (`hangs`) or no other process can lock them.
+    Namespace numbers are the cell's while its process 1 is in them, uids while its owner holds them
+    (`hangs`) or no other process can lock them.
     """
     processes, pins = list[ProcessId](), dict[str, int]()
     if entry.boot_id == boot_id():

@@ -79,10 +79,9 @@ async def renew(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortSettings:
-    """What is configured at the cell's end of its link.
+    """What is configured at the cell's end of its link: a /32 address with a permanent neighbour.
 
-    A /32 address: only the gateway is on the link, as permanent neighbour. MACs: lower case,
-    colons, local, unicast; `mtu` ≤ 65535.
+    MACs: lower case, colons, local, unicast; `mtu` ≤ 65535.
     """
 
     address: IPv4Address
@@ -94,25 +93,16 @@ class PortSettings:
 
 
 class GivenPort(Protocol):
-    """A range's port for one cell."""
+    """A range's port for one cell.
+
+    `user_namespace`: descriptor of the jail's parent user namespace; None: any (root). In it 0 is
+    the user, 1 to 65536 the subordinate ids, for groups too; `setgroups` is allowed.
+    """
+
+    settings: PortSettings
 
     @property
-    def settings(self) -> PortSettings:
-        """What the cell gets."""
-        ...
-
-    @property
-    def range_id(self) -> str:
-        """Its range, or ""."""
-        ...
-
-    @property
-    def user_namespace(self) -> int | None:
-        """Descriptor of the jail's parent user namespace; None: any (root).
-
-        In it 0 is the user, 1 to 65536 the subordinate ids, for groups too; `setgroups` is allowed.
-        """
-        ...
+    def user_namespace(self) -> int | None: ...  # noqa: D102 - above
 
     async def attach(self, pid: int) -> None:
         """Put the link, up, into that host process's network namespace.

@@ -30,7 +30,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
-from belljar.isolation.hold import KillOrder, killed_error, read_order, refuse_if_forbidden
+from belljar.isolation.hold import KillOrder, check_may_start, killed_error, read_order
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
@@ -95,7 +95,7 @@ class Sandbox:
         self._home, self._journal = home, Journal(home)
         self._entry: JournalEntry | None = None
         self._order: KillOrder | None = None
-        self._counts = {"oom_kills": 0, "refused_forks": 0}
+        self._counts = {"memory": 0, "pids": 0}
         self._oom_kills_while_alive = 0
         self._owner: AsyncExitStack | None = None
         self._is_ready = False
@@ -138,13 +138,9 @@ class Sandbox:
         where = self._journal.directory
         with host_errors("the journal can't be written", where=where, hint=STORE_HINT):
             self._journal.write(self._entry)
-        self._refuse_if_forbidden()
+        self._check_may_start()
         limits = replace(self.limits, cpu_quota_percent=None) if cpu_later else self.limits
         cgroup.make_groups(self.groups, limits)
-
-    def limit_cpu(self) -> None:
-        """The quota that `make` left out. Raises `HostError`."""
-        cgroup.limit_cpu(self.groups, self.limits)
 
     def start_program(
         self,
@@ -175,7 +171,7 @@ class Sandbox:
         self._entry = self._journal.update(
             self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
         )
-        self._refuse_if_forbidden()  # a kill before didn't know its processes
+        self._check_may_start()  # a kill before didn't know its processes
 
     def ready(self, owner: AsyncExitStack) -> None:
         """It is a cell: `destroy` may end it before its owner does."""
@@ -201,12 +197,8 @@ class Sandbox:
         """Output of kernel or runtime, bounded; guest-controlled."""
         return self.diagnosis().encode()
 
-    def end(self) -> JailEnd | None:
-        """How the program ended, if reported. Doesn't wait."""
-        return None if self.jail is None else self.jail.read_status()
-
-    def final_status(self, timeout_s: float = FINAL_STATUS_TIMEOUT_S) -> JailEnd | None:
-        """As `end`, but waits a moment. Blocking."""
+    def end(self, timeout_s: float = 0.0) -> JailEnd | None:
+        """How the program ended, if that is reported in time. Blocking."""
         return None if self.jail is None else self.jail.final_status(timeout_s)
 
     async def wait_dead(self) -> str:
@@ -217,8 +209,7 @@ class Sandbox:
 
     def cause_of_death(self) -> str:
         """As the host saw it; empty: alive. Waits ≤ 0.5 s."""
-        end = self.end() or self.final_status()
-        if end is None:
+        if (end := self.end(FINAL_STATUS_TIMEOUT_S)) is None:
             return ""
         if end.cause == "lifetime":
             return f"its lifetime of {format_duration(self.limits.lifetime_s)} was reached"
@@ -235,9 +226,9 @@ class Sandbox:
     def death_limit(self) -> str | None:
         """`memory`, `lifetime` or None; after `cause_of_death`."""
         cause = "" if (end := self.end()) is None else end.cause
-        if cause == "lifetime":
-            return cause
-        return "memory" if cause == "itself" and self.fatal_oom_kills() > 0 else None
+        if cause == "itself" and self.fatal_oom_kills() > 0:
+            return "memory"
+        return cause if cause == "lifetime" else None
 
     def killed(self) -> KillOrder | None:
         """Its kill order, if any; also afterwards."""
@@ -253,21 +244,18 @@ class Sandbox:
 
     def oom_kills(self) -> int:
         """Kernel OOM kills in its memory group."""
-        count = self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
+        count = self._count("memory", cgroup.out_of_memory_kills)
         if self.end() is None:
             self._oom_kills_while_alive = count
         return count
 
     def fatal_oom_kills(self) -> int:
         """Those it didn't survive."""
-        return (
-            self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
-            - self._oom_kills_while_alive
-        )
+        return self._count("memory", cgroup.out_of_memory_kills) - self._oom_kills_while_alive
 
     def refused_forks(self) -> int:
         """Processes and threads the kernel refused."""
-        return self._count("refused_forks", "pids", cgroup.refused_forks)
+        return self._count("pids", cgroup.refused_forks)
 
     def count_processes(self) -> tuple[int, int]:
         """Processes and threads, now and peak; else zeros."""
@@ -361,18 +349,19 @@ class Sandbox:
         started = time.monotonic()
         if self.jail is not None:
             await self.jail.end()
-        return await anyio.to_thread.run_sync(self._remove_and_look, started)
 
-    def _remove_and_look(self, started: float) -> Destruction:
-        # An interrupted wait leaves the first look running, and its ids are another's after it
-        with self._looking:
-            if self._found is None:
-                self._found = self.look_once(started)
-            return self._found
+        def remove_and_look() -> Destruction:
+            # An interrupted wait leaves the first look running, and its ids are another's after it
+            with self._looking:
+                if self._found is None:
+                    self._found = self.look_once(started)
+                return self._found
+
+        return await anyio.to_thread.run_sync(remove_and_look)
 
     def look_once(self, started: float) -> Destruction:
         """Remove what is left and say what stays. Its ids are free afterwards."""
-        self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
+        self._count("memory", cgroup.out_of_memory_kills)
         self.refused_forks()
         if self._entry is not None and self.jail is not None and self.jail.child is None:
             # Its supervisor died before it named its child, which ends with it, in a moment
@@ -401,14 +390,14 @@ class Sandbox:
     def _release(self) -> None:
         """After its death: close the jail's resources. Idempotent."""
 
-    def _refuse_if_forbidden(self) -> None:
-        refuse_if_forbidden(self._home, self.cell_id, is_proof=self._spec.kind == "proof")
+    def _check_may_start(self) -> None:
+        # A proof ignores a hold
+        check_may_start(self._home, cell=self.cell_id, is_held=self._spec.kind != "proof")
 
-    def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
-        group = self.groups.paths.get(controller)
-        if group is not None:
-            self._counts[what] = max(self._counts[what], read(group))
-        return self._counts[what]
+    def _count(self, controller: str, read: Callable[[Path], int]) -> int:
+        if (group := self.groups.paths.get(controller)) is not None:
+            self._counts[controller] = max(self._counts[controller], read(group))
+        return self._counts[controller]
 
 
 SandboxT = TypeVar("SandboxT", bound=Sandbox)

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
@@ -58,7 +59,7 @@ OnEnd: TypeAlias = Callable[[str], None]
 class FileWatch:
     """The sensor of one cell: it sees from now on, and reports from `begin` on.
 
-    `sensor`: the mechanism's name in the record. `missing`: files not watched, and why.
+    `missing`: files not watched, and why.
     """
 
     sensor: str
@@ -262,20 +263,15 @@ class QueueWatch(FileWatch):
         """Count it, unless it may be the host's."""
         with self._lock:
             reads = [read for read, _ in self._reads]
-        if not any(
-            read in ("/", access.path) or access.path.startswith(f"{read}/") for read in reads
-        ):
+        is_in = Path(access.path).is_relative_to
+        if not any(map(is_in, reads)):
             self.add(access)
 
     def settle(self, began_s: float, *, is_empty: bool) -> None:
         """After a read of the queue that began then; reports what is due."""
         oldest_s = began_s if is_empty else began_s - _MAX_DRAIN_S
         with self._lock:
-            self._reads = [
-                (path, ended_s)
-                for path, ended_s in self._reads
-                if ended_s is None or ended_s >= oldest_s
-            ]
+            self._reads = [read for read in self._reads if read[1] is None or read[1] >= oldest_s]
         self.report()
 
     async def _stop(self) -> None:
@@ -301,17 +297,6 @@ class GuestWatch(FileWatch):
         super().__init__()
         self._client, self._paths = client, tuple(paths)
         self._touches = 0
-
-    async def start(self) -> None:
-        """Raises `HostError` or `CellError`."""
-        watched = await self._client.watch_files(
-            self._paths, self._on_touched, max_touches=_MAX_TOUCHES
-        )
-        if watched.errno:
-            why = os.strerror(watched.errno)
-            raise HostError(f"its guest agent can't watch files: {why}", where=self.sensor)
-        errors = zip(self._paths, watched.errors, strict=True)
-        self.missing = {path: os.strerror(error) for path, error in errors if error}
 
     async def _stop(self) -> None:
         try:
@@ -340,5 +325,10 @@ class GuestWatch(FileWatch):
 async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
     """Have the guest agent watch files. Raises `HostError` or `CellError`."""
     watch = GuestWatch(client, paths)
-    await watch.start()
+    watched = await client.watch_files(watch._paths, watch._on_touched, max_touches=_MAX_TOUCHES)
+    if watched.errno:
+        why = os.strerror(watched.errno)
+        raise HostError(f"its guest agent can't watch files: {why}", where=watch.sensor)
+    errors = zip(paths, watched.errors, strict=True)
+    watch.missing = {path: os.strerror(error) for path, error in errors if error}
     return watch

@@ -27,7 +27,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.descriptors import NO_ROOM, open_plain_file
 from belljar.errors import HostError, PolicyError
 from belljar.image.tools import run_tool
-from belljar.isolation.microvm.data_disk import is_as_made
+from belljar.isolation.microvm.guest_files import is_as_made
 from belljar.isolation.program_root import file_stamp
 from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked

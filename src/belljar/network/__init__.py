@@ -1,6 +1,4 @@
-"""Simulated networks: a range's namespace and rules, its gateway and stand-ins, and their ends.
+"""Simulated networks: `owner`'s side, and forks of the `fork_server`: `supervisor`, `gateway`.
 
-Lives here: the owner's side (`range`, `watch`, `making`, `processes`), and what runs in forks of
-the `fork_server`: `supervisor` and `gateway`.
 Must not: ever hold an upstream resolver or a route out.
 """

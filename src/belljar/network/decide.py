@@ -102,9 +102,22 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     absolute target) is one name with that address by the policy.
     """
     stand_in = protocol = name = ""
+    ports: Sequence[PortPlan] = CATCH_ALL_PORTS
     reason: Refusal | Literal[""] = ""
+    owner: StandInPlan | None = None
     try:
-        stand_in, protocol = _place(flow, layout, stand_ins)
+        if flow.address != layout.catch_all:
+            named = next((item for item in layout.names if item.address == flow.address), None)
+            if named is None:
+                raise _RefusedFlowError(Refusal.NO_SUCH_ADDRESS)
+            owner = next((item for item in stand_ins if item.id == named.stand_in), None)
+            if owner is None or owner.is_target:
+                raise _RefusedFlowError(Refusal.NOT_THE_GATEWAY)
+            ports = owner.ports
+        protocol = next((port.protocol for port in ports if port.number == flow.port), "")
+        if not protocol:
+            raise _RefusedFlowError(Refusal.NO_SUCH_PORT)
+        stand_in = CATCH_ALL if owner is None else owner.id
         if name := _claimed_name(flow, protocol):
             found = find(name, layout)
             is_simulated = layout.catch_all == flow.address and name != METADATA_ADDRESS
@@ -113,8 +126,7 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
             if found is not None and found.address != flow.address:
                 raise _RefusedFlowError(Refusal.OTHER_ADDRESS)
             # A real upstream takes the policy's methods alone.
-            real = next((s for s in stand_ins if s.id == stand_in and s.kind == UPSTREAM), None)
-            methods = None if real is None else real.settings["methods"]
+            methods = owner.settings["methods"] if owner and owner.kind == UPSTREAM else None
             if methods is not None and flow.request and flow.request.method not in methods:
                 raise _RefusedFlowError(Refusal.METHOD_NOT_TAKEN)
     except _RefusedFlowError as refused:
@@ -165,24 +177,6 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
     rest = absolute["rest"] if absolute else target
     path, _, query = rest.partition(b"?")
     return (absolute["authority"] if absolute else None), path or b"/", query
-
-
-def _place(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> tuple[str, str]:
-    """The stand-in and protocol there."""
-    owner: str = CATCH_ALL
-    ports: Sequence[PortPlan] = CATCH_ALL_PORTS
-    if flow.address != layout.catch_all:
-        name = next((item for item in layout.names if item.address == flow.address), None)
-        if name is None:
-            raise _RefusedFlowError(Refusal.NO_SUCH_ADDRESS)
-        stand_in = next((item for item in stand_ins if item.id == name.stand_in), None)
-        if stand_in is None or stand_in.is_target:
-            raise _RefusedFlowError(Refusal.NOT_THE_GATEWAY)
-        owner, ports = stand_in.id, stand_in.ports
-    protocol = next((port.protocol for port in ports if port.number == flow.port), None)
-    if protocol is None:
-        raise _RefusedFlowError(Refusal.NO_SUCH_PORT)
-    return owner, protocol
 
 
 def _claimed_name(flow: Flow, protocol: str) -> str:

@@ -1,12 +1,8 @@
 """The prepared parent of a run's supervisors and gateways: imports, then forks.
 
-A gateway can import nothing once it is confined. What its stand-ins need is imported here, before
-the first gateway that has them is forked; later ones share it.
-
-Started by `processes.ForkServer` alone.
-One thread, one socket to its owner, one request at a time.
-Each child waits for its owner's `go`, so the journal names it first.
-All end with the owner.
+A gateway can import nothing once it is confined: what its stand-ins need is imported here.
+Started by `processes.ForkServer` alone. One thread, one socket to its owner, one request at a time.
+Each child waits for its owner's `go`, so the journal names it first. All end with the owner.
 """
 
 from __future__ import annotations
@@ -31,19 +27,10 @@ from belljar.network.supervisor.main import SupervisorTask, run_supervisor
 
 # What libraries import only when they need it: codecs, and the parts of TLS and certificates.
 PRELOAD: Final = (
-    "asyncio.sslproto",
-    "cryptography.hazmat.backends.openssl.backend",
-    "cryptography.hazmat.primitives.asymmetric.ec",
-    "cryptography.x509",
-    "encodings.idna",
-    "encodings.latin_1",
-    "encodings.utf_8",
-    "h11",
-    "stringprep",
-    "unicodedata",
+    *("asyncio.sslproto", "cryptography.hazmat.backends.openssl.backend", "cryptography.x509"),
+    *("cryptography.hazmat.primitives.asymmetric.ec", "encodings.idna", "encodings.latin_1"),
+    *("encodings.utf_8", "h11", "stringprep", "unicodedata"),
 )
-# Children whose end nobody asked for, as it was meant: beyond, the oldest statuses are forgotten.
-_MAX_UNASKED: Final = 1000
 Child = Callable[[list[int], int], NoReturn]
 
 
@@ -86,8 +73,8 @@ def import_all(names: Iterable[str]) -> bool:
 class _ForkServer:
     def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401
         self._owner = owner
-        # How each child ended, in waitpid's terms; None while it lives.
-        self._statuses: dict[int, int | None] = {}
+        # How children ended that nobody asked for yet, in waitpid's terms
+        self._statuses: dict[int, int] = {}
         self._pids: dict[int, int] = {}  # By pidfd, of those that live.
         self._roles: Mapping[str, Child] = {
             "supervisor": run_supervisor,
@@ -133,15 +120,21 @@ class _ForkServer:
         """One child after the other, at once: what this process writes meanwhile, none shares."""
         parent, at, pids = os.getpid(), 0, list[int]()
         for role, count in roles.items():
-            pid = os.fork()
-            if pid == 0:
-                _become_child(self._roles[role], fds[at : at + count], parent)
-            at += count
+            own, at = fds[at : at + count], at + count
+            if (pid := os.fork()) == 0:
+                try:
+                    syscalls.die_with_parent(parent)
+                    syscalls.close_all_but((0, 1, 2, *own))  # no child has another's
+                    self._roles[role](own, parent)
+                except BaseException as exc:  # noqa: BLE001 - it ends here, and says why
+                    print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
+                finally:
+                    os._exit(1)
             # Nothing is reaped meanwhile, so the number is still this child's.
             pidfd = os.pidfd_open(pid)
             made.append(pidfd)
             pids.append(pid)
-            self._statuses[pid], self._pids[pidfd] = None, pid
+            self._pids[pidfd] = pid
             self._poll.register(pidfd, select.POLLIN)
         return pids
 
@@ -150,18 +143,3 @@ class _ForkServer:
         pid = self._pids.pop(pidfd)
         os.close(pidfd)
         self._statuses[pid] = os.waitpid(pid, 0)[1]
-        ended = [pid for pid, status in self._statuses.items() if status is not None]
-        for pid in ended[:-_MAX_UNASKED]:
-            del self._statuses[pid]
-
-
-def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:
-    # No child has another's descriptors.
-    try:
-        syscalls.die_with_parent(parent)
-        syscalls.close_all_but((0, 1, 2, *fds))
-        run(fds, parent)
-    except BaseException as exc:  # noqa: BLE001 - it ends here, and says why
-        print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
-    finally:
-        os._exit(1)

@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from belljar.events import Body, Kind
-from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_ASKED_BYTES
+from belljar.network.stand_ins.web import MAX_ANSWER_BYTES, MAX_ASKED_BYTES
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
 MAX_DESCRIPTORS: Final = 250  # The kernel takes 253 (unix(7))
@@ -104,10 +104,7 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next object and its descriptors, the caller's to close.
-
-    Raises `ClosedError`, `ValueError`; `BlockingIOError`: a socket that doesn't block has none.
-    """
+    """The next object, and descriptors for the caller to close. Raises `ClosedError`, `OSError`."""
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
         if not text:  # the connection's end, as nothing here sends an empty datagram
@@ -241,10 +238,7 @@ class EventDecoder:
         self._is_ready = self._is_over = False
 
     def feed(self, datagram: bytes) -> Item | None:
-        """The message that this datagram completes.
-
-        Raises `WireViolationError`: feed nothing after it.
-        """
+        """The message that this datagram completes. Raises `WireViolationError`, for good."""
         _must(0 < len(datagram) <= MAX_DATAGRAM_BYTES, "a datagram of no or too many bytes")
         if self._head is None:
             line, _, datagram = datagram.partition(b"\n")
@@ -265,8 +259,14 @@ class EventDecoder:
         kind = Kind(head["kind"]) if head["kind"] in KINDS else head["kind"]
         return Item(kind, head["data"], tuple(bodies), head["id"])
 
-    def _checked_head(self, line: bytes) -> Mapping[str, Any]:
-        head = _object(line)
+    def _checked_head(self, line: bytes) -> dict[str, Any]:
+        # Unique names, no NaN, lone surrogates or integers beyond 2^53, 16 levels.
+        try:
+            head: dict[str, Any] = json.loads(line, object_pairs_hook=_each_once)
+            _check_value(head, _MAX_DEPTH)
+        except (RecursionError, ValueError) as exc:
+            raise WireViolationError(f"no JSON of ours: {type(exc).__name__}") from exc
+        _must(isinstance(head, dict), "not an object")
         _must(head.keys() == {"id", "kind", "data", "bodies"}, "a head with other fields")
         number, kind, data, refs = head["id"], head["kind"], head["data"], head["bodies"]
         _must(_is_count(number, _MAX_INT) and number > self._last_id, "ids must grow")
@@ -294,18 +294,6 @@ class EventDecoder:
 def _must(is_right: bool, problem: str) -> None:  # noqa: FBT001 - an assertion's argument
     if not is_right:
         raise WireViolationError(problem)
-
-
-def _object(datagram: bytes) -> Mapping[str, Any]:
-    # Unique names, no NaN, lone surrogates or integers beyond 2^53, 16 levels.
-    try:
-        value = json.loads(datagram, object_pairs_hook=_each_once)
-        _check_value(value, _MAX_DEPTH)
-    except (RecursionError, ValueError) as exc:
-        raise WireViolationError(f"no JSON of ours: {type(exc).__name__}") from exc
-    if not isinstance(value, dict):
-        raise WireViolationError("not an object")
-    return value
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

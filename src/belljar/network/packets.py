@@ -1,13 +1,9 @@
 """The packet record: frames of a range's ports in one bounded pcapng file.
 
-A frame's `epb_flags` are inbound (from a cell) or outbound (the range sent it to a cell: its rules
-had let it through). Inbound frames are kept whole. Outbound ones are too until half of the room is
-used, then by their headers: the gateway sent them, and its events hold what matters. Its part in a
-TLS handshake is always whole, however small the segments that a cell asks for: without the server's
-hello no secret decrypts what the cell sent.
-
-Sources: draft-ietf-opsawg-pcapng (Section Header, Interface Description, Enhanced Packet Block);
-packet(7) and linux/if_packet.h (a VLAN tag is taken out of the frame, and told beside it).
+Inbound frames (from a cell) are kept whole. Outbound ones are until half of the room is used,
+then by their headers: the gateway's events hold what matters. Its part in a TLS handshake is always
+whole: without the server's hello no secret decrypts what the cell sent.
+Sources: draft-ietf-opsawg-pcapng; packet(7), linux/if_packet.h (a VLAN tag is beside its frame).
 """
 
 from __future__ import annotations
@@ -92,10 +88,7 @@ class PacketFile:
         _write_all(fd, memoryview(HEADER))
 
     def keep(self, time_ns: int, length: int, *, is_sent: bool) -> None:
-        """Keep the frame in `room`, `length` bytes long on the wire, until `flush`.
-
-        `is_sent`: by the range, to a cell. Raises `OSError`.
-        """
+        """Keep the frame in `room`, `length` bytes long; `is_sent`: to a cell. Raises `OSError`."""
         self.packets += 1
         used = self._written + self._end
         is_evidence = not is_sent or self._is_of_handshake(length)
@@ -141,10 +134,9 @@ class PacketFile:
 
 
 def tls_part(head: memoryview, length: int) -> tuple[bytes, bool, int]:
-    """Return of an Ethernet frame `length` bytes long, which begins with `head`: its connection,
-    whether its TCP payload begins as a TLS handshake record does, and the payload's size. Pure.
+    """A frame's connection, whether its TCP payload begins a TLS handshake record, and its size.
 
-    A frame that is no TCP over IPv4 has none.
+    `length`: the Ethernet frame's, which begins with `head`. Pure.
     """
     if bytes(head[12:14]) != _IPV4 or len(head) < _TCP_OFFSET_AT or head[23] != socket.IPPROTO_TCP:
         return b"", False, 0

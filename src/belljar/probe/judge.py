@@ -46,9 +46,7 @@ def judge(
 
 
 def overall(findings: Sequence[Finding], problem: str) -> Verdict:
-    """The verdict of a run: the worst of its findings, and no better than void when there is a
-    problem.
-    """
+    """The verdict of a run: its worst finding's, and no better than void with a problem."""
     verdict = worst(finding.verdict for finding in findings)
     return worst((verdict, Verdict.VOID)) if problem else verdict
 
@@ -56,11 +54,7 @@ def overall(findings: Sequence[Finding], problem: str) -> Verdict:
 def judge_probe(
     probe: Probe, answer: AttemptReport | None, sights: Mapping[Witness, Sight], *, tier: str
 ) -> Finding:
-    """One probe.
-
-    What the host saw comes first, then the cell's report, then whether the host could have seen
-    it.
-    """
+    """What the host saw comes first, then the cell's report, then if the host could see it."""
     found = partial(_finding, probe.name)
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
     if sight is not None and sight.touched:
@@ -93,11 +87,12 @@ def _finding(
     *,
     known: str = "",
 ) -> Finding:
+    outcome, detail = (answer.outcome, answer.detail) if answer else (None, "")
     return Finding(
         name=name,
         verdict=verdict,
-        outcome=answer.outcome if answer else None,
-        detail=answer.detail if answer else "",
+        outcome=outcome,
+        detail=detail,
         seen=seen,
         seen_by=by,
         known=known,
@@ -144,11 +139,9 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
     # Without its end the report is void, but a breach in it counts all the same.
     for line in reported if not ended else [*reported, last, lines[-1]]:
         problems += _take(line, asked, by_name)
-    missing = [name for name in asked if name not in by_name]
-    if missing:
-        problems.append(
-            f"{len(missing)} of {len(asked)} attempts did not answer, {missing[0]} among them"
-        )
+    if missing := [name for name in asked if name not in by_name]:
+        what = f"{len(missing)} of {len(asked)} attempts did not answer"
+        problems.append(f"{what}, {missing[0]} among them")
     return Answers(by_name=by_name, problem="; ".join(dict.fromkeys([*problems[:4], *ended])))
 
 
@@ -201,8 +194,7 @@ class Router(Protocol):
     def namespace(self) -> int | None: ...  # noqa: D102 - above
 
     def look(self) -> Sight:
-        """Look whether its rules are those of the plan, and nothing but the range's own ports hangs
-        on it. Blocking."""
+        """Compare its rules with the plan's, its ports with the range's. Blocking."""
         ...
 
 
@@ -225,14 +217,12 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     if router is None:
         return tuple(probes)
     known = {name: {tier: why} for name, why in router.known.items() if why}
-    return tuple(
-        replace(
-            probe, witness=Witness.ROUTER, expected={**probe.expected, **known.get(probe.name, {})}
-        )
-        if probe.beyond
-        else probe
-        for probe in probes
-    )
+
+    def by_router(probe: Probe) -> Probe:
+        expected = {**probe.expected, **known.get(probe.name, {})}
+        return replace(probe, witness=Witness.ROUTER, expected=expected)
+
+    return tuple(by_router(probe) if probe.beyond else probe for probe in probes)
 
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:

@@ -59,10 +59,7 @@ class Side(StrEnum):
 
 
 class Witness(StrEnum):
-    """What the host looks at to see an attempt that went through.
-
-    Each is named as its parameter.
-    """
+    """What the host looks at to see an attempt that went through, named as its parameter."""
 
     CANARY = "canary"
     SOCKET = "socket"
@@ -72,12 +69,9 @@ class Witness(StrEnum):
     UDP = "udp"
     PID = "pid"
     NAMESPACES = "namespaces"
-    """The cell's own processes, as the host sees them: in no namespace of its own, without its root
-    among their ids, without a route (but to its range's router).
-    """
+    """The cell's processes: in none of the host's, without its root or a route to it."""
     ROUTER = "router"
-    """The range's router: its rules are the plan's, and nothing but the range's ports hangs on it.
-    """
+    """The range's router: its rules are the plan's, its ports the range's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +132,8 @@ class ProbeReport:
     @property
     def digest(self) -> str:
         """SHA-256 of what was found, in canonical JSON: the same findings have the same digest."""
-        found = {
-            "problem": self.problem,
-            "user": self.user,
-            "findings": [each.to_json() for each in self.findings],
-        }
+        findings = [each.to_json() for each in self.findings]
+        found = {"problem": self.problem, "user": self.user, "findings": findings}
         text = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -111,17 +112,10 @@ async def probe_cell(
     actor: Actor = Actor.HARNESS,
     probes: Sequence[Probe] | None = None,
 ) -> ProbeReport:
-    """Probe a running cell and judge what came of it.
+    """Probe a running cell and judge what came of it; recorded before and after, bounded in time.
 
-    Recorded before and after; bounded in time.
-
-    Args:
-        which: `quick`, `all`, or names of probes and groups.
-        router: what its port leads to (`Range.routers`); None only for a cell without one.
-        phase: `start` or `end` of a sample, `warm-up` of a cell that was made ahead; else empty. At
-            the `end` everything that still runs in the cell is ended first.
-        user: as whom; default the policy's user, as the workload.
-        probes: the catalogue; default Belljar's.
+    `which`: `quick`, `all`, or names of probes and groups. `router`: what its port leads to. At the
+    phase `end` everything that still runs in the cell is ended first. `user`: default the policy's.
 
     A breach is not raised, and neither is a dead cell (void): the caller decides what either means.
     Raises `ValueError` for an unknown name or a router that the cell lacks or needs, and what the
@@ -145,10 +139,8 @@ async def probe_cell(
     output, answers = b"", Answers(by_name={}, problem="it was interrupted")
     seen: dict[Witness, Sight] = {}
     try:
-        parameters = {
-            **cell_parameters(cell.plan, fresh=phase != END, router=router),
-            **host_parameters(whole=which != QUICK),
-        }
+        own = cell_parameters(cell.plan, fresh=phase != END, router=router)
+        parameters = {**own, **host_parameters(whole=which != QUICK)}
         output, answers = await _attempt(
             cell, wanted, words, parameters, router, user, seen, alone=phase == END
         )
@@ -215,18 +207,15 @@ async def _attempt(
             seen.update(watched.look())
     if output is None:
         return b"", Answers(by_name={}, problem=problem)
-    answers = parse_answers(
-        output.stdout, asked=[probe.name for probe in wanted], nonce=watched.nonce
-    )
-    problem = printable(output.why_not_started, max_chars=300) or (
-        "it did not end in time"
-        if output.timed_out
-        else f"it ended with status {output.returncode}"
-        if output.returncode
-        else "its output was cut off"
-        if output.stdout_dropped_bytes
-        else ""
-    )
+    asked = [probe.name for probe in wanted]
+    answers = parse_answers(output.stdout, asked=asked, nonce=watched.nonce)
+    problem = printable(output.why_not_started, max_chars=300)
+    if not problem and output.timed_out:
+        problem = "it did not end in time"
+    elif not problem and output.returncode:
+        problem = f"it ended with status {output.returncode}"
+    elif not problem and output.stdout_dropped_bytes:
+        problem = "its output was cut off"
     problem = "; ".join(part for part in (problem, answers.problem) if part)
     return output.stdout, replace(answers, problem=problem)
 
@@ -252,16 +241,15 @@ def _completed(
         ],
     }
     findings = json.dumps([each.to_json() for each in report.findings]).encode()
+    contents = {"findings": findings, "output": output}.items()
+    bodies = tuple(body_of(name, content, MAX_OUTPUT_BYTES) for name, content in contents)
     return Event(
         kind=Kind.PROBE_COMPLETED,
         cell_id=cell.id,
         actor=actor,
         trust=Trust.HOST_OBSERVED,
         data=data,
-        bodies=(
-            body_of("findings", findings, MAX_OUTPUT_BYTES),
-            body_of("output", output, MAX_OUTPUT_BYTES),
-        ),
+        bodies=bodies,
     )
 
 
@@ -270,10 +258,9 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
 
     `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to.
     """
-    limits = plan.limits
-    port = (
-        {"interface": router.interface, "interface_mac": router.mac} if router is not None else {}
-    )
+    limits, port = plan.limits, dict[str, str]()
+    if router is not None:
+        port = {"interface": router.interface, "interface_mac": router.mac}
     # The container's hard limit, else the guest agent's own, which is the same where the host
     # allows it
     rlimits = plan.oci.config["process"]["rlimits"] if isinstance(plan, OciPlan) else ()
@@ -294,28 +281,17 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
 
 
 def host_parameters(*, whole: bool) -> Mapping[str, str]:
-    """The boot time; `whole`: also what names this host, for probes that look whether the cell
-    shows it.
+    """The boot time; `whole`: also what names this host, for probes that look whether it is shown.
 
-    That is for runs which a person asks for: the quick set, in cells where hostile code has run,
-    gets nothing of the host's names.
+    The quick set, in cells where hostile code has run, gets nothing of the host's names.
     """
     stat = (line.split() for line in Path("/proc/stat").read_text().splitlines())
     parameters = {"btime": next((words[1] for words in stat if words[:1] == ["btime"]), "")}
     if whole:
-        parameters |= {
-            "namespaces": " ".join(
-                f"{name}:{number}" for name, number in namespaces_of(os.getpid()).items()
-            ),
-            "hostname": socket.gethostname(),
-            "boot_id": _line(Path("/proc/sys/kernel/random/boot_id")),
-            "machine_id": _line(Path("/etc/machine-id")),
-        }
+        own = " ".join(f"{name}:{number}" for name, number in namespaces_of(os.getpid()).items())
+        parameters |= {"namespaces": own, "hostname": socket.gethostname()}
+        files = {"boot_id": "/proc/sys/kernel/random/boot_id", "machine_id": "/etc/machine-id"}
+        for name, file in files.items():
+            with suppress(OSError):
+                parameters[name] = Path(file).read_text(errors="replace").strip()
     return {name: value for name, value in parameters.items() if value}
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -25,7 +25,7 @@ from typing import Final
 
 from belljar.probe.judge import NoRouter, Router, Sight
 from belljar.probe.model import Witness
-from belljar.process import ProcessId, identify, is_alive, namespaces_of
+from belljar.process import ProcessId, close_all, identify, is_alive, namespaces_of
 from belljar.store.locks import claimed
 from belljar.store.scratch import owned_name, sweep
 from belljar.units import printable
@@ -78,10 +78,10 @@ def watch(
     parameters = {"nonce": nonce, "token": token}
     looks: dict[Witness, Callable[[], Sight]] = {}
     with ExitStack() as stack:
-        layout = _Layout(stack=stack, token=token.encode(), router=router or NoRouter())
+        layout = _Layout(stack, token.encode(), router or NoRouter(), host_pid)
         for witness in [each for each in Witness if each in wanted]:
             try:
-                parameter, looks[witness] = layout.lay(witness, host_pid)
+                parameter, looks[witness] = layout.lay(witness)
             except OSError as error:
                 blind = Sight(touched=None, what=f"the host could not watch: {error.strerror}")
                 parameter, looks[witness] = "", partial(replace, blind)
@@ -90,15 +90,16 @@ def watch(
         yield LaidOut(parameters=parameters, nonce=nonce, looks=looks)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Layout:
     """Makes what is watched, each entered into `stack`."""
 
     stack: ExitStack
     token: bytes
     router: Router
+    host_pid: int | None
 
-    def lay(self, witness: Witness, host_pid: int | None) -> tuple[str, Callable[[], Sight]]:
+    def lay(self, witness: Witness) -> tuple[str, Callable[[], Sight]]:
         """Make what one witness needs; return its parameter, or "", and how to look.
 
         Raises `OSError`.
@@ -115,14 +116,23 @@ class _Layout:
                 sentinel = self.stack.enter_context(_sleeping_child())
                 return str(sentinel.pid), lambda: _sentinel(sentinel)
             case Witness.NAMESPACES:
-                return "", lambda: _namespaces(host_pid, self.router)
+                return "", lambda: _namespaces(self.host_pid, self.router)
             case Witness.ROUTER:
                 return "", self.router.look
         if witness is Witness.TCP6 and not socket.has_ipv6:
             return "0", lambda: Sight(touched=False, what="this host has no IPv6")
         family, kind = _SOCKETS[witness]
         listener = self.stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
-        parameter = self._bind(witness, listener)
+        if witness is Witness.ABSTRACT:
+            parameter = secrets.token_hex(8)
+            listener.bind(f"\0{parameter}")
+        elif witness is Witness.SOCKET:
+            path = self.directory / "s"
+            listener.bind(parameter := str(path))
+            path.chmod(0o666)
+        else:
+            listener.bind(("::1" if witness is Witness.TCP6 else "127.0.0.1", 0))
+            parameter = str(listener.getsockname()[1])
         if kind == socket.SOCK_STREAM:
             listener.listen(_MAX_VISITORS)
         return parameter, lambda: _visits(_received(listener, kind), self.token)
@@ -131,19 +141,6 @@ class _Layout:
     def directory(self) -> Path:
         """A directory of this watch that everyone may enter."""
         return self.stack.enter_context(_own_directory())
-
-    def _bind(self, witness: Witness, listener: socket.socket) -> str:
-        if witness is Witness.ABSTRACT:
-            name = secrets.token_hex(8)
-            listener.bind(f"\0{name}")
-            return name
-        if witness is Witness.SOCKET:
-            path = self.directory / "s"
-            listener.bind(str(path))
-            path.chmod(0o666)
-            return str(path)
-        listener.bind(("::1" if witness is Witness.TCP6 else "127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 _SOCKETS: Final = {
@@ -158,11 +155,8 @@ _SOCKETS: Final = {
 def _canary(path: Path, content: bytes, happened: list[str]) -> Sight:
     if not happened and path.read_bytes() != content:
         happened = ["changed"]
-    if happened:
-        return Sight(
-            touched=True, what=f"the host's canary file was touched: {', '.join(happened)}"
-        )
-    return Sight(touched=False, what="the host's canary file is untouched")
+    how = f"was touched: {', '.join(happened)}" if happened else "is untouched"
+    return Sight(touched=bool(happened), what=f"the host's canary file {how}")
 
 
 def _visits(received: list[bytes], token: bytes) -> Sight:
@@ -171,9 +165,8 @@ def _visits(received: list[bytes], token: bytes) -> Sight:
     if received:
         # Another process of this host, perhaps: it is no proof of a breach, nor of its absence.
         heard = printable(received[0], max_chars=40) or "nothing"
-        return Sight(
-            touched=None, what=f"another process reached the host's listener and sent {heard}"
-        )
+        what = f"another process reached the host's listener and sent {heard}"
+        return Sight(touched=None, what=what)
     return Sight(touched=False, what="the host's listener heard nothing")
 
 
@@ -203,26 +196,20 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
     own, looked = namespaces_of(os.getpid()), 0
     for pid in _family(host_pid):
         theirs = namespaces_of(pid)
-        shared = sorted(name for name, number in theirs.items() if own.get(name) == number)
-        if shared:
-            return Sight(
-                touched=True,
-                what=f"a process of the cell is in the host's {', '.join(shared)} namespace",
-            )
+        if shared := sorted(name for name, number in theirs.items() if own.get(name) == number):
+            what = f"a process of the cell is in the host's {', '.join(shared)} namespace"
+            return Sight(touched=True, what=what)
         # A device that is called as the cell's port counts as it only where the port was attached.
         port = router.interface if theirs.get("net") == router.namespace else ""
         if way := _way_to_host(pid, port):
             return Sight(touched=True, what=f"a process of the cell {way}")
         looked += len(theirs) == len(own)
     if not looked:
-        return Sight(
-            touched=None, what="the host could not read the namespaces of the cell's processes"
-        )
-    return Sight(
-        touched=False,
-        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps "
-        f"its root, or has a route{' but to its router' if router.interface else ''}",
-    )
+        what = "the host could not read the namespaces of the cell's processes"
+        return Sight(touched=None, what=what)
+    but = " but to its router" if router.interface else ""
+    what = f"none of the cell's processes ({looked}) shares a namespace with the host, "
+    return Sight(touched=False, what=f"{what}maps its root, or has a route{but}")
 
 
 def _way_to_host(pid: int, port: str) -> str:
@@ -258,13 +245,10 @@ def _sentinel(sentinel: ProcessId) -> Sight:
     if not is_alive(sentinel):
         return Sight(touched=True, what="the host's sentinel process was killed")
     status = Path(f"/proc/{sentinel.pid}/status").read_text(errors="replace")
-    pending = [
-        int(line.split()[1], 16)
-        for line in status.splitlines()
-        if line.startswith(("ShdPnd:", "SigPnd:"))
-    ]
-    if any(mask & _BIT_OF_SIGUSR1 for mask in pending):
-        return Sight(touched=True, what="the host's sentinel process got a signal")
+    for line in status.splitlines():
+        is_mask = line.startswith(("ShdPnd:", "SigPnd:"))
+        if is_mask and int(line.split()[1], 16) & _BIT_OF_SIGUSR1:
+            return Sight(touched=True, what="the host's sentinel process got a signal")
     return Sight(touched=False, what="the host's sentinel process got no signal")
 
 
@@ -276,8 +260,9 @@ def _sleeping_child() -> Iterator[ProcessId]:
     program = shutil.which("cat", path="/usr/bin:/bin")
     if program is None:
         raise FileNotFoundError(2, "no cat on this host")
-    read_end, write_end = os.pipe()
-    try:
+    with ExitStack() as ends:
+        read_end, write_end = os.pipe()
+        ends.callback(close_all, (read_end, write_end))
         redirect = [
             (os.POSIX_SPAWN_DUP2, read_end, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -287,21 +272,12 @@ def _sleeping_child() -> Iterator[ProcessId]:
         pid = os.posix_spawn(
             program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0
         )
-    except BaseException:
-        os.close(write_end)
-        raise
-    finally:
-        os.close(read_end)
-    try:
-        child = identify(pid)
-        if child is None:
+        ends.callback(os.waitpid, pid, 0)
+        # It isn't waited for yet, so the number can't be another's.
+        ends.callback(os.kill, pid, signal.SIGKILL)
+        if (child := identify(pid)) is None:
             raise ChildProcessError(10, "the sentinel ended at once")
         yield child
-    finally:
-        os.close(write_end)
-        # It isn't waited for yet, so the number can't be another's.
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 @contextmanager
@@ -366,14 +342,14 @@ def watch_file(path: Path) -> Iterator[Callable[[], list[str]]]:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     fd = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    if fd < 0:
-        raise _last_error()
     try:
-        if libc.inotify_add_watch(fd, os.fsencode(path), _TOUCHES) < 0:
-            raise _last_error()
+        if fd < 0 or libc.inotify_add_watch(fd, os.fsencode(path), _TOUCHES) < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
         yield partial(_happened, fd)
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _happened(fd: int) -> list[str]:
@@ -387,8 +363,3 @@ def _happened(fd: int) -> list[str]:
         mask |= bits
         offset += _HEAD.size + name_bytes
     return [name for bit, name in _NAMES.items() if mask & bit] or [f"events {mask:#x}"]
-
-
-def _last_error() -> OSError:
-    code = ctypes.get_errno()
-    return OSError(code, os.strerror(code))

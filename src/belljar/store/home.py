@@ -14,9 +14,8 @@ HINT_SPACE: Final = "free some space there, or set BELLJAR_HOME to a directory o
 
 
 def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
-    """The store's directory, absolute; it need not exist.
-
-    `$BELLJAR_HOME`; else /var/lib/belljar for root, `$XDG_DATA_HOME/belljar` for a user.
+    """The store's directory: `$BELLJAR_HOME`; else /var/lib/belljar for root,
+    `$XDG_DATA_HOME/belljar` for a user.
     """
     env = os.environ if environ is None else environ
     if chosen := env.get(HOME_VARIABLE):

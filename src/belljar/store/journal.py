@@ -54,13 +54,10 @@ def new_range_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What belongs to one cell or range (`cell_id`) on this host.
+    """What belongs to one cell or range (`cell_id`) on this host; reaping removes all of it.
 
-    `directories` and `cgroups` are absolute; reaping removes them whole. `host_uid`: the first of
-    `uid_count` own uids; None: shared.
-
-    `part_of`: a cell's range or a wire's cell, else "". A range's `supervisor` is the fork server,
-    perhaps shared, its `child` the range supervisor.
+    `host_uid`: the first of `uid_count` own uids; None: shared. `part_of`: a cell's range or a
+    wire's cell. A range's `supervisor` is the fork server, its `child` the range supervisor.
     """
 
     cell_id: str
@@ -80,11 +77,8 @@ class JournalEntry:
     @property
     def own_uids(self) -> range:
         """The uids that only this cell has."""
-        return (
-            range(0)
-            if self.host_uid is None
-            else range(self.host_uid, self.host_uid + self.uid_count)
-        )
+        first = self.host_uid
+        return range(0) if first is None else range(first, first + self.uid_count)
 
     def owner_lives(self) -> bool:
         """Whether the process that made it runs."""
@@ -124,10 +118,7 @@ def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellAbout:
-    """What a cell is for, beside its entry: for lists, and to find a run's cells.
-
-    `range_id` and `name`: the range it is in, and its name there.
-    """
+    """What a cell is for, beside its entry: for lists, and to find a run's cells."""
 
     run_id: str = ""
     sample: str = ""
@@ -166,9 +157,8 @@ class Journal:
             self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> JournalEntry | None:
-        """The current entry; None if missing or damaged.
-
-        Raises `OSError` for want of descriptors or memory, as all that reads the journal.
+        """The current entry; None if missing or damaged. Raises `OSError` for want of descriptors
+        or memory, as all that reads the journal.
         """
         return _read(self._path(cell_id))
 

@@ -54,13 +54,23 @@ async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
 def claimed(directory: Path) -> Iterator[None]:
     """Use a part, which no removal or sweep touches meanwhile. Blocks for half a second at most.
 
-    Raises:
-        FileNotFoundError: it isn't there, or was just retired.
-        HostError: another program keeps it locked. It exists: don't make it again.
+    Raises `FileNotFoundError`; `HostError`: another program keeps it locked.
     """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _share(fd, directory)
+        give_up = time.monotonic() + _CLAIM_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    raise HostError(
+                        "a part of the store can't be used: another program keeps a lock on it",
+                        where=str(directory),
+                        hint="look who has it (`lslocks`), end that, and try again",
+                    ) from None
+            time.sleep(_RETRY_S)
         _check_same(fd, directory)
         with suppress(OSError):  # another user's, or read-only: the time is a hint
             os.utime(fd)
@@ -82,24 +92,6 @@ def claimed_for_cell(directory: Path) -> Iterator[None]:
                 hint="start it again: the part is made anew",
             ) from exc
         yield
-
-
-def _share(fd: int, directory: Path) -> None:
-    """Retries: `in_use` locks it for an instant."""
-    give_up = time.monotonic() + _CLAIM_TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= give_up:
-                raise HostError(
-                    "a part of the store can't be used: another program keeps a lock on it",
-                    where=str(directory),
-                    hint="look who has it (`lslocks`), end that, and try again",
-                ) from None
-            time.sleep(_RETRY_S)
-        else:
-            return
 
 
 def in_use(directory: Path) -> bool:

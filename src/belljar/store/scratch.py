@@ -31,10 +31,7 @@ MAKING: Final = ".making-"
 
 @contextmanager
 def scratch_dir(home: Path) -> Iterator[Path]:
-    """A private (0700) directory under `home/tmp`, removed at the end.
-
-    Raises `HostError` when the store can't be written.
-    """
+    """A private directory under `home/tmp`, removed at the end. Raises `HostError`."""
     make_store_dir(home)
     make_store_dir(home / "tmp")
     with owned_dir(home / "tmp") as path:
@@ -46,30 +43,23 @@ def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
     """A private directory, removed afterwards; sweeps `parent` first."""
     sweep(parent, prefix=prefix)
     with ExitStack() as held:
-        path = _claimed_draft(parent, prefix, held)
+        while True:
+            # The name of an owned one: a sweep finds it whatever happens to this process
+            path = parent / owned_name(prefix, secrets.token_hex(4))
+            try:
+                path.mkdir(mode=0o700)
+            except OSError as error:
+                raise store_unwritable(parent, error) from error
+            try:
+                held.enter_context(claimed(path))
+            except FileNotFoundError:
+                continue  # another PID namespace's sweep took it before the lock: once more
+            except BaseException:
+                remove_tree(path)  # it isn't registered yet
+                raise
+            break
         held.callback(remove_tree, path)
         yield path
-
-
-def _claimed_draft(parent: Path, prefix: str, held: ExitStack) -> Path:
-    """Make and lock a directory with the name of an owned one, so that a sweep finds it whatever
-    happens to this process. Another PID namespace's sweep may take it before the lock: once more.
-    """
-    while True:
-        path = parent / owned_name(prefix, secrets.token_hex(4))
-        try:
-            path.mkdir(mode=0o700)
-        except OSError as error:
-            raise store_unwritable(parent, error) from error
-        try:
-            held.enter_context(claimed(path))
-        except FileNotFoundError:
-            continue
-        # The caller's removal isn't registered yet.
-        except BaseException:
-            remove_tree(path)
-            raise
-        return path
 
 
 def owned_name(prefix: str = "", what: str = "") -> str:
@@ -114,10 +104,7 @@ def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def retire(path: Path) -> Path:
-    """Rename a part for removal in one step; its new path.
-
-    If this process dies, the next sweep removes it.
-    """
+    """Rename a part for removal in one step, by the next sweep at the latest; its new path."""
     what = f"retired-{path.name[:12]}-{secrets.token_hex(4)}"  # one that is claimed may be there
     retired = path.with_name(owned_name(MAKING, what))
     path.rename(retired)

@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
-from belljar.bundle import install as install_module
-from belljar.bundle.create import Contents, create_bundle, store_files
-from belljar.bundle.install import (
+import belljar.bundle
+from belljar.bundle import (
     ABOUT,
     SIGNATURE,
     SUMS,
     BundleError,
+    Contents,
     Report,
     check_host,
+    create_bundle,
     install_bundle,
     open_bundle,
+    store_files,
     write_manifest,
 )
 from belljar.errors import HostError
@@ -47,8 +49,8 @@ def key(tmp_path: Path) -> SigningKey:
 @pytest.fixture(autouse=True)
 def _any_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """These bundles are for every host, but where a test asks, and have no kernel."""
-    monkeypatch.setattr("belljar.bundle.install.check_host", lambda _about: None)
-    monkeypatch.setattr("belljar.bundle.install.adopt_kernel", lambda *_: None)
+    monkeypatch.setattr("belljar.bundle.check_host", lambda _about: None)
+    monkeypatch.setattr("belljar.bundle.adopt_kernel", lambda *_: None)
 
 
 ABOUT_IT: dict[str, Any] = {"v": 1, "created": "2026-11-26T12:00:00Z", "belljar": "1"}
@@ -280,7 +282,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(
     try:
         with pytest.raises(HostError):
             install(big, home, key)
-        monkeypatch.setattr("belljar.bundle.install.need_space", lambda *_: None)
+        monkeypatch.setattr("belljar.bundle.need_space", lambda *_: None)
         with pytest.raises(HostError):
             install(big, home, key)
         assert not (home / "share").exists()
@@ -315,7 +317,7 @@ def test_weights_of_the_store_arrive_by_their_digest(
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "add", "docs", "examples/b.md"], check=True)
     kernel = kernel_in(tmp_path / "boot")
-    monkeypatch.setattr("belljar.bundle.create.current_kernel", lambda _home: kernel)
+    monkeypatch.setattr("belljar.bundle.current_kernel", lambda _home: kernel)
     wanted = Contents(
         images=(), packages=(), weights=(digest,), lock=tmp_path / "lock", checkout=tmp_path
     )
@@ -352,7 +354,7 @@ def test_install_sh_takes_nothing_that_the_manifest_does_not_name(
         "key.txt": b"",
     }
     bundle, prefix, ran = tmp_path / "bundle", tmp_path / "prefix", tmp_path / "ran"
-    script = Path(str(install_module.__file__)).with_name("install.sh").read_bytes()
+    script = Path(str(belljar.bundle.__file__)).with_name("install.sh").read_bytes()
     written(bundle, key, {**files, "install.sh": script})
     (tmp_path / "bin").mkdir()
     (prefix / "bin").mkdir(parents=True)

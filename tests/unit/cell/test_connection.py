@@ -12,7 +12,7 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
-from belljar.cell.connection import connect_error
+from belljar.cell.cell import connect_error
 from belljar.errors import CellError
 from belljar.events import Kind
 

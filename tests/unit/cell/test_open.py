@@ -12,7 +12,7 @@ from tests.fakes.vm import staged
 
 from belljar.cell import open as opens
 from belljar.cell.open import open_cell
-from belljar.cell.parts import MachineParts, Parts
+from belljar.cell.parts import MachineParts, Parts, describe, start_run
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Actor, Kind
 from belljar.ledger.listing import read_events
@@ -63,3 +63,13 @@ def parts_for(loaded: LoadedPolicy) -> Parts:
     plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
     assert isinstance(plan, MicrovmPlan)
     return MachineParts(plan=plan, facts=capable_host(), image=some_image(), kernel=some_kernel())
+
+
+def test_another_policy_of_the_same_run_has_names_of_its_own(tmp_path: Path) -> None:
+    """Its files are told by the policy's digest; the first policy's stay."""
+    first, second = resolve_policy("high"), resolve_policy("critical")
+    with start_run("run", "task", [], home=tmp_path) as run:
+        for loaded in (first, second, first):
+            describe(run, loaded, parts_for(loaded))
+    assert len(list(run.path.glob("*-*.*"))) == 3
+    assert (run.path / "policy.yaml").read_bytes() == first.text

@@ -50,7 +50,7 @@ class Stand:
     async def open_fake(self, *, ahead: bool) -> AsyncIterator[Any]:
         """A fake cell's range."""
         policy = resolve_policy("high")
-        async with self.cells.open_range(policy, run=self.run, home=None, ahead=ahead) as opened:
+        async with self.cells.open_range(policy, self.run, ahead=ahead) as opened:
             if ahead:
                 self.ahead.append(opened.cell)
             yield opened

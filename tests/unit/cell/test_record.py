@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import guest as g
 from tests.fakes.wires import with_exec
 
-from belljar.capture import body_of
 from belljar.cell import record
 from belljar.channel import ExecOutput, ExecRequest
 from belljar.channel.messages import Result
@@ -32,12 +33,22 @@ def checked(event: Event) -> dict[str, JsonValue]:
     return dict(event.data)
 
 
-def finished(output: ExecOutput, *, timeout_s: float | None = None) -> Event:
-    """The event of a command that ended, with output and input."""
-    stdout, stderr, stdin = (body_of(name, name.encode()) for name in ("stdout", "stderr", "stdin"))
-    return record.exec_finished(
-        OPERATION, output, timeout_s=timeout_s, stdout=stdout, stderr=stderr, stdin=stdin
-    )
+LIVE = SimpleNamespace(
+    oom_kills=lambda: 0,
+    refused_forks=lambda: 0,
+    disk_full=lambda: False,
+    processes_full=lambda: False,
+)
+
+
+def recorded(request: ExecRequest, output: ExecOutput | None = None) -> list[Event]:
+    """The events of a command that began, and perhaps ended with this outcome."""
+    events = list[Event]()
+    recorder = cast("Any", SimpleNamespace(record=events.append))
+    command = record.CommandRecord(OPERATION, request, recorder, cast("Any", LIVE))
+    if output is not None:
+        command.end(output)
+    return events
 
 
 def test_a_start_names_the_environment_but_not_its_values() -> None:
@@ -45,12 +56,12 @@ def test_a_start_names_the_environment_but_not_its_values() -> None:
     request = ExecRequest(
         argv=["env"], env={"TOKEN": "hunter2", "A": "b"}, cwd="/w", user="u", timeout_s=3
     )
-    data = checked(record.exec_started(OPERATION, request))
+    data = checked(*recorded(request))
     assert "hunter2" not in json.dumps(data)
     said = {"argv": ["env"], "env_names": ["A", "TOKEN"], "cwd": "/w", "user": "u", "timeout_s": 3}
     assert data == data | said | {"stdin": False, "pty": False}
     other = ExecRequest(argv=["env"], env={"TOKEN": "hunter3", "A": "b"})
-    assert checked(record.exec_started(OPERATION, other))["env_sha256"] != data["env_sha256"]
+    assert checked(*recorded(other))["env_sha256"] != data["env_sha256"]
 
 
 @given(argv=st.lists(ANY_TEXT | st.binary(max_size=20), min_size=1), name=ANY_TEXT, path=ANY_TEXT)
@@ -58,7 +69,7 @@ def test_whatever_is_asked_can_be_recorded(argv: list[str | bytes], name: str, p
     """Lone surrogates and bytes that are no UTF-8 are made visible, never refused: what can't be
     recorded could not be done."""
     env = {name.encode("utf-8", "replace").decode(): "v"}
-    data = checked(record.exec_started(OPERATION, ExecRequest(argv=argv, env=env, cwd=path)))
+    data = checked(*recorded(ExecRequest(argv=argv, env=env, cwd=path)))
     assert isinstance(data["argv"], list)
     assert len(data["argv"]) == len(argv)
     checked(OPERATION.event(Kind.FILE_READ_STARTED, {"path": record.text(path), "max_bytes": 1}))
@@ -72,7 +83,7 @@ def test_the_most_that_a_guest_may_say_can_be_recorded() -> None:
     (ended,) = with_exec().feed(g.frame(g.RESULT, 1, payload))
     assert isinstance(ended, Result)
     output = output_of(ended, kept=(b"", b""), dropped=(1 << 50, 1 << 50), is_overdue=False)
-    for event in (finished(output), *record.limits_hit(OPERATION, output, timeout_s=None)):
+    for event in recorded(ExecRequest(argv=["a"]), output):
         canonical(checked(event))
 
 
@@ -82,7 +93,7 @@ def test_whose_word_a_limit_is() -> None:
     output = ExecOutput(
         returncode=0, code=0, processes_full=True, disk_full=True, host_limits=("disk",)
     )
-    events = record.limits_hit(OPERATION, output, timeout_s=None)
+    events = recorded(ExecRequest(argv=["a"]), output)[1:-1]
     assert {(checked(event)["limit"], event.trust) for event in events} == {
         ("processes", Trust.GUEST_REPORTED),
         ("disk", Trust.HOST_OBSERVED),

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
+import anyio.lowlevel
 import pytest
+from tests.fakes import guest as g
+from tests.fakes.vm import Stage, staged
 
 from belljar.cell.range import Range
 from belljar.cell.revert import MAX_RETIRING, RevertibleCell, revertible
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
 from belljar.isolation.hold import KillOrder, new_order, raise_if_killed
+from belljar.isolation.jail import JailEnd
 from belljar.policy.limits import Risk
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
@@ -55,14 +60,14 @@ class Machines:
                 kill=lambda order: self.orders.setdefault(name, order),
             ),
         )
-        rules = SimpleNamespace(stopper=SimpleNamespace(order=None))
+        rules = SimpleNamespace(order=None)
         self.alive.append(name)
         self.most_alive = max(self.most_alive, len(self.alive))
         try:
             yield Range(cell=cast("Any", cell), rules=cast("Any", rules))
         finally:
             self.alive.remove(name)
-            rules.stopper.order = self.orders_by_rules.get(name)
+            rules.order = self.orders_by_rules.get(name)
         if name in self.failing:
             raise self.failing[name]
 
@@ -208,3 +213,51 @@ async def test_the_old_machine_is_whole_until_its_last_look() -> None:
         assert (cell.id, seen) == ("c2", [])
         await cell.machines.flush()  # as before a score
         assert (seen, machines.alive) == ([("c1", True)], ["c2"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "recorded"),
+    [
+        ("unnoticed before the revert", Kind.CELL_FAILED),
+        ("by its destruction", None),
+        ("by a broken protocol in its destruction", Kind.PROTOCOL_VIOLATION),
+    ],
+)
+async def test_the_death_of_a_reverted_cell_is_on_record(ends: str, recorded: Kind | None) -> None:
+    """Unless its own destruction is what ended it. A command that ran in it ends in any case."""
+
+    async def end(stage: Stage) -> None:
+        if "protocol" in ends:
+            await stage.guest.send(g.frame(g.RESULT, 1, b"no result"))
+        else:
+            stage.guest.close()
+        while Kind.EXEC_FAILED not in stage.kinds():
+            await anyio.lowlevel.checkpoint()
+
+    async with staged() as first, staged() as second:
+        stages = [first, second]
+
+        @asynccontextmanager
+        async def make() -> AsyncIterator[Range]:
+            stage = stages.pop(0)
+            yield Range(cell=stage.cell)
+            await stage.cell.destroy()
+            if stage is first and "by" in ends:
+                await end(first)
+
+        async def run() -> None:
+            with suppress(CellError):
+                await first.cell.exec(["hang"])
+
+        async with revertible(make) as opened:
+            cell = cast("RevertibleCell", opened.cell)
+            async with anyio.create_task_group() as tasks:
+                if "unnoticed" in ends:
+                    first.vm.ended = JailEnd(signal=9, status=None, cause="itself")
+                else:
+                    tasks.start_soon(run)
+                    await first.cell.ping()
+                await cell.machines.revert(verify=False)
+        deaths = {Kind.CELL_FAILED, Kind.PROTOCOL_VIOLATION} & set(first.kinds())
+        assert deaths == ({recorded} if recorded else set())
+        assert Kind.CELL_FAILED not in second.kinds()

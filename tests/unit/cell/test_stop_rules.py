@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import pytest
 from tests.fakes.recorder import MemoryRecorder
 
 from belljar.cell.parts import start_run
-from belljar.cell.stop_rules import Stopper, StopRulesRecorder, stop_rules
+from belljar.cell.stop_rules import StopRulesRecorder, stop_rules
 from belljar.errors import CellError, ContainmentBreach, LedgerError
-from belljar.events import Event, Kind
-from belljar.isolation.hold import read_order, refuse_if_stopped
+from belljar.events import Event, Kind, Recorder
+from belljar.isolation.hold import check_may_start, read_order
 from belljar.ledger.schema import check_data
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.load import resolve_policy
@@ -41,7 +41,13 @@ class World:
             process = self.processes[name] = subprocess.Popen(["sleep", "600"])
             Journal(home).write(replace(own_entry(name, "cell"), child=identify(process.pid)))
             Journal(home).describe(name, CellAbout(run_id="another" if name == OTHER else RUN))
-        self.stopper = Stopper(run_id=RUN, recorder=self.recorder, home=home)
+
+    def rules(
+        self, stops: Mapping[Trigger, Stop], recorder: Recorder | None = None
+    ) -> StopRulesRecorder:
+        """What applies them."""
+        inner = recorder or self.recorder
+        return StopRulesRecorder(inner, run_id=RUN, home=self.home, stops=stops)
 
     def ended(self, *names: str) -> bool:
         """Whether these end, and no other has."""
@@ -69,7 +75,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ...]) -> None:
     """The event is on record, then the stop, then its scope is halted and no more; owners find why
     beside their entries."""
-    StopRulesRecorder(world.recorder, world.stopper, {Trigger.DECOY_USED: stop}).record(USED)
+    world.rules({Trigger.DECOY_USED: stop}).record(USED)
     assert world.ended(*ends)
     used, triggered = world.recorder.events
     assert (used.kind, triggered.kind) == (Kind.DECOY_USED, Kind.KILL_TRIGGERED)
@@ -80,20 +86,34 @@ def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ..
     )
     if stop is Stop.RUN:
         with pytest.raises(CellError, match="decoy_used"):
-            refuse_if_stopped(world.home, RUN)
+            check_may_start(world.home, run=RUN)
     else:
-        refuse_if_stopped(world.home, RUN)
+        check_may_start(world.home, run=RUN)
 
 
 def test_a_scope_is_stopped_once_and_a_wider_one_again(world: World) -> None:
     """A thousand contacts are one stop; what is worse still acts."""
     rules = {Trigger.DECOY_USED: Stop.SAMPLE, Trigger.BREACH: Stop.RUN}
-    recorder = StopRulesRecorder(world.recorder, world.stopper, rules)
+    recorder = world.rules(rules)
     for _ in range(3):
         recorder.record(USED)
     recorder.record(Event(kind=Kind.PROBE_COMPLETED, data={"verdict": "breached"}, cell_id=OWN))
     assert world.ended(OWN, BESIDE)
     assert world.recorder.kinds().count(Kind.KILL_TRIGGERED) == 2
+
+
+def test_what_could_not_be_read_is_stopped_by_the_next_event(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A journal that can't be read whole is no stop of all that it holds."""
+    recorder, real = world.rules({Trigger.DECOY_USED: Stop.SAMPLE}), Journal.entries_now
+    with monkeypatch.context() as blind:
+        blind.setattr(Journal, "entries_now", lambda _self, problems: problems.append("x") or ())
+        recorder.record(USED)
+    assert world.ended()
+    monkeypatch.setattr(Journal, "entries_now", real)
+    recorder.record(USED)
+    assert world.ended(OWN)
 
 
 class Full:
@@ -107,9 +127,8 @@ class Full:
 @pytest.mark.promise("6.4")
 def test_it_acts_where_nothing_can_be_recorded(world: World) -> None:
     """Neither the event nor the stop is recorded: the cells end, and the caller gets the error."""
-    stopper = Stopper(run_id=RUN, recorder=Full(), home=world.home)
     with pytest.raises(LedgerError):
-        StopRulesRecorder(Full(), stopper, {Trigger.DECOY_USED: Stop.RUN}).record(USED)
+        world.rules({Trigger.DECOY_USED: Stop.RUN}, Full()).record(USED)
     assert world.ended(OWN, BESIDE)
 
 
@@ -127,4 +146,4 @@ def test_a_breach_that_is_raised_stops_the_run(world: World, is_grouped: bool) -
             raise error
         assert world.ended(OWN)
         with pytest.raises(CellError):
-            refuse_if_stopped(world.home, run.run_id)
+            check_may_start(world.home, run=run.run_id)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
+from belljar.channel import PtySize
 from belljar.errors import LedgerError
 from belljar.events import Event, Kind
 
@@ -45,11 +48,15 @@ async def test_what_nobody_iterates_is_on_record(is_killed: bool) -> None:
 async def test_leaving_early_is_on_record() -> None:
     """A command that was left before its end failed, with what it had said; its tree is dead."""
     async with staged({b"lasting": lasting}) as stage:
-        async with stage.cell.open_exec(["lasting"]) as running:
+        size = PtySize(rows=24, cols=80)
+        async with stage.cell.open_exec(["lasting"], pty=size) as running:
             assert (await anext(running))[1] == b"hello"
+            await running.resize(30, 90)
         assert stage.guest.ops == {}
         assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
-        assert stage.last(Kind.EXEC_FAILED).bodies[0].content == b"hello"
+        failed = stage.last(Kind.EXEC_FAILED)
+        assert failed.bodies[0].content == b"hello"
+        assert cast("Any", failed.data["size_times"])[0][1:] == [90, 30]
 
 
 @pytest.mark.promise("4.2")

@@ -9,8 +9,7 @@ import pytest
 from tests.unit.bundle.test_bundle import FILES, install, kernel_in, written
 from tests.unit.harness.test_builds import add
 
-from belljar.bundle.create import Contents, store_files
-from belljar.bundle.install import Report
+from belljar.bundle import Contents, Report, store_files
 from belljar.cli.main import run
 from belljar.cli.setup import images_of_task
 from belljar.errors import HostError
@@ -61,8 +60,8 @@ def test_the_images_of_a_task_are_in_the_bundle(
 ) -> None:
     """Of each service and Dockerfile, with its base: there a run has nothing to build. No more."""
     kernel = kernel_in(tmp_path / "boot")
-    monkeypatch.setattr("belljar.bundle.create.current_kernel", lambda _home: kernel)
-    monkeypatch.setattr("belljar.bundle.create.tool", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("belljar.bundle.current_kernel", lambda _home: kernel)
+    monkeypatch.setattr("belljar.bundle.tool", lambda name: f"/usr/bin/{name}")
     found = list[dict[str, Any]]()
 
     def gather(home: Path, out: Path, wanted: Contents, *, report: Report) -> None:
@@ -75,8 +74,8 @@ def test_the_images_of_a_task_are_in_the_bundle(
         raise HostError("this is enough")
 
     key = load_or_make_key(tmp_path / "signer")
-    monkeypatch.setattr("belljar.bundle.install.check_host", lambda _about: None)
-    monkeypatch.setattr("belljar.bundle.install.adopt_kernel", lambda *_: None)
+    monkeypatch.setattr("belljar.bundle.check_host", lambda _about: None)
+    monkeypatch.setattr("belljar.bundle.adopt_kernel", lambda *_: None)
     monkeypatch.setattr("belljar.cli.setup.create_bundle", gather)
     assert run(CREATE) == 3
     names = {name for image in found[0]["images"] for name in image["names"]}

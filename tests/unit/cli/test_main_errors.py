@@ -108,7 +108,7 @@ def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words", [["exec", "--", "true"], ["ps"], ["runs"], ["image", "import", "oci:/nowhere"]]
+    "words", [["exec", "--", "true"], ["ps"], ["runs"], ["image", "import", "oci-archive:/nowhere"]]
 )
 def test_a_store_that_can_not_be_used_is_this_hosts(
     words: list[str], unusable: Path, capsys: pytest.CaptureFixture[str]

@@ -116,14 +116,6 @@ def test_metadata_is_data(before: str, value: str) -> None:
     assert in_policy(made) == made
 
 
-@given(st.text(alphabet="$SAMPLE_METADATA_A{}:-?+x ", max_size=40))
-def test_whatever_is_written(text: str) -> None:
-    """It has a meaning or is refused; and means exactly it in a policy's `env`."""
-    with suppress(CannotKeepError):
-        made = put(text)
-        assert in_policy(made) == made
-
-
 def composed(root: Path | None, **fields: Any) -> Composed:  # noqa: ANN401 - YAML
     """A file with one service."""
     files = TaskFiles(root) if root else None

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import parse_duration
 
-from belljar.compose.values import MAX_COMMAND_CHARS, mapping, seconds, size, switch, text, words
-from belljar.policy.reference import is_idle
+from belljar.compose.values import MAX_COMMAND_CHARS, seconds, size, text, words
 from belljar.policy.yaml_tree import number
 
 
@@ -86,27 +82,3 @@ def test_a_command_is_bounded(unit: str) -> None:
     for command in (longest + unit, [unit] * (MAX_COMMAND_CHARS // len(unit) + 1)):
         with pytest.raises(ValueError, match="a command of more than 65,536 characters"):
             words(command)
-
-
-@given(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.lists(st.text())
-    | st.binary()
-)
-def test_whatever_is_read(value: object) -> None:
-    """A value, or `ValueError` (an overflow is told apart by the caller)."""
-    for read in (switch, text, words, size, seconds, lambda it: mapping(it, "x")):
-        with suppress(ValueError, OverflowError):
-            read(value)
-
-
-def test_what_only_keeps_a_container_from_ending() -> None:
-    """Is not run: a cell stands anyway. What does more is a program."""
-    idle = ("", "tail -f /dev/null", "/bin/bash", "/bin/sh -c 'exec tail -f /dev/null'")
-    assert all(is_idle(shlex.split(command)) for command in idle)
-    programs = ("serve", "sh -c 'serve & sleep infinity'", "tail -f /var/log/x", "bash x.sh")
-    assert not any(is_idle(shlex.split(command)) for command in programs)

@@ -224,7 +224,7 @@ def test_what_a_guest_or_a_live_node_may_have_caused_has_no_second_try(
     """A unit past its deadline, a record without bound and a node named again are void."""
     first: Iterable[Any] = repeat(b"x")
     if how == "deadline_s":
-        monkeypatch.setattr("belljar.fleet.head.deadline_s", lambda *_, **__: 0.0)
+        monkeypatch.setattr("belljar.fleet.units.deadline_s", lambda *_, **__: 0.0)
         first = repeat(b"")
     elif how == "MAX_ARCHIVE_BYTES":
         monkeypatch.setattr("belljar.fleet.head.MAX_ARCHIVE_BYTES", 9)

@@ -16,7 +16,7 @@ from tests.unit.fleet.test_head import TASK
 from belljar.cli.main import run as belljar
 from belljar.dataclass import replace
 from belljar.errors import ContainmentBreach, HostError, LedgerError
-from belljar.fleet import begin, nodes
+from belljar.fleet import head, nodes
 from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, Engine
 from belljar.fleet.head import Head
 from belljar.fleet.node import clear
@@ -197,14 +197,14 @@ def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(begin, "joined", lambda _, **__: closing(engine))
-    monkeypatch.setattr(begin, "load_only", lambda *_: None)
-    monkeypatch.setattr(begin, "select_task", lambda *_: TASK)
+    monkeypatch.setattr(head, "joined", lambda _, **__: closing(engine))
+    monkeypatch.setattr(head, "load_only", lambda *_: None)
+    monkeypatch.setattr(head, "select_task", lambda *_: TASK)
     ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
-    monkeypatch.setattr(begin, "prepare_nodes", lambda *_: ready if is_begun else interrupted())
+    monkeypatch.setattr(head, "prepare_nodes", lambda *_: ready if is_begun else interrupted())
     monkeypatch.setattr(Head, "run_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        begin.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
+        head.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
     assert (clear in [call[0] for call in engine.called]) is not is_begun
 
 
@@ -220,17 +220,17 @@ def test_a_breach_on_a_fleet_is_told_though_its_record_fails(
 
     findings = SimpleNamespace(findings=SimpleNamespace(verdict=verdict))
     ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
-    monkeypatch.setattr(begin, "joined", lambda _, **__: closing(Offering([{"key": "a" * 64}])))
-    monkeypatch.setattr(begin, "load_only", lambda *_: None)
-    monkeypatch.setattr(begin, "select_task", lambda *_: TASK)
-    monkeypatch.setattr(begin, "prepare_nodes", lambda *_: ready)
+    monkeypatch.setattr(head, "joined", lambda _, **__: closing(Offering([{"key": "a" * 64}])))
+    monkeypatch.setattr(head, "load_only", lambda *_: None)
+    monkeypatch.setattr(head, "select_task", lambda *_: TASK)
+    monkeypatch.setattr(head, "prepare_nodes", lambda *_: ready)
     monkeypatch.setattr(Head, "run_all", lambda *_, **__: findings)
     if is_sealed:
-        monkeypatch.setattr(begin, "check_ledger", full)
+        monkeypatch.setattr(head, "check_ledger", full)
     else:
         monkeypatch.setattr(LedgerWriter, "seal", full)
     with pytest.raises(ContainmentBreach if verdict == "breached" else LedgerError):
-        begin.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
+        head.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
 
 
 def test_a_kill_names_each_node_that_was_asked(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
-from tests.unit.compose.test_yaml import calls
 
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
@@ -275,36 +273,3 @@ def test_a_task_whose_sandbox_was_replaced_gets_inspects_image(
     for words in (["--sandbox", "belljar"], ["--sandbox=belljar"]):
         monkeypatch.setattr("sys.argv", ["inspect", "eval", "task.py", *words])
         assert as_config(None) == BelljarConfig(is_generic=True)
-
-
-LONG_FIELDS = (
-    *("links: [{}]=db, ", "depends_on: [{}]=db, ", "environment: [{}]='A=b', "),
-    "depends_on: {{}}=db: {condition: service_started}, ",
-    *("volumes: [{}]=/data, ", "volumes: [{}]=v, ", "tmpfs: [{}]=/run, "),
-    "networks: {default: {aliases: [{}]}}=web, ",
-    *("healthcheck: {test: [CMD, {}]}=x, ", "command: [{}]=x, ", r"command: '{}'=\a"),
-    *("command: '{}'=$$", "command: '{}'=${A:-b}", "command: '{}'=${A:-${A:-b}}"),
-    *("command: '{}'=${", "command: [{}]=*t, ", "labels: [{}]=<<, "),
-)
-
-
-@pytest.mark.parametrize("field", LONG_FIELDS)
-def test_no_field_takes_more_than_its_length(field: str, tmp_path: Path) -> None:
-    """Twice as many entries take no four times as many steps, until the file is a configuration or
-    refused."""
-    frame, _, entry = field.partition("=")
-
-    def steps(entries: int) -> int:
-        path = tmp_path / f"compose-{entries}-compose.yaml"
-        service = frame.replace("{}", entry * entries)
-        web = f"x-t: &t some text\nservices:\n  web:\n    image: i\n    {service}\n"
-        path.write_text(f"{web}  db: {{image: j}}\n  default: {{image: k}}\n")
-
-        def read() -> None:
-            with suppress(PolicyError):
-                as_config(str(path))
-
-        return calls(read)
-
-    steps(1)  # what is imported at the first time
-    assert steps(240) <= 3 * steps(120)

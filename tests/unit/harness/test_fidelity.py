@@ -13,8 +13,6 @@ from belljar.policy.load import load_preset, parse_policy
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.merge import NO_NETWORK, bounded, under_policy
 from belljar.policy.network import Network
-from belljar.policy.sections import Rights
-from belljar.policy.stand_ins import TargetStandIn
 
 
 def policy(text: str = "", base: Path | None = None, *, source: str = "p.yaml") -> LoadedPolicy:
@@ -102,29 +100,6 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     stricter, differences = under_policy(policy(), policy("risk: critical\n"), {})
     assert str(stricter.policy.risk) == "low"
     assert keys(differences, DifferenceKind.CHANGED) == ["risk"]
-
-
-@pytest.mark.promise("1.4")
-def test_services_are_held_to_the_walls() -> None:
-    """Each within the operator's limits, rights and record; what is taken away is reported, of the
-    task and of each service, and rights that no policy bounds stay."""
-    service = web(resources={"memory": "8GiB"}, rights={"seccomp": "unconfined"})
-    asked = {"rights": Rights(privileged=True), "network": service}
-    walls = "tier: gvisor\nresources: {memory: 128MiB}\nrights: {}\n"
-    made, differences = under_policy(policy(walls + NETWORK), None, asked)
-    network = made.policy.network
-    assert network is not None
-    held = network.stand_ins["web"]
-    assert isinstance(held, TargetStandIn)
-    assert (held.resources.memory_bytes, network.record.packets) == (128 << 20, 1 << 30)
-    assert made.policy.rights == held.rights == Rights()
-    assert {(fact.where, fact.key) for fact in differences} == {
-        ("service web", "resources.memory"),
-        *((of, "rights") for of in ("service web", "task")),
-        ("policy", "network"),
-    }
-    made, differences = under_policy(load_preset("high"), None, {"rights": asked["rights"]})
-    assert (made.policy.rights, differences) == (asked["rights"], ())
 
 
 @pytest.mark.promise("1.4")

@@ -39,15 +39,18 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     """A name that another command gives to another image meanwhile is an error for the samples that
     follow, and what another run begins with."""
     home, cells = tmp_path / "home", RealCells()
+    cells.home = home
     add(home, "team/tool", b"one")
     (tmp_path / "p.yaml").write_text("belljar: 1\nrisk: low\nimage: team/tool\n")
     policy = load_policy(tmp_path / "p.yaml")
-    cells.check_unchanged(policy, home=home)
-    cells.check_unchanged(policy, home=home)
+    cells.check_unchanged(policy)
+    cells.check_unchanged(policy)
     add(home, "team/tool", b"two")
     with pytest.raises(HostError, match="team/tool"):
-        cells.check_unchanged(policy, home=home)
-    RealCells().check_unchanged(policy, home=home)
+        cells.check_unchanged(policy)
+    another = RealCells()
+    another.home = home
+    another.check_unchanged(policy)
 
 
 @pytest.mark.promise("6.4", "7.5")

@@ -289,10 +289,7 @@ def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: st
 
 
 @pytest.mark.promise("7.1")
-@pytest.mark.parametrize(
-    ("place", "breached"),
-    [("solver", False), ("scorer", False), ("metric", False), ("metric", True)],
-)
+@pytest.mark.parametrize(("place", "breached"), [("solver", False), ("metric", True)])
 def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, *, breached: bool
 ) -> None:

@@ -87,6 +87,6 @@ def test_what_was_packed_is_out_of_the_namespaces_reach(tmp_path: Path) -> None:
     """The same files, unforged, are accepted; the volumes are the Dockerfile's."""
     tools = cast("Tools", Forger(tmp_path / "scratch/build", honest))
     result = pack_result(tools, ("/v",), keep_setuid=False)
-    assert result.config.volumes == ("/v",)
-    assert result.rootfs == tmp_path / "scratch/rootfs"
-    assert result.rootfs.read_bytes().startswith(b"hsqs")
+    assert result["config"].volumes == ("/v",)
+    assert result["rootfs"] == tmp_path / "scratch/rootfs"
+    assert result["rootfs"].read_bytes().startswith(b"hsqs")

@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from belljar.errors import CellError, HostError
 from belljar.isolation.hold import (
     HOLD_FILE,
+    check_may_start,
     give_order,
     new_order,
     read_hold,
     read_order,
-    refuse_if_forbidden,
-    refuse_if_held,
-    refuse_if_stopped,
     release,
     run_order_kept,
     sweep_orders,
@@ -45,10 +43,10 @@ def test_a_damaged_hold_holds(tmp_path: Path, damage: bytes | str) -> None:
     assert held is not None
     assert held.problem
     with pytest.raises(HostError, match="damaged"):
-        refuse_if_forbidden(tmp_path, CELL)
+        check_may_start(tmp_path, cell=CELL)
     if damage != "directory":
         release(tmp_path)
-        refuse_if_held(tmp_path)
+        check_may_start(tmp_path)
 
 
 @pytest.mark.promise("6.4")
@@ -86,9 +84,9 @@ def test_the_first_order_stands(tmp_path: Path) -> None:
     assert (order.reason, order.scope, order.is_ours) == ("first", "cells", True)
     assert [path.name for path in (tmp_path / "journal").iterdir()] == [f"{CELL}.kill"]
     with pytest.raises(CellError, match="killed by the operator: first"):
-        refuse_if_forbidden(tmp_path, CELL)
+        check_may_start(tmp_path, cell=CELL)
     Journal(tmp_path).remove(CELL)
-    refuse_if_forbidden(tmp_path, CELL)
+    check_may_start(tmp_path, cell=CELL)
 
 
 def test_old_orders_of_cells_that_are_gone_are_swept(tmp_path: Path) -> None:
@@ -113,6 +111,6 @@ def test_a_runs_order_ends_with_the_run(tmp_path: Path) -> None:
     with run_order_kept(tmp_path, RUN):
         give_order(tmp_path, [RUN, CELL], new_order("run", ""))
         with pytest.raises(CellError, match="the run was killed by the operator"):
-            refuse_if_stopped(tmp_path, RUN)
-    refuse_if_stopped(tmp_path, RUN)
+            check_may_start(tmp_path, run=RUN)
+    check_may_start(tmp_path, run=RUN)
     assert read_order(tmp_path, CELL) is not None

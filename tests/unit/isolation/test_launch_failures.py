@@ -17,7 +17,7 @@ import pytest
 from belljar.errors import CellError, HostError
 from belljar.isolation import jail as jails
 from belljar.isolation.jail import Jail, start_error
-from belljar.process import ProcessId
+from belljar.process import ProcessId, close_all
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def jailed(first_fd: int = 3) -> Iterator[tuple[Jail, int]]:
     os.close(status)
     fds = [high, os.open("/dev/null", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY)]
     with subprocess.Popen(["true"]) as supervisor:
-        yield Jail("c-0123456789ab", supervisor, fds[1], fds[0], fds[2]), told
-    for fd in (*fds, told):
-        os.close(fd)
+        jail = Jail("c-0123456789ab", supervisor, fds[1], fds[0], fds[2])
+        yield jail, told
+    close_all((jail._status, jail._diagnosis, fds[1], told))
 
 
 def test_an_end_is_read_from_any_descriptor() -> None:
@@ -99,10 +99,8 @@ async def test_an_end_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError(errno.EMFILE, "Too many open files")
 
     with jailed() as (jail, _told):
-        closed: list[bool] = []
         jail.child, jail._lifeline = ProcessId(pid=1 << 22, start_ticks=1), None
-        monkeypatch.setattr(jail, "_close", lambda: closed.append(True))
         monkeypatch.setattr(os, "pidfd_open", none_left)
         monkeypatch.setattr(jails, "is_alive", none_left)
         await jail.end()
-    assert closed
+        assert (jail._status, jail._diagnosis) == (None, None)

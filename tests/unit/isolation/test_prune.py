@@ -122,7 +122,13 @@ async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path:
     program = tmp_path / "runtime"
     program.write_text("the same")
     common = RootRecipe(
-        directory="vmm", program=program, what="it", hint="", files=list, version=lambda: "1"
+        directory="vmm",
+        program=program,
+        inside=str(program),
+        what="it",
+        hint="",
+        files=list,
+        version=lambda: "1",
     )
     recipes = []
     for name in ("first", "second"):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import CellError
-from belljar.isolation.microvm.stream import MAX_STATE_BYTES, split_stream
+from belljar.isolation.microvm.stream import MAX_STATE_BYTES, StreamSplitter
 
 PAGE = 4096
 PAGES = 4000
@@ -75,7 +75,7 @@ def split(stream: bytes, memory: int, cuts: Sequence[int] = ()) -> bytes:
     sender.start()
     try:
         with ours:
-            return split_stream(ours, memory, RAM, timeout_s=60)
+            return StreamSplitter(ours, memory, RAM, 60).split()
     finally:
         sender.join()
 
@@ -143,4 +143,4 @@ def test_a_stream_that_comes_late_is_given_up(memory: int, said: bytes) -> None:
     ours, theirs = socket.socketpair()
     theirs.sendall(said)
     with ours, theirs, pytest.raises(CellError, match="too long"):
-        split_stream(ours, memory, RAM, timeout_s=0 if said else 0.05)
+        StreamSplitter(ours, memory, RAM, 0 if said else 0.05).split()

@@ -3,11 +3,12 @@ its memory's digest."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,9 @@ from hypothesis import strategies as st
 from belljar.channel.client import BusyError
 from belljar.errors import CellError, HostError
 from belljar.isolation.microvm.stream import MachineLostError, digest_memory, save_machine
+from belljar.isolation.microvm.template import checked_state
 from belljar.isolation.microvm.vmm import MAX_CONSOLE_BYTES, Console, Qmp, Vmm
+from belljar.isolation.program_root import file_stamp
 
 pytestmark = pytest.mark.anyio
 
@@ -202,3 +205,16 @@ def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
             file.write(b"data")
         digests.append(digest_memory(path))
     assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.promise("3.1")
+@pytest.mark.parametrize("changed", ["", "state", "memory"])
+def test_nothing_is_made_of_a_machine_that_was_changed(tmp_path: Path, changed: str) -> None:
+    """Its state by every byte, its memory by the file's stamp."""
+    for name in ("state", "memory"):
+        (tmp_path / name).write_bytes(b"saved")
+    stamp = file_stamp(tmp_path / "memory")
+    if changed:
+        (tmp_path / changed).write_bytes(b"other")
+    with pytest.raises(CellError, match=changed) if changed else nullcontext():
+        assert checked_state(tmp_path, hashlib.sha256(b"saved").hexdigest(), stamp) == b"saved"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.isolation.microvm.data_disk import ensure_data_disk
+from belljar.isolation.microvm.guest_files import ensure_data_disk
 from belljar.model import weights
 from belljar.model.serve import load_model
 from belljar.model.weights import (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from belljar.events import Body
 from belljar.network import ipc as wire
-from belljar.network.gateway.context import MAX_ANSWER_BYTES
 from belljar.network.ipc import Item, encode_event
+from belljar.network.stand_ins.web import MAX_ANSWER_BYTES
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 VALUES = st.recursive(

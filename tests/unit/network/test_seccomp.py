@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from belljar.network.seccomp import (
+from belljar.network.syscalls import (
     ALLOWED,
     CALLS,
     KILLING,

@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from belljar.errors import BelljarError, CellError, ContainmentBreach
-from belljar.sync.loop import Loop, own_loop
+from belljar.sync import Loop, own_loop
 
 
 @contextmanager
@@ -177,7 +177,7 @@ async def test_it_is_refused_in_an_event_loop(monkeypatch: pytest.MonkeyPatch) -
 
 OPEN_AT_EXIT = """
 import contextlib
-from belljar.sync.loop import own_loop
+from belljar.sync import own_loop
 
 @contextlib.asynccontextmanager
 async def opened():

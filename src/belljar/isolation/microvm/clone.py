@@ -5,7 +5,6 @@ Nothing runs in one until RENEW is answered; if that fails it is destroyed.
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -22,10 +21,15 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.stream import SavedMachine, allow_shared_memory
-from belljar.isolation.microvm.template import Template, disk_binds, ensure_template, find_key
+from belljar.isolation.microvm.template import (
+    Template,
+    checked_state,
+    disk_binds,
+    ensure_template,
+    find_key,
+)
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
-from belljar.isolation.program_root import file_stamp
 from belljar.isolation.renewal import GivenPort, fresh_renewal, renew
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
@@ -115,23 +119,16 @@ def _load(
             where=str(saved.directory),
             hint="take another snapshot: this one can't be used any more",
         )
-    memory = saved.directory / "memory"
     try:
-        state = (saved.directory / "state").read_bytes()
-        is_same = hashlib.sha256(state).hexdigest() == saved.state_digest
-        is_same = is_same and tuple(file_stamp(memory)) == saved.memory_stamp
-    except OSError as error:
+        state = checked_state(saved.directory, saved.state_digest, saved.memory_stamp)
+    except (OSError, CellError) as error:
+        why = error.what if isinstance(error, CellError) else f"it can't be read: {error.strerror}"
         raise CellError(
-            f"the snapshot can't be read: {error.strerror}",
+            f"nothing is made of the snapshot: {why}",
             where=str(saved.directory),
-            hint="a snapshot ends with its run",
+            hint="a snapshot ends with its run; else find out who writes to this store",
         ) from error
-    if not is_same:
-        raise CellError(
-            "the snapshot was changed on disk: nothing is made of it",
-            where=str(saved.directory),
-            hint="find out who writes to this store; take another snapshot",
-        )
+    memory = saved.directory / "memory"
     return Template(key=key, memory=memory, state=state, root=root)
 
 

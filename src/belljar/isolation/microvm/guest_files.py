@@ -1,20 +1,26 @@
-"""A guest's boot files: initramfs, empty disk, RAM file."""
+"""A guest's boot files, and the read-only disk by which it gets a model's weights."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from belljar.dataclass import dataclass
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.image.kernel import NIC_MODULES, Kernel, build_initramfs
-from belljar.isolation.program_root import PACKAGE_HINT
+from belljar.image.tools import run_tool, tool
+from belljar.isolation.program_root import PACKAGE_HINT, file_stamp
 from belljar.package import PROGRAMS_DIR, program_path
+from belljar.store.home import need_space
+from belljar.store.locks import claimed, locked
+from belljar.store.scratch import MAKING, owned_dir
 
 # The modules' names begin with the order in which the guest loads them.
 _NUMBERED: Final = re.compile(r"\d+-")
@@ -26,6 +32,12 @@ _EMPTY_DISK: Final = (
 # mksquashfs pads a file system to a multiple of it.
 _DISK_BYTES: Final = 4096
 _NIC_DRIVER: Final = "virtio_net"
+DATA_DISK: Final = "disk.sqfs"
+# Says of which bytes the disk was made: a disk without it, or of others, is made again.
+_MADE: Final = "disk.json"
+# Nothing is compressed: weights gain nothing by it, and an emulated guest would pay for inflating.
+_OPTIONS: Final = "-noappend -noI -noD -noF -noX -no-xattrs -all-root -all-time 0 -mkfs-time 0"
+_TIMEOUT_S: Final = 4 * 3600.0  # weights may be hundreds of GB
 _SETUP_HINT: Final = "run `belljar setup`"
 # Raise it when `image.kernel.build_initramfs` changes layout.
 _LAYOUT: Final = 2
@@ -83,3 +95,46 @@ def write_read_only(path: Path, contents: bytes) -> None:
         file.flush()
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())
+
+
+def ensure_data_disk(home: Path, weights: Path) -> None:
+    """Make the disk if it is missing, or not as it was made. Blocking.
+
+    Raises `HostError`: no space, no mksquashfs, or the weights are not those that were verified.
+    """
+    hint = "look if `belljar model ls` has them and the disk has room, then try again"
+    with (
+        host_errors("the disk of the weights can't be made", where=weights, hint=hint),
+        claimed(weights),
+        locked(home, f"disk-{weights.name[:16]}"),
+    ):
+        if not is_as_made(weights):
+            _make_disk(home, weights)
+
+
+def _make_disk(home: Path, weights: Path) -> None:
+    directory, disk = weights / "data", weights / DATA_DISK
+    total_bytes = sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
+    need_space(home, total_bytes, "a disk of the weights for microVMs")
+    with owned_dir(weights.parent, prefix=MAKING) as scratch:
+        argv = [tool("mksquashfs"), str(directory), str(scratch / DATA_DISK)]
+        argv += [*_OPTIONS.split(), "-no-progress", "-quiet"]
+        run_tool(argv, timeout_s=_TIMEOUT_S)
+        found = {
+            each.relative_to(directory).as_posix(): file_stamp(each)
+            for each in directory.rglob("*")
+            if not each.is_dir()
+        }
+        # Else it would hold other bytes than the digest's for good
+        if found != json.loads((weights / "weights.json").read_text())["stamps"]:
+            raise HostError("the weights changed while their disk was made", where=str(weights))
+        (scratch / DATA_DISK).chmod(0o444)
+        (scratch / DATA_DISK).rename(disk)
+    (weights / _MADE).write_text(json.dumps(file_stamp(disk)))
+
+
+def is_as_made(weights: Path) -> bool:
+    """Return whether the disk is there, and nobody has touched it since it was made."""
+    with suppress(OSError, ValueError):
+        return bool(json.loads((weights / _MADE).read_text()) == file_stamp(weights / DATA_DISK))
+    return False

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import os
 import re
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -78,8 +77,8 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
         qmp.forget_events()
         await qmp.execute("migrate", {"uri": "fd:state"})
         try:
-            split = partial(split_stream, ours, fd, ram_bytes, timeout_s=_STREAM_TIMEOUT_S)
-            state = await anyio.to_thread.run_sync(split)  # not abandoned: it writes to `fd`
+            splitter = StreamSplitter(ours, fd, ram_bytes, _STREAM_TIMEOUT_S)
+            state = await anyio.to_thread.run_sync(splitter.split)  # not abandoned: writes to `fd`
         except BaseException:
             with suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
@@ -95,17 +94,13 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
         os.close(fd)
 
 
-def split_stream(sock: socket.socket, memory_fd: int, ram_bytes: int, *, timeout_s: float) -> bytes:
-    """The device state; RAM is in the file then. Blocking.
+class StreamSplitter:
+    """Splits one stream: RAM into the file, the device state into bytes. Blocking."""
 
-    Raises `CellError` for a bad stream, or one that takes too long; `OSError` for the file.
-    """
-    return _Splitter(sock, memory_fd, ram_bytes, time.monotonic() + timeout_s).split()
-
-
-class _Splitter:
-    def __init__(self, sock: socket.socket, memory_fd: int, ram_bytes: int, give_up: float) -> None:
-        self._socket, self._give_up = sock, give_up
+    def __init__(
+        self, sock: socket.socket, memory_fd: int, ram_bytes: int, timeout_s: float
+    ) -> None:
+        self._socket, self._give_up = sock, time.monotonic() + timeout_s
         self._memory_fd, self._ram_bytes = memory_fd, ram_bytes
         self._state = bytearray()
         self._buffer, self._at, self._end = bytearray(_BUFFER_BYTES), 0, 0
@@ -116,7 +111,10 @@ class _Splitter:
         """Not written yet: they end before `_next_offset`, and lie in the buffer."""
 
     def split(self) -> bytes:
-        """Read the stream to its end."""
+        """Read the stream to its end; the device state.
+
+        Raises `CellError` for a bad stream, or one that takes too long; `OSError` for the file.
+        """
         section, kind = self._header(), 0
         self._part(section)
         while kind != _LAST:
@@ -177,11 +175,11 @@ class _Splitter:
             name = bytes(self._take(1))
             name += bytes(self._take(name[0]))
             self._block = name[1:]
-        content = self._take(1 if flags & _ZERO else _PAGE_BYTES)
+        count = 1 if flags & _ZERO else _PAGE_BYTES
         if self._block != _RAM:
-            self._state += head + name + content
-            self._check_size()
+            self._keep(count, head + name)
             return
+        content = self._take(count)
         if offset < self._next_offset or offset + _PAGE_BYTES > self._ram_bytes:
             raise _bad("a page out of its order or place")
         if flags & _ZERO:
@@ -197,16 +195,13 @@ class _Splitter:
             self._pages.append(content)
         self._next_offset = offset + _PAGE_BYTES
 
-    def _keep(self, count: int) -> bytes:
-        """The next bytes, which are kept."""
+    def _keep(self, count: int, before: bytes = b"") -> bytes:
+        """The next bytes, which are kept after those `before`."""
         content = bytes(self._take(count))
-        self._state += content
-        self._check_size()
-        return content
-
-    def _check_size(self) -> None:
+        self._state += before + content
         if len(self._state) > MAX_STATE_BYTES:
             raise _bad(f"more than {MAX_STATE_BYTES} bytes of device state")
+        return content
 
     def _take(self, count: int) -> memoryview:
         """The next bytes, as long as nothing else is taken. Fits the buffer."""
@@ -274,10 +269,7 @@ class SavedMachine:
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
     """Save the machine, which stands still meanwhile and goes on.
 
-    Raises:
-        HostError: no space; the machine goes on.
-        BusyError: a command runs; the machine goes on.
-        MachineLostError: it doesn't.
+    Raises `HostError`: no space; `BusyError`: a command runs; `MachineLostError`: it doesn't go on.
     """
     memory = directory / "memory"
     try:
@@ -288,7 +280,7 @@ async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
             finally:
                 with anyio.CancelScope(shield=True):
                     await vmm.qmp.execute("cont")
-        return await anyio.to_thread.run_sync(_finish, directory, state, key)
+        return await anyio.to_thread.run_sync(_saved, directory, state, key)
     except BusyError:
         raise
     except CellError as error:
@@ -302,7 +294,7 @@ async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
         ) from error
 
 
-def _finish(directory: Path, state: bytes, key: str) -> SavedMachine:
+def _saved(directory: Path, state: bytes, key: str) -> SavedMachine:
     memory = directory / "memory"
     memory.chmod(0o444)
     (directory / "state").write_bytes(state)
@@ -316,41 +308,18 @@ def _finish(directory: Path, state: bytes, key: str) -> SavedMachine:
     )
 
 
-# A memory's digest is over these blocks; those of zeros are left out, so that holes need not be
-# read.
+# A memory's digest is over these blocks; those of zeros are left out, as holes are.
 _BLOCK_BYTES: Final = 64 << 10
-# Made once: each block of a memory is compared with it.
-_ZEROS: Final = bytes(_BLOCK_BYTES)
 
 
 def digest_memory(path: Path) -> str:
     """SHA-256 over size and numbered nonzero 64 KiB blocks."""
-    hasher = hashlib.sha256()
+    hasher, zeros = hashlib.sha256(path.stat().st_size.to_bytes(8, "little")), bytes(_BLOCK_BYTES)
     with path.open("rb") as file:
-        hasher.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
-        for offset, block in _blocks(file.fileno()):
-            if block != _ZEROS[: len(block)]:
-                hasher.update((offset // _BLOCK_BYTES).to_bytes(8, "little"))
+        for number in itertools.count():
+            if not (block := file.read(_BLOCK_BYTES)):
+                break
+            if block != zeros[: len(block)]:
+                hasher.update(number.to_bytes(8, "little"))
                 hasher.update(block)
     return hasher.hexdigest()
-
-
-def _blocks(fd: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of blocks, skipping holes."""
-    size = os.fstat(fd).st_size
-    offset = 0
-    while offset < size:
-        try:
-            data = os.lseek(fd, offset, os.SEEK_DATA)
-        except OSError as exc:
-            if exc.errno == errno.ENXIO:
-                return
-            raise
-        offset = data // _BLOCK_BYTES * _BLOCK_BYTES
-        hole = os.lseek(fd, data, os.SEEK_HOLE)
-        while offset < min(hole, size):
-            block = os.pread(fd, _BLOCK_BYTES, offset)
-            if not block:
-                return
-            yield offset, block
-            offset += _BLOCK_BYTES

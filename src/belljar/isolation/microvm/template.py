@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,11 +28,16 @@ from belljar.errors import CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
-from belljar.isolation.microvm.data_disk import DATA_DISK, ensure_data_disk
-from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
+from belljar.isolation.microvm.guest_files import (
+    DATA_DISK,
+    GuestParts,
+    ensure_data_disk,
+    read_guest_parts,
+    write_read_only,
+)
 from belljar.isolation.microvm.stream import save_stopped
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec, start_vmm
-from belljar.isolation.program_root import STORE_HINT, VmmRoot, ensure_vmm_root, file_stamp
+from belljar.isolation.program_root import STORE_HINT, ProgramRoot, ensure_vmm_root, file_stamp
 from belljar.isolation.sandbox import elapsed_ms
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -76,7 +82,7 @@ class Template:
     key: str
     memory: Path
     state: bytes
-    root: VmmRoot
+    root: ProgramRoot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ class _MakingJob:
     kernel: Kernel
     home: Path
     guest: GuestParts
-    root: VmmRoot
+    root: ProgramRoot
     key: str
     weights: Path | None
 
@@ -133,7 +139,9 @@ async def ensure_template(
             return template
 
 
-def find_key(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> tuple[str, VmmRoot]:
+def find_key(
+    plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
+) -> tuple[str, ProgramRoot]:
     """The key of this plan's template here and now, and the VMM that would run it."""
     job = _find_job(plan, image, kernel, home, None)
     return job.key, job.root
@@ -199,28 +207,31 @@ def _host_cpu(accel: Accel) -> str:
     return "; ".join([platform.release(), *(line for line in lines if line.startswith(telling))])
 
 
-# ---- checking one that is there
-
-
 def _load(job: _MakingJob) -> tuple[Template | None, str]:
     """The template, or why not (empty: missing)."""
-    memory = job.directory / "memory"
+    file = job.directory / "template.json"
+    if not job.directory.exists():
+        return None, ""
     try:
-        description = json.loads((job.directory / "template.json").read_text())
-        state = (job.directory / "state").read_bytes()
-        if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
-            return None, "the device state is not the one that was saved"
-        if file_stamp(memory) != description["memory_stamp"]:
-            return None, "the memory is not the one that was saved"
-    except FileNotFoundError as exc:
-        is_there = job.directory.exists()
-        return None, f"{Path(str(exc.filename)).name} is missing" if is_there else ""
+        description = json.loads(file.read_text())
+        stamp = description["memory_stamp"]
+        state = checked_state(job.directory, description["state_sha256"], stamp)
     except (OSError, ValueError, KeyError, TypeError) as exc:
         return None, f"it can't be read: {exc}"
+    except CellError as exc:
+        return None, exc.what
+    memory = job.directory / "memory"
     return Template(key=job.key, memory=memory, state=state, root=job.root), ""
 
 
-# ---- making one
+def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int]) -> bytes:
+    """The device state that a machine was saved with. Raises `OSError`; `CellError`: changed."""
+    state = (directory / "state").read_bytes()
+    if hashlib.sha256(state).hexdigest() != state_digest:
+        raise CellError("the device state is not the one that was saved", where=str(directory))
+    if file_stamp(directory / "memory") != list(memory_stamp):
+        raise CellError("the memory is not the one that was saved", where=str(directory))
+    return state
 
 
 async def _build(job: _MakingJob, recorder: Recorder) -> Template:

@@ -24,8 +24,8 @@ from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
-from belljar.isolation.program_root import VmmRoot
-from belljar.isolation.sandbox import Sandbox, SandboxSpec, owned
+from belljar.isolation.program_root import ProgramRoot
+from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailSpec
@@ -42,7 +42,7 @@ class VmmSpec(SandboxSpec):
 
     role: Role
     shape: VmShape
-    root: VmmRoot
+    root: ProgramRoot
     binds: tuple[JailBind, ...]
     keeps_monitor: bool = False
     """Its clone's monitor stays open, for snapshots."""
@@ -153,7 +153,7 @@ class Vmm(Sandbox):
         cause, end = super().cause_of_death(), self.end()
         if self.wire is None or end is None or end.cause != "owner":
             return cause
-        wire_end = self.wire.final_status()
+        wire_end = self.wire.end(FINAL_STATUS_TIMEOUT_S)
         if wire_end is None or wire_end.cause == "owner":
             return cause
         return self.wire.explain(wire_end)

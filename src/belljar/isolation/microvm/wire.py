@@ -60,11 +60,11 @@ def ensure_wire_root(home: Path) -> ProgramRoot:
     recipe = RootRecipe(
         directory="wires",
         program=program,
+        inside=_INNER,
         what="the wire",
         hint=PACKAGE_HINT,
         files=lambda: ((_INNER, program),),
         version=lambda: __version__,
-        inside=_INNER,
     )
     return ensure_root(home, recipe)
 

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -21,6 +22,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
+from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
@@ -160,14 +162,14 @@ class Container(Sandbox):
         except CellError as exc:
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
-        self.limit_cpu()  # before anything of the workload's has run
+        cgroup.limit_cpu(self.groups, self.limits)  # before anything of the workload's has run
         if self._recorder is not None:
             self._recorder.record(renewed)
 
     # ---- as Sandbox
 
     def explain(self, end: JailEnd) -> str:
-        """Adds near limits if none was reached."""
+        """By which limit, or that none is known to be reached."""
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
@@ -205,15 +207,14 @@ class Container(Sandbox):
 
     def _make_files(self) -> None:
         self.make(cpu_later=True)
-        directory = self.spec.directories[0]
-        tmp = inner_tmp(self.spec.tree.root, _ROOT) if self._is_gvisor else ""
+        spec, directory = self.spec, self.spec.directories[0]
         cell = OciCell(
-            hostname=self.spec.renewal.hostname,
-            tmp=tmp,
-            has_port=self.spec.port is not None,
-            weights="" if self.spec.weights is None else _WEIGHTS,
+            hostname=spec.renewal.hostname,
+            tmp=inner_tmp(spec.tree.root, _ROOT) if self._is_gvisor else "",
+            has_port=spec.port is not None,
+            weights="" if spec.weights is None else _WEIGHTS,
         )
-        config = oci_config(self.spec.shape, cell)
+        config = oci_config(spec.shape, cell)
         what = "a cell's files can't be written"
         with host_errors(what, where=directory, hint=STORE_HINT):
             directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -221,7 +222,7 @@ class Container(Sandbox):
             file = directory / "config.json"
             file.write_text(json.dumps(config))
             file.chmod(0o444)
-            if self.spec.is_traced:
+            if spec.is_traced:
                 from belljar.isolation.oci.trace import Trace
 
                 self._trace = Trace(directory, _BUNDLE, self.holds)
@@ -238,9 +239,8 @@ class Container(Sandbox):
             raise CellError(what, where=f"cell {self.spec.cell_id}") from None
         except BelljarError:
             # One that is dying has no namespaces any more, but lives for a moment.
-            if await anyio.to_thread.run_sync(
-                self.final_status, _FINAL_STATUS_TIMEOUT_S
-            ) is None and is_alive(stage):
+            end = await anyio.to_thread.run_sync(self.end, _FINAL_STATUS_TIMEOUT_S)
+            if end is None and is_alive(stage):
                 raise
         jail.go_on()  # or says how the stage ended
 
@@ -250,13 +250,11 @@ class Container(Sandbox):
         shift = None
         if identity.privileged and identity.uids is not None:
             shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
-        layer = JailMount(
-            kind="tmpfs",
-            target=_LAYER,
-            size_bytes=spec.shape.disk_bytes,
-            inodes=spec.shape.disk_inodes,
-            executable=True,
-        )
+        tmpfs = partial(JailMount, kind="tmpfs", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES)
+        shape = spec.shape
+        binds = [(spec.directories[0], _BUNDLE)]
+        if spec.weights is not None:
+            binds.append((spec.weights, _WEIGHTS))
         return (
             JailMount(kind="proc", target="/proc"),
             JailMount(kind="sysfs", target="/sys"),
@@ -266,19 +264,19 @@ class Container(Sandbox):
                 JailMount(kind="device", source=Path(path), target=path)
                 for path in (*_DEVICES, *spec.shape.devices)
             ),
-            layer,
+            tmpfs(
+                target=_LAYER,
+                size_bytes=shape.disk_bytes,
+                inodes=shape.disk_inodes,
+                executable=True,
+            ),
             JailMount(kind="tree", source=spec.tree.root, target="/tree", shift=shift),
             JailMount(
                 kind="overlay", target=_ROOT, lower="/tree", upper=f"{_LAYER}/u", work=f"{_LAYER}/w"
             ),
-            JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
-            JailMount(kind="tmpfs", target=_TMP, size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
-            JailMount(kind="bind", source=spec.directories[0], target=_BUNDLE),
-            *(
-                (JailMount(kind="bind", source=spec.weights, target=_WEIGHTS),)
-                if spec.weights is not None
-                else ()
-            ),
+            tmpfs(target="/run"),
+            tmpfs(target=_TMP),
+            *(JailMount(kind="bind", source=source, target=target) for source, target in binds),
         )
 
     async def _greet(self) -> Event:
@@ -305,17 +303,17 @@ class Container(Sandbox):
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
         left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
-        how = f"neither started the container nor ended within {_READY_DEADLINE_S:.0f} s"
+        how, is_told = "neither started the container nor ended in time", False
         with anyio.move_on_after(left_s):
             try:
                 await self.wait_running()
                 how = "started the container, but its guest agent did not come up: "
                 how += self.cause_of_death() or error.what
             except RuntimeFailedError as failure:
-                how = failure.how  # with what it printed
+                how, is_told = failure.how, True
             except BelljarError as failure:
                 return failure
-        if words := "" if " and printed" in how else self.diagnosis():
+        if not is_told and (words := self.diagnosis()):
             how += f"; it printed: {words}"
         return CellError(
             f"the OCI runtime {self.spec.shape.runtime.name} {self.spec.root.version} {how}",

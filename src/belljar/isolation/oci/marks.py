@@ -19,14 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import anyio.to_thread
 
 from belljar.channel.operations import OwnReads
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError, host_errors
 from belljar.isolation.touches import (
     FULL_READ,
     Access,
@@ -56,6 +56,7 @@ _BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from belljar.isolation.oci.marks import main; main()"
 )
+_Marks: TypeAlias = tuple[dict[int, str], dict[str, str]]
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -63,9 +64,7 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-def mark_files(
-    queue: int, root: int, paths: Sequence[str]
-) -> tuple[dict[int, str], dict[str, str]]:
+def mark_files(queue: int, root: int, paths: Sequence[str]) -> _Marks:
     """Mark regular files below `root`, which a hostile process may own.
 
     Returns the paths by their numbers in the queue, and why others are not marked.
@@ -105,7 +104,7 @@ def _checked(result: int) -> int:
     return result
 
 
-def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> dict[str, Any]:
+def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> _Marks:
     """Mark as the container's root. Raises `OSError`."""
     arguments = (json.dumps(sys.path), str(queue), str(agent))
     try:
@@ -121,8 +120,8 @@ def _mark_within(queue: int, agent: int, paths: Sequence[str]) -> dict[str, Any]
         )
     except subprocess.SubprocessError:
         raise OSError(errno.EIO, "its helper failed") from None
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    files, missing = json.loads(done.stdout)
+    return {int(number): path for number, path in files.items()}, missing
 
 
 def main() -> None:
@@ -131,8 +130,7 @@ def main() -> None:
     with Path(f"/proc/{agent}/ns/user").open("rb") as namespace:
         _checked(_libc.setns(namespace.fileno(), _CLONE_NEWUSER))
     root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    files, missing = mark_files(queue, root, json.load(sys.stdin))
-    print(json.dumps({"files": files, "missing": missing}))
+    print(json.dumps(mark_files(queue, root, json.load(sys.stdin))))
 
 
 class MarkWatch(QueueWatch):
@@ -180,9 +178,10 @@ def _watch(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> M
     agent = None if jail_pid is None else find_agent(jail_pid)
     if agent is None:
         raise CellError("its files can't be watched: the container has ended")
-    queue = -1
-    try:
+    hint = "if it lacks instances, raise the sysctl fs.inotify.max_user_instances"
+    with host_errors("its files can't be watched", where="inotify", hint=hint), ExitStack() as undo:
         queue = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        undo.callback(os.close, queue)
         if os.geteuid() == 0:
             root = os.open(f"/proc/{agent}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -190,22 +189,10 @@ def _watch(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> M
             finally:
                 os.close(root)
         else:
-            answer = _mark_within(queue, agent, paths)
-            files = {int(number): path for number, path in answer["files"].items()}
-            missing = answer["missing"]
-        return MarkWatch(queue, files, missing, own_reads)
-    except BaseException as error:
-        if queue >= 0:
-            os.close(queue)
-        if isinstance(error, OSError):
-            raise HostError(
-                f"its files can't be watched: {error.strerror}",
-                where="inotify",
-                hint="raise the sysctl fs.inotify.max_user_instances"
-                if error.errno == errno.EMFILE
-                else "",
-            ) from error
-        raise
+            files, missing = _mark_within(queue, agent, paths)
+        watch = MarkWatch(queue, files, missing, own_reads)
+        undo.pop_all()
+    return watch
 
 
 def find_agent(jail_pid: int) -> int | None:

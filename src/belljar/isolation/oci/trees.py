@@ -40,7 +40,6 @@ _REMOVE_DEADLINE_S: Final = 120.0
 _MEMORY_BYTES: Final = 2 << 30
 # Estimated unpacked size.
 _EXPANSION: Final = 3
-_NOT_UNPACKED: Final = "an image could not be unpacked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,42 +127,49 @@ def _first_ids(identity: HeldIdentity) -> tuple[int, int]:
 
 async def _make(image: Image, home: Path) -> None:
     if image.high_owner:
-        raise HostError(
-            f"the image's {image.high_owner} has an owner beyond 65,535, where the ids of this "
-            "tier end",
-            where=f"image {image.digest[:12]}",
-            hint="run it in tier microvm (`tier: microvm`), or give the file another owner",
-        )
+        what = f"the image's {image.high_owner} has an owner beyond 65,535, this tier's last id"
+        hint = "run it in tier microvm (`tier: microvm`), or give the file another owner"
+        raise HostError(what, where=f"image {image.digest[:12]}", hint=hint)
     # Too late a lack of space would also take that of runs, whose records then fail
-    await anyio.to_thread.run_sync(
-        need_space, home, _EXPANSION * image.size_bytes, "unpacking an image for containers"
-    )
+    what = "unpacking an image for containers"
+    await anyio.to_thread.run_sync(need_space, home, _EXPANSION * image.size_bytes, what)
     # Its squashfs has no checksums: what is damaged would be unpacked as it is.
     await anyio.to_thread.run_sync(verify, image)
     identity = tree_identity()
     cell_id = new_cell_id()
     partial_tree = home / "trees" / owned_name(MAKING, cell_id)
-    try:
-        await anyio.to_thread.run_sync(_make_directories, partial_tree, identity)
-        with claimed(partial_tree):
-            await _unpack(image, partial_tree / "root", home, cell_id, identity)
-            await anyio.to_thread.run_sync(
-                _publish, partial_tree, home / "trees" / image.digest, identity
-            )
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            await _remove(partial_tree, home)
-        raise
+    first_uid, first_gid = _first_ids(identity)
 
-
-def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
-    with host_errors(_NOT_UNPACKED, where=partial_tree, hint=STORE_HINT):
+    def make_directories() -> None:
         make_store_dir(partial_tree.parent, mode=0o700)
         partial_tree.mkdir(mode=0o700)
         root = partial_tree / "root"
         root.mkdir(mode=0o755)
         if identity.jail.privileged:
-            os.chown(root, *_first_ids(identity))
+            os.chown(root, first_uid, first_gid)
+
+    def publish() -> None:
+        description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
+        (partial_tree / "tree.json").write_text(json.dumps(description))
+        fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(partial_tree))
+        finally:
+            os.close(fd)
+        partial_tree.rename(home / "trees" / image.digest)
+
+    try:
+        with host_errors("an image could not be unpacked", where=partial_tree, hint=STORE_HINT):
+            await anyio.to_thread.run_sync(make_directories)
+            with claimed(partial_tree):
+                await _unpack(image, partial_tree / "root", home, cell_id, identity)
+                await anyio.to_thread.run_sync(publish)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await _remove(partial_tree, home)
+        raise
 
 
 async def _unpack(
@@ -181,31 +187,11 @@ async def _unpack(
     output = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
     if output is None:
         return
-    is_full = "No space left" in output  # the status of unsquashfs is the same for every failure
-    raise HostError(
-        "there is no room to unpack the image for containers"
-        if is_full
-        else f"the image {image.digest[:12]} could not be unpacked for containers: {output}",
-        where=str(image.rootfs),
-        hint=HINT_SPACE
-        if is_full
-        else "remove the image (`belljar image rm`) and build or import it again",
-    )
-
-
-def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
-    first_uid, first_gid = _first_ids(identity)
-    with host_errors(_NOT_UNPACKED, where=partial_tree, hint=STORE_HINT):
-        description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
-        (partial_tree / "tree.json").write_text(json.dumps(description))
-        fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number), str(partial_tree))
-        finally:
-            os.close(fd)
-        partial_tree.rename(final)
+    what = f"the image {image.digest[:12]} could not be unpacked for containers: {output}"
+    hint = "remove the image (`belljar image rm`) and build or import it again"
+    if "No space left" in output:  # the status of unsquashfs is the same for every failure
+        what, hint = "there is no room to unpack the image for containers", HINT_SPACE
+    raise HostError(what, where=str(image.rootfs), hint=hint)
 
 
 async def _run(
@@ -269,13 +255,12 @@ async def _sweep(home: Path) -> None:
 
 
 def _rubbish(home: Path) -> list[Path]:
-    return [
-        directory
-        for directory in ((home / "trees").iterdir() if (home / "trees").is_dir() else ())
-        if not ((home / "images" / directory.name / "image.json").exists() and _read(directory))
-        and not is_owned(directory.name, prefix=MAKING)
-        and not in_use(directory)
-    ]
+    def is_rubbish(tree: Path) -> bool:
+        has_image = (home / "images" / tree.name / "image.json").exists()
+        is_kept = (has_image and _read(tree)) or is_owned(tree.name, prefix=MAKING) or in_use(tree)
+        return not is_kept
+
+    return list(filter(is_rubbish, (home / "trees").glob("*")))
 
 
 async def _remove(directory: Path, home: Path) -> None:
@@ -285,9 +270,8 @@ async def _remove(directory: Path, home: Path) -> None:
         mounts = (JailMount(kind="bind", source=directory, target="/out", writable=True),)
         program = ("/usr/bin/rm", "-rf", "--", "/out/root")
         with suppress(BelljarError):
-            await _run(
-                program, mounts, home, new_cell_id(), tree_identity(), deadline_s=_REMOVE_DEADLINE_S
-            )
+            own = (home, new_cell_id(), tree_identity())
+            await _run(program, mounts, *own, deadline_s=_REMOVE_DEADLINE_S)
     await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.network.decide import UPSTREAM
-from belljar.network.gateway.context import MAX_BODY_BYTES
+from belljar.network.stand_ins.web import MAX_BODY_BYTES
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan, UpstreamPlan
 from belljar.policy.guarding import Action, Place

@@ -198,7 +198,7 @@ class DnsServer:
         self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
     ) -> None:
         try:
-            cell = self._site.cell(peer[0])
+            cell = self._site.cells.get(peer[0], "")
             reply = answer(query, self._site.known_to(cell))
             bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
             data: dict[str, Any] = {"cell": cell, "transport": "udp", **asdict(reply)}

@@ -12,7 +12,7 @@ from typing import Any, Final
 import h11
 
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import RefusedRequestError
+from belljar.network.stand_ins.web import RefusedRequestError
 
 # A line that ends with a bare CR or LF, a fold, a control character: RFC 9112 sections 2.2 and 5.2,
 # RFC 9110 section 5.5.
@@ -25,25 +25,6 @@ _LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
 _PIECE_BYTES: Final = 1 << 10
 # In one go: of chunks of a byte each that takes some ten milliseconds.
 _TURN_BYTES: Final = 4 << 10
-
-
-def request_problem(request: h11.Request, head: bytes, max_fields: int) -> tuple[str, int] | None:
-    """Return why a head that h11 takes is refused, with the status, or None."""
-    fields = list(request.headers)
-    lengths = _LENGTH.findall(head)  # h11 merges equal ones
-    is_coded = any(name == b"transfer-encoding" for name, _ in fields)
-    if request.http_version not in (b"1.0", b"1.1"):
-        return "another version of HTTP than 1.0 and 1.1", 505
-    if len(fields) > max_fields:
-        return "too many header fields", 431
-    if len(lengths) > 1 or any(b"," in length for length in lengths):
-        return "more than one Content-Length", 400
-    # Parsers disagree about these, which is request smuggling (RFC 9112 section 6.1).
-    if is_coded and (lengths or request.http_version == b"1.0"):
-        return "both Content-Length and Transfer-Encoding, or the latter in HTTP/1.0", 400
-    if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in fields):
-        return "an upgrade to HTTP/2", 400
-    return None
 
 
 class RequestParser:
@@ -87,8 +68,21 @@ class RequestParser:
             request: Any = self.http.next_event()
         except h11.RemoteProtocolError as error:
             raise RefusedRequestError(str(error), error.error_status_hint) from None
-        if problem_and_status := request_problem(request, head, self._bounds.headers):
-            raise RefusedRequestError(*problem_and_status)
+        fields, version = list(request.headers), request.http_version
+        lengths = _LENGTH.findall(head)  # h11 merges equal ones
+        is_coded = any(name == b"transfer-encoding" for name, _ in fields)
+        if version not in (b"1.0", b"1.1"):
+            raise RefusedRequestError("another version of HTTP than 1.0 and 1.1", 505)
+        if len(fields) > self._bounds.headers:
+            raise RefusedRequestError("too many header fields", 431)
+        if len(lengths) > 1 or any(b"," in length for length in lengths):
+            raise RefusedRequestError("more than one Content-Length", 400)
+        # Parsers disagree about these, which is request smuggling (RFC 9112 section 6.1).
+        if is_coded and (lengths or version == b"1.0"):
+            problem = "both Content-Length and Transfer-Encoding, or the latter in HTTP/1.0"
+            raise RefusedRequestError(problem, 400)
+        if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in fields):
+            raise RefusedRequestError("an upgrade to HTTP/2", 400)
         del self.held[:stop]
         self._scanned = 0
         self.is_body_over = False

@@ -21,7 +21,7 @@ from belljar.dataclass import from_json
 from belljar.network import ipc, syscalls
 from belljar.network.gateway.config import FILES_ROOT, GatewayConfig, Listeners
 from belljar.network.gateway.site import warm_up
-from belljar.network.seccomp import gateway_filter
+from belljar.network.syscalls import gateway_filter
 from belljar.plan.network import gateway_files
 
 Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
@@ -38,9 +38,22 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     # is within no limit of a process.
     asyncio.set_event_loop(asyncio.SelectorEventLoop())
     # The supervisor makes its namespace first, and reports where the kernel's limit is reached.
-    listeners = receive_listeners(supervisor)
-    if listeners.dialled is None:
+    found, more = dict[str, socket.socket](), True
+    while more:
+        message, passed = ipc.receive(supervisor)
+        found |= zip(message["listeners"], (socket.socket(fileno=fd) for fd in passed), strict=True)
+        more = message["more"]
+    for listener in found.values():
+        listener.settimeout(0.0)
+    if "cells" not in found:
         supervisor.close()
+    listeners = Listeners(
+        dns_udp=found["dns_udp"],
+        tcp={int(name): found[name] for name in found if name.isdecimal()},
+        sink=found.get("sink"),
+        cells=found.get("cells"),
+        dialled=supervisor if "cells" in found else None,
+    )
     if config.guard is not None:
         warm_up(config.guard)
     cell_connections = 0 if listeners.cells is None else config.bounds.cell_connections
@@ -65,26 +78,6 @@ def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket
         ipc.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
 
 
-def receive_listeners(supervisor: socket.socket) -> Listeners:
-    """The gateway's side. Raises `ValueError`, `ipc.ClosedError`."""
-    found: dict[str, socket.socket] = {}
-    more = True
-    while more:
-        message, fds = ipc.receive(supervisor)
-        found |= zip(message["listeners"], (socket.socket(fileno=fd) for fd in fds), strict=True)
-        more = message["more"]
-    for listener in found.values():
-        listener.settimeout(0.0)
-    return Listeners(
-        dns_udp=found["dns_udp"],
-        tcp={int(name): found[name] for name in found if name.isdecimal()},
-        sink=found.get("sink"),
-        cells=found.get("cells"),
-        dialled=supervisor if "cells" in found else None,
-    )
-
-
-SCRATCH: Final = "/t"
 # A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
 _SCRATCH_BYTES: Final = 1 << 20
 _SCRATCH_INODES: Final = 64
@@ -153,7 +146,7 @@ def _make_root(directories: Mapping[str, str]) -> None:
         syscalls.mount(f"/proc/self/fd/{fd}", target, "", syscalls.MS_BIND)
         syscalls.restrict_mount(target)
         os.close(fd)
-    scratch = f"{root}{SCRATCH}"
+    scratch = f"{root}/t"  # `GatewayConfig.scratch`
     Path(scratch).mkdir()
     options = f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}"
     syscalls.mount("tmpfs", scratch, "tmpfs", bare, options)

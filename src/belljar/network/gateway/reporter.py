@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 from belljar.capture import body_of
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import MAX_ASKED_BYTES
 from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
+from belljar.network.stand_ins.web import MAX_ASKED_BYTES
 from belljar.units import printable
 
 # Together with a URL below `ipc.MAX_DATA_BYTES`, beyond which there is no event.
@@ -52,16 +52,12 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     return kept, dropped
 
 
-OWNER_GONE: Final = 70  # The gateway's exit status without its owner.
+# The gateway's exit status without its owner: nothing unrecorded may be answered.
+OWNER_GONE: Final = 70
 
 
 class TooManyRequestsError(ValueError):
     """The owner has too many unanswered requests."""
-
-
-def die() -> NoReturn:
-    """End the process: nothing unrecorded may be answered."""
-    os._exit(OWNER_GONE)
 
 
 def die_without_memory() -> NoReturn:
@@ -75,7 +71,10 @@ class Reporter:
     """Sends events in order and waits for acknowledgements. `on_lost`: the owner is gone."""
 
     def __init__(
-        self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die
+        self,
+        sock: socket.socket,
+        bounds: Bounds,
+        on_lost: Callable[[], NoReturn] = lambda: os._exit(OWNER_GONE),
     ) -> None:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         self._sock = sock
@@ -93,7 +92,6 @@ class Reporter:
         self._unrecorded = 0
         self._turn, self._freed, self._at_turn = asyncio.Lock(), asyncio.Event(), 0
         self._writing = False
-        self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.Future[Any] | None = None
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
@@ -103,18 +101,9 @@ class Reporter:
         self._beat()
 
     def _beat(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._heartbeat_timer = loop.call_later(self._bounds.alive_every_s, self._beat)
+        asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._beat)
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = self.post(Item(ALIVE, {}))
-
-    def stop(self) -> None:
-        """For tests: a gateway never stops."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._sock.fileno())
-        loop.remove_writer(self._sock.fileno())
-        if self._heartbeat_timer is not None:
-            self._heartbeat_timer.cancel()
 
     async def record(self, *items: Item) -> None:
         """Return when all are on record; cancelled, they are sent. Raises `ValueError`."""

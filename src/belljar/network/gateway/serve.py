@@ -21,24 +21,16 @@ from typing import Any, Final, NoReturn
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL, ENCRYPTED, UPSTREAM
+from belljar.network.gateway import stream
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.context import StandInContext
 from belljar.network.gateway.dns import DnsServer
 from belljar.network.gateway.reporter import Reporter, TooManyRequestsError, die_without_memory
 from belljar.network.gateway.server import HttpConnection
 from belljar.network.gateway.site import Guard, Peer, Site, connection_item
-from belljar.network.gateway.stream import (
-    Pipe,
-    Proxy,
-    RecordedStream,
-    TcpPipe,
-    reset,
-    sink,
-    stream_data,
-)
 from belljar.network.gateway.tls import Authority, Terminator
 from belljar.network.gateway.upstream import UpstreamApp
 from belljar.network.ipc import READY, Item
+from belljar.network.stand_ins.web import StandInContext
 from belljar.plan.network import StandInPlan
 
 SETTLE_SHARE: Final = 0.25  # Of the time for the end: the most that what has arrived may take.
@@ -118,9 +110,9 @@ class Front:
             (tcp, "connections", self._serve) for tcp in listeners.tcp.values()
         ]
         if listeners.sink is not None:
-            served.append((listeners.sink, "connections", partial(sink, self._site)))
+            served.append((listeners.sink, "connections", partial(stream.sink, self._site)))
         if listeners.cells is not None and listeners.dialled is not None:
-            proxy = Proxy(self._site, listeners.dialled)
+            proxy = stream.Proxy(self._site, listeners.dialled)
             served.append((listeners.cells, "cell_connections", proxy.serve))
         for tcp, kind, handler in served:
             self._group.create_task(self._accept(tcp, kind, handler))
@@ -146,7 +138,7 @@ class Front:
             is_full = self._open[kind] >= getattr(bounds, kind)
             if is_full or self._of_cell[address] >= bounds.connections_per_cell:
                 self._site.hit(kind if is_full else "connections_per_cell")
-                reset(sock)
+                stream.reset(sock)
                 continue
             self._open[kind] += 1
             self._of_cell[address] += 1
@@ -156,7 +148,7 @@ class Front:
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
     ) -> None:
         address, task = source[0], asyncio.current_task()
-        peer = Peer(cell=self._site.cell(address), address="", port=0)
+        peer = Peer(cell=self._site.cells.get(address, ""), address="", port=0)
         try:
             peer = replace(peer, source_port=source[1], number=next(self._site.connections))
             self._connections.add(task)
@@ -173,14 +165,14 @@ class Front:
         except OSError:
             pass
         except asyncio.CancelledError:
-            reset(sock)
+            stream.reset(sock)
             raise
         except Exception as error:  # noqa: BLE001
             # A fault that one connection can cause ends that connection, on record.
-            reset(sock)
+            stream.reset(sock)
             reason = f"the gateway failed: {type(error).__name__}"
             await self._site.record(
-                lambda: Item(Kind.NETWORK_STREAM, stream_data(peer, "", "refused", reason))
+                lambda: Item(Kind.NETWORK_STREAM, stream.stream_data(peer, "", "refused", reason))
             )
         finally:
             self._connections.discard(task)
@@ -219,18 +211,18 @@ class Front:
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         verdict = self._site.judge(peer)
         if not verdict.allowed:
-            data = stream_data(peer, verdict.stand_in, "refused", verdict.reason)
+            data = stream.stream_data(peer, verdict.stand_in, "refused", verdict.reason)
             await self._site.record(Item(Kind.NETWORK_STREAM, data))
-            reset(sock)
+            stream.reset(sock)
         elif verdict.protocol not in ENCRYPTED:
-            await self._speak(TcpPipe(sock), peer)
+            await self._speak(stream.TcpPipe(sock), peer)
         elif self._open["tls_connections"] >= self._site.bounds.tls_connections:
             self._site.hit("tls_connections")
-            reset(sock)
+            stream.reset(sock)
         else:
             self._open["tls_connections"] += 1
             try:
-                pipe = TcpPipe(sock)
+                pipe = stream.TcpPipe(sock)
                 shaken = await self._terminator.handshake(pipe, peer)
                 if shaken is None:
                     await pipe.close()
@@ -239,11 +231,11 @@ class Front:
             finally:
                 self._open["tls_connections"] -= 1
 
-    async def _speak(self, pipe: Pipe, peer: Peer) -> None:
+    async def _speak(self, pipe: stream.Pipe, peer: Peer) -> None:
         stand_in = self._site.judge(peer).stand_in
-        stream = self._site.streams.get(stand_in)
-        if stream is not None:
-            await RecordedStream(self._site, peer, pipe, stand_in).run(stream)
+        app = self._site.streams.get(stand_in)
+        if app is not None:
+            await stream.RecordedStream(self._site, peer, pipe, stand_in).run(app)
         else:
             await HttpConnection(self._site, peer, pipe).run()
 

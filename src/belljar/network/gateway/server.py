@@ -21,7 +21,6 @@ import h11
 from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
-from belljar.network.gateway.context import ClientGoneError, RefusedRequestError
 from belljar.network.gateway.http1 import RequestParser
 from belljar.network.gateway.reporter import (
     MAX_RECORDED_URL_CHARS,
@@ -31,7 +30,7 @@ from belljar.network.gateway.reporter import (
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.gateway.stream import Pipe
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import Answer, Request
+from belljar.network.stand_ins.web import Answer, ClientGoneError, RefusedRequestError, Request
 from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
 
@@ -62,13 +61,15 @@ class Exchange:
         self._parser, self._http = connection.parser, connection.parser.http
         self._request, self._raw_head = request, head
         self._start = time.monotonic()
-        self._number, self._scheme = next(site.numbers), "https" if self._peer.hello else "http"
+        self._scheme = "https" if self._peer.hello else "http"
         self._judged = RequestHead(
             method=request.method.decode("ascii"),
             target=request.target,
             hosts=tuple(value for name, value in request.headers if name == b"host"),
         )
         self.verdict: FlowVerdict = site.judge(self._peer, self._judged)
+        self._common = self._peer.connection_fields()
+        self._common |= {"exchange": next(site.numbers), "stand_in": self.verdict.stand_in}
         self._refused: RefusedRequestError | None = None
         if not self.verdict.allowed:
             status = _STATUS.get(self.verdict.reason, _MISDIRECTED)
@@ -114,7 +115,7 @@ class Exchange:
         # What is answered, or asked of the owner, follows in order and is waited for.
         self._posted = site.post(self._request_item)
         if site.guard.scans(self.verdict.stand_in):  # also what is refused anyway
-            request, fields = self._request, self._common_fields()
+            request, fields = self._request, self._common
             head = b"\n".join(b"%s: %s" % pair for pair in request.headers)
             parts = [("url", request.target), ("header", head), ("body", body)]
             # Any word can be a method, so a word that isn't one can carry data.
@@ -256,13 +257,6 @@ class Exchange:
         first = [] if self._posted is not None else [self._request_item]
         return [*first, partial(self._answer_item, status)]
 
-    def _common_fields(self) -> dict[str, JsonValue]:
-        return {
-            **self._peer.connection_fields(),
-            "exchange": self._number,
-            "stand_in": self.verdict.stand_in,
-        }
-
     def _request_item(self) -> Item:
         version = self._request.http_version.decode("ascii")
         authority, path, query = split_target(self._request.target)
@@ -281,7 +275,7 @@ class Exchange:
         if dropped or shown.encode() != self._raw_head:
             bodies += (body_of("head", self._raw_head, self._site.bounds.head_bytes),)
         data: dict[str, JsonValue] = {
-            **self._common_fields(),
+            **self._common,
             "method": method,
             "url": url,
             "verdict": "allowed" if self.verdict.allowed else "refused",
@@ -299,7 +293,7 @@ class Exchange:
         headers, _ = printable_headers(self._fields)
         begun = self._status if self._has_begun else 0
         data: dict[str, JsonValue] = {
-            **self._common_fields(),
+            **self._common,
             "status": status or begun,
             "bytes": self._sent.total_bytes,
             "request_bytes": self._received.total_bytes,

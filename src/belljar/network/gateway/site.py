@@ -18,10 +18,9 @@ from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import Flow, FlowVerdict, RequestHead, decide, known_to
 from belljar.network.gateway.config import Bounds, GuardConfig
-from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.reporter import Reporter, die_without_memory
 from belljar.network.ipc import SECRETS, Item
-from belljar.network.stand_ins.web import App
+from belljar.network.stand_ins.web import App, StreamApp
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 from belljar.policy.guarding import Action, GuardRules, Place
@@ -141,7 +140,7 @@ class Peer(Flow):
 class Site:
     """State that all connections of a gateway share.
 
-    `apps`, `streams`: stand-ins by id. `idle`: tasks between requests.
+    `apps`, `streams`: stand-ins by id. `cells`: by address. `idle`: tasks between requests.
     `is_ending`: no more is sent to cells. `unreported`: exchanges whose end is in no event.
     """
 
@@ -159,21 +158,16 @@ class Site:
     unreported: int = 0
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     connections: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    _cells: dict[str, str] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)
     _known: dict[str, RangeLayout] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
     _limits_due: bool = False
     _scanning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
-        self._cells = {port.address: port.name for port in self.layout.cells}
-        self._known = {
-            name: known_to(name, self.layout, self.stand_ins) for name in self._cells.values()
-        }
-
-    def cell(self, address: str) -> str:
-        """Name of the cell at an address, or ""."""
-        return self._cells.get(address, "")
+        self.cells = {port.address: port.name for port in self.layout.cells}
+        names = self.cells.values()
+        self._known = {name: known_to(name, self.layout, self.stand_ins) for name in names}
 
     def known_to(self, cell: str) -> RangeLayout:
         """Names that exist for this cell."""

@@ -23,10 +23,10 @@ from typing import Any, Final, Protocol
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
-from belljar.network.gateway.context import Stream, StreamApp
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
+from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp
 from belljar.signals.values import Channel
 
 PIECE_BYTES: Final = 64 << 10
@@ -217,12 +217,12 @@ class StreamRecord:
         )
 
 
-class RecordedStream:
+class RecordedStream(StreamRecord):
     """One raw connection to a stand-in, and what the stand-in has of it."""
 
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
+        super().__init__(peer, stand_in, site.bounds.kept_stream_bytes)
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
-        self._record = StreamRecord(peer, stand_in, site.bounds.kept_stream_bytes)
         self._idle: asyncio.Timeout | None = None
 
     async def run(self, app: StreamApp) -> None:
@@ -230,7 +230,7 @@ class RecordedStream:
         bounds = self._site.bounds
         reason = ""
         try:
-            await self._site.record(partial(self._record.item, "opened"))
+            await self._site.record(partial(self.item, "opened"))
             async with (
                 asyncio.timeout(bounds.connection_timeout_s),
                 asyncio.timeout(bounds.idle_timeout_s) as self._idle,
@@ -245,37 +245,37 @@ class RecordedStream:
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
             reason = f"the stand-in failed: {type(first).__name__}"
-            if isinstance(first, _OverBoundError):
-                reason = str(first)
+            if isinstance(first, RefusedRequestError):
+                reason = first.reason
             elif isinstance(first, TimeoutError):
                 reason = "idle for too long"
             elif isinstance(first, OSError):
                 reason = "cut"
         finally:
             self._site.guard.end(self._stand_in, self._peer.connection_fields())
-            self._site.post(partial(self._record.closed, reason))
+            self._site.post(partial(self.closed, reason))
             await self._pipe.close()
 
     async def receive(self) -> bytes:
         """See `Stream`."""
         data = await self._pipe.receive()
-        self._count(self._record.received, data)
+        self._count(self.received, data)
         fields = self._peer.connection_fields()
         if data and await self._site.blocks(
             self._stand_in, Channel.STREAM, [("data", data)], fields
         ):
-            raise _OverBoundError("blocked by the guard")
+            raise RefusedRequestError("blocked by the guard", 403)
         return data
 
     async def send(self, data: bytes) -> None:
         """See `Stream`."""
-        self._count(self._record.sent, data)
+        self._count(self.sent, data)
         await self._pipe.send(data)
 
     def _count(self, capture: Capture, data: bytes) -> None:
         capture.feed(data)
-        if self._record.total_bytes > self._site.bounds.stream_bytes:
-            raise _OverBoundError("more bytes than a stream may have")
+        if self.total_bytes > self._site.bounds.stream_bytes:
+            raise RefusedRequestError("more bytes than a stream may have", 413)
         postpone(self._idle, self._site.bounds.idle_timeout_s)
 
 
@@ -304,10 +304,6 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
         "reason": printable_text(reason, 200),
         "bytes": 0,
     }
-
-
-class _OverBoundError(Exception):
-    """A bound of a stream."""
 
 
 # A half that its client doesn't join: the client has gone before its connection was there.

@@ -25,11 +25,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
 from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
 from belljar.network.gateway.stream import TcpPipe, TlsPipe
 from belljar.network.ipc import Item
+from belljar.network.stand_ins.web import MAX_KEPT_BODY_BYTES
 
 AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what for.
 # From a month before the range to a year after: below the 398 days beyond which clients refuse.
@@ -180,7 +180,8 @@ class Terminator:
                 elif not peer.labels >= _NEEDED_SECRETS[version]:
                     problem = "its secrets were not logged"
             except asyncio.CancelledError:
-                hello.cut(RANGE_ENDED)
+                if not hello.is_refused:
+                    self._site.post(partial(hello.item, RANGE_ENDED))
                 raise
             except TimeoutError:
                 problem = "the handshake took too long"
@@ -189,8 +190,10 @@ class Terminator:
             except OSError:
                 problem = "cut within the handshake"
             if problem:
-                # It takes the secrets of the step that failed.
-                await hello.failed(problem)
+                # It takes the secrets of the step that failed, and records a refusal.
+                await hello.before_send()
+                if not hello.is_refused:
+                    await self._site.record(partial(hello.item, problem))
         finally:
             # In order, so on record before anything that is answered on the connection.
             if peer.secrets:
@@ -245,19 +248,13 @@ class _ClientHello:
         self.peer.keep_secrets(self._authority.take_secrets())
         if self._verdict is not None and not self._recorded:
             self._recorded = True
-            await self._site.record(partial(self._item, self._verdict.reason))
+            await self._site.record(partial(self.item, self._verdict.reason))
 
-    async def failed(self, problem: str) -> None:
-        """Record a failure, or the refusal that was its cause, before the alert is sent."""
-        await self.before_send()
-        if self._verdict is None or self._verdict.allowed:
-            await self._site.record(partial(self._item, problem))
+    @property
+    def is_refused(self) -> bool:
+        return self._verdict is not None and not self._verdict.allowed
 
-    def cut(self, reason: str) -> None:
-        if self._verdict is None or self._verdict.allowed:
-            self._site.post(partial(self._item, reason))
-
-    def _item(self, reason: str) -> Item:
+    def item(self, reason: str) -> Item:
         peer = self.peer
         data: dict[str, JsonValue] = {
             **peer.place_fields(),

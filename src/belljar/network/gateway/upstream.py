@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from functools import cache, partial
@@ -19,11 +18,10 @@ from urllib.parse import unquote_to_bytes
 import h11
 
 from belljar.dataclass import replace
-from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.stream import Pipe, TcpPipe, TlsPipe
-from belljar.network.stand_ins.web import Answer, Request
+from belljar.network.stand_ins.web import Answer, RefusedRequestError, Request
 from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
@@ -32,21 +30,17 @@ HANDSHAKE_BYTES: Final = 256 << 10
 MAX_HEAD_BYTES: Final = 16 << 10
 # RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
 HOP_BY_HOP: Final = frozenset(
-    (
-        b"alt-svc connection expect http2-settings keep-alive proxy-authenticate "
-        b"proxy-authentication-info proxy-authorization proxy-connection te trailer "
-        b"transfer-encoding upgrade"
-    ).split()
+    b"alt-svc connection expect http2-settings keep-alive proxy-authenticate "
+    b"proxy-authentication-info proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade".split()
 )
 _OURS: Final = frozenset({b"host", b"content-length"})  # Written anew, by what is sent
 # By these, and with these beginnings, front ends and frameworks take another method, host or
 # address than the judged one: refused.
 REWRITING: Final = frozenset(
-    (
-        b"forwarded http-method-override method-override request-uri x-host x-host-override "
-        b"x-http-destinationurl x-http-host-override x-http-method x-http-method-override x-method "
-        b"x-method-override x-proxy-host x-proxy-url x-real-url x-request-uri"
-    ).split()
+    b"forwarded http-method-override method-override request-uri x-host x-host-override "
+    b"x-http-destinationurl x-http-host-override x-http-method x-http-method-override "
+    b"x-method x-method-override x-proxy-host x-proxy-url x-real-url x-request-uri".split()
 )
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
 # A method in a query or form: `_method` (Rails, Laravel) and the fields' names, in any case and
@@ -123,8 +117,9 @@ class UpstreamApp:
                             async with asyncio.timeout_at(until):
                                 http.receive_data(await pipe.receive())
                         elif isinstance(event, h11.Response):
-                            head, status = _texts(event.headers), event.status_code
-                            yield Answer(status=status, headers=head, until=until)
+                            pairs = end_to_end(event.headers)
+                            head = tuple((name.decode(), v.decode("latin-1")) for name, v in pairs)
+                            yield Answer(status=event.status_code, headers=head, until=until)
                         elif isinstance(event, h11.Data):
                             yield bytes(event.data)
                 finally:
@@ -146,8 +141,16 @@ class UpstreamApp:
         async with asyncio.timeout_at(until):
             await self._open.acquire()
         try:
-            async with asyncio.timeout_at(until):
-                pipe: Pipe = _UpstreamPipe(await self._dialled(port))
+            try:
+                async with asyncio.timeout_at(until):
+                    sock = await self._site.reporter.dial(self._host, port, self._id)
+            except TooManyRequestsError:
+                self._site.hit("questions")
+                problem = "not dialled: too many are being dialled"
+                raise RefusedRequestError(problem, 503) from None
+            except ValueError as error:
+                raise _refused("not dialled", str(error)) from None
+            pipe: Pipe = _UpstreamPipe(sock)
             try:
                 if port in self._encrypted:
                     context = client_context(self._authorities)
@@ -160,15 +163,6 @@ class UpstreamApp:
                 await pipe.close()
         finally:
             self._open.release()
-
-    async def _dialled(self, port: int) -> socket.socket:
-        try:
-            return await self._site.reporter.dial(self._host, port, self._id)
-        except TooManyRequestsError:
-            self._site.hit("questions")
-            raise RefusedRequestError("not dialled: too many are being dialled", 503) from None
-        except ValueError as error:
-            raise _refused("not dialled", str(error)) from None
 
     def _request(self, request: Request) -> h11.Request:
         path, query = request.raw_path.encode("latin-1"), request.query_string.encode("latin-1")
@@ -190,10 +184,6 @@ async def _send_all(pipe: Pipe, pieces: Iterable[bytes]) -> None:
     with contextlib.suppress(OSError):  # the reader sees the same end, maybe behind an answer
         for piece in pieces:
             await pipe.send(piece)
-
-
-def _texts(fields: Fields) -> tuple[tuple[str, str], ...]:
-    return tuple((name.decode(), value.decode("latin-1")) for name, value in end_to_end(fields))
 
 
 def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:

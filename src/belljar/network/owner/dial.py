@@ -1,8 +1,7 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
 The gateway has no route: it asks, and gets one end of a relay (`owner.relay`) or a reason.
-Host, port and id must be a planned upstream's.
-A name is resolved once a range, by the host's resolver, and every address must be public.
+A name is resolved once a range, by the host's resolver; every address must be public.
 The answer is pinned against DNS rebinding.
 """
 
@@ -13,7 +12,7 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -85,10 +84,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
 
 
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why an address may not be dialled; empty when it may.
-
-    `own`: this host's addresses; `near`: networks that it is on, which may be public.
-    """
+    """Why an address may not be dialled; "" when it may. `near`: networks that this host is on."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -105,26 +101,10 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
     return ""
 
 
-def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why the resolver's answer is refused; empty when all of its addresses may be dialled.
-
-    A name that also stands for something private is not what the policy's author meant.
-    """
-    if not addresses:
-        return "the name has no address"
-    if len(addresses) > MAX_ADDRESSES:
-        return f"the name has {len(addresses)} addresses"
-    for address in addresses:
-        if problem := problem_of(address, own, near):
-            return f"{printable(address, max_chars=80)} {problem}"
-    return ""
-
-
 def resolve(host: str, port: int) -> tuple[str, ...]:
     """The host's resolver's addresses in order, each once. Raises `OSError`.
 
-    The name is absolute: no search domain is appended (resolv.conf(5)), and a line of `/etc/hosts`
-    counts only with the dot at its name's end.
+    The name is absolute: no search domain is appended (resolv.conf(5)).
     """
     found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -144,22 +124,14 @@ def is_ours(address: str) -> bool:
 def networks_near() -> tuple[Network, ...]:
     """Directly routed networks, in any table. Raises `OSError`."""
     with netlink.open_socket() as kernel:
-        families = (socket.AF_INET, socket.AF_INET6)
-        routes = [route for each in families for route in netlink.list_routes(kernel, each)]
-    direct = (route.to for route in routes if route.is_direct)
+        routes = netlink.list_routes(kernel)
+    direct = (route.to for route in routes if route.is_direct())
     return tuple(to for to in direct if to.prefixlen >= _MIN_PREFIX[to.version])
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address. Raises `OSError`."""
-    end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        end.settimeout(CONNECT_TIMEOUT_S)
-        end.connect((address, port))
-    except BaseException:
-        end.close()
-        raise
-    return end
+    """A TCP connection to exactly this address, which is no name. Raises `OSError`."""
+    return socket.create_connection((address, port), CONNECT_TIMEOUT_S)
 
 
 def read_authorities() -> str:
@@ -177,7 +149,7 @@ def read_authorities() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How upstreams are reached; `judge` decides over `resolve`'s answers."""
+    """How upstreams are reached; `problem_of` judges each of `resolve`'s answers."""
 
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
@@ -203,9 +175,7 @@ class Dialler:
     def dial(self, body: bytes, record: Record) -> socket.socket:
         """The end of a relay, the caller's to close; recorded before it is dialled or refused.
 
-        Raises:
-            NotAnUpstreamError: the range is to be ended.
-            RefusedDialError: no public address, no budget, or no answer there.
+        Raises `RefusedDialError`; `NotAnUpstreamError`: the range is to be ended.
         """
         try:
             upstream, port = wanted(body, self._network)
@@ -255,9 +225,15 @@ class Dialler:
             except OSError as exc:
                 reason = exc.strerror or type(exc).__name__
                 raise NotDialledError(f"this host's own networks can't be read: {reason}") from exc
-            if problem := judge(addresses, own, near):
-                self._refused[host] = problem
-                raise NotDialledError(problem)
+            if 0 < len(addresses) <= MAX_ADDRESSES:
+                # A name that also stands for something private is not what the author meant.
+                judged = ((each, problem_of(each, own, near)) for each in addresses)
+                problems = [f"{printable(each, max_chars=80)} {why}" for each, why in judged if why]
+            else:
+                problems = [f"the name has {len(addresses) or 'no'} addresses"]
+            if problems:
+                self._refused[host] = problems[0]
+                raise NotDialledError(problems[0])
             self._pins[host] = addresses
             return addresses
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import json_of
-from belljar.errors import CellError, HostError
+from belljar.errors import CellError, HostError, host_errors
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
 from belljar.network.gateway.config import (
@@ -55,7 +55,7 @@ _START_TIMEOUT_S: Final = 30.0
 _END_TIMEOUT_S: Final = 3.0  # Then it is killed.
 _ANSWER_TIMEOUT_S: Final = 20.0
 _MAP_TIMEOUT_S: Final = 10.0  # It asks the host's name service, which may be far away.
-_GONE_HINT: Final = (
+HINT_ENDED: Final = (
     "nothing of it runs on: start again; `belljar ledger show last` shows what came before"
 )
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
@@ -91,7 +91,7 @@ def wait_readable(fds: Sequence[int], timeout_s: float) -> set[int]:
     return {fd for fd, _ in poll.poll(timeout_s * 1000)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RangeProcesses:
     """A range's processes and the owner's sockets to them."""
 
@@ -125,25 +125,25 @@ class ForkServer:
         own = str(PACKAGE_DIR.parent)
         paths = [path for path in sys.path if path != own and Path(path).is_absolute()]
         arguments = [str(theirs.fileno()), serve, json.dumps([own, *paths]), json.dumps(imports)]
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _BOOT, *arguments],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._stderr,
-                    stderr=self._stderr,
-                    # No secret of the owner's environment is inherited.
-                    env={"LC_ALL": "C.UTF-8"},
-                    cwd="/",
-                    start_new_session=True,  # Ctrl-C is the owner's to handle
-                )
-        except OSError as exc:
-            self._socket.close()
-            os.close(self._stderr)
-            what = f"{_NAME} can't be started: {exc.strerror}"
-            hint = "run fewer cells at once, or raise the limit of processes"
-            raise HostError(what, where=sys.executable, hint=hint) from exc
+        hint = "run fewer cells at once, or raise the limit of processes"
+        with (
+            ExitStack() as undo,
+            host_errors(f"{_NAME} can't be started", where=sys.executable, hint=hint),
+            theirs,
+        ):
+            undo.callback(os.close, self._stderr)
+            undo.callback(ours.close)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT, *arguments],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                env={"LC_ALL": "C.UTF-8"},  # No secret of the owner's environment is inherited.
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is the owner's to handle
+            )
+            undo.pop_all()
         self.process = identify(self._process.pid)
 
     def is_alive(self) -> bool:
@@ -165,17 +165,14 @@ class ForkServer:
                 self._process.kill()  # the next caller gets another
                 if code is not None and code < 0:
                     what = f"{_NAME} ended ({signal_name(-code)}) while it started"
-                    raise CellError(what, where=sys.executable, hint=_GONE_HINT) from exc
+                    raise CellError(what, where=sys.executable, hint=HINT_ENDED) from exc
                 what = f"{_NAME} did not start: {self.diagnosis() or 'it printed nothing'}"
                 raise HostError(what, where=sys.executable, hint=NETWORK_EXTRA_HINT) from exc
             self._socket.settimeout(_ANSWER_TIMEOUT_S)
             self._is_ready = True
 
     def fork(self, roles: Mapping[str, Sequence[int]], imports: Sequence[str] = ()) -> list[Child]:
-        """A child for each role with copies of its descriptors, all or none. Raises `CellError`.
-
-        `imports`: modules that they need.
-        """
+        """A child for each role with copies of its descriptors, all or none. Raises `CellError`."""
         counts = {role: len(fds) for role, fds in roles.items()}
         given = [fd for fds in roles.values() for fd in fds]
         with ExitStack() as undo, self._lock:
@@ -189,7 +186,7 @@ class ForkServer:
             ]
             if len(children) < len(roles):
                 what = str(answer.get("error", "a process of the range ended at once"))
-                raise CellError(what, where=_NAME, hint=_GONE_HINT)
+                raise CellError(what, where=_NAME, hint=HINT_ENDED)
             undo.pop_all()
         return children
 
@@ -232,7 +229,7 @@ class ForkServer:
                 _discard(got)  # made for a caller that stopped waiting
         except (ipc.ClosedError, OSError) as exc:
             detail = f": {diagnosis}" if (diagnosis := self.diagnosis()) else ""
-            raise CellError(f"{_NAME} is gone{detail}", where=_NAME, hint=_GONE_HINT) from exc
+            raise CellError(f"{_NAME} is gone{detail}", where=_NAME, hint=HINT_ENDED) from exc
 
 
 def _discard(pidfds: Sequence[int]) -> None:
@@ -287,29 +284,20 @@ def map_ids(child: Child, ids: JailIds) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeSpec:
-    """What a range is made from.
-
-    Args:
-        network: the plan; `layout`: addresses for it and its cells.
-        directory: an existing directory for the packet record, which stays.
-        check_every_s: interval of rule checks and of the gateway's heartbeat.
-        timeout_s: beyond that, how long a part may be silent to an owner that listens, and the
-            supervisor may wait for an owner that doesn't.
-        serve: `module:function` of the gateway.
-        reach: how upstreams are reached; `spending`: what the run has spent on them.
-        guard: what holds back cells' data, if anything.
-        services: decoy services' secret settings, by stand-in.
-    """
+    """What a range is made from."""
 
     network: NetworkPlan
     layout: RangeLayout
-    directory: Path
-    check_every_s: float = CHECK_EVERY_S
+    directory: Path  # an existing one, for the packet record, which stays
+    check_every_s: float = CHECK_EVERY_S  # of the rules, and of the gateway's heartbeat
+    # Beyond that, how long a part may be silent to an owner that listens, and the supervisor may
+    # wait for an owner that doesn't.
     timeout_s: float = TIMEOUT_S
-    serve: str = SERVE
+    serve: str = SERVE  # `module:function` of the gateway
     reach: Reach = field(default_factory=Reach)
     spending: RunSpending = field(default_factory=RunSpending)
     guard: GuardConfig | None = None
+    # Decoy services' secrets, by stand-in
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
 
@@ -321,10 +309,7 @@ def fork_pair(
     supervisor_uid: int | None,
     gateway_uid: int | None,
 ) -> RangeProcesses:
-    """Supervisor and gateway, waiting for `go`; the supervisor keeps `held` open.
-
-    Uids are None for an ordinary user's. Raises `HostError`, `CellError`.
-    """
+    """A pair that waits for `go`; the supervisor keeps `held` open."""
     directories = _directories(spec.network, gateway_uid)
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:
@@ -353,11 +338,9 @@ def fork_pair(
         )
         # A record is written once.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
+        what, hint = "the packet record can't be made", "free some space there"
+        with host_errors(what, where=spec.directory, hint=hint):
             file = closed_by(theirs, os.open(spec.directory / PACKETS, flags, 0o600))
-        except OSError as exc:
-            what, where = f"the packet record can't be made: {exc.strerror}", str(spec.directory)
-            raise HostError(what, where=where, hint="free some space there") from exc
         supervisors = [supervisors_control.fileno(), to_gateway.fileno(), supervisor_document]
         gateways = [gateways_events.fileno(), to_supervisor.fileno(), gateway_document]
         given = {
@@ -376,14 +359,7 @@ def fork_pair(
         ipc.fill(supervisor_document, task)
         ipc.fill(gateway_document, _for_gateway(spec, gateway_uid, directories))
         ours.pop_all()  # they are the caller's
-        return RangeProcesses(
-            supervisor=supervisor,
-            gateway=gateway,
-            control=control,
-            events=events,
-            stderr=stderr,
-            fork_server=fork_server,
-        )
+        return RangeProcesses(supervisor, gateway, control, events, stderr, fork_server)
 
 
 def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
@@ -413,18 +389,15 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
 
 
 def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for item in network.stand_ins:
-        if item.directory is None or item.is_target:
-            continue
-        path, wanted = item.directory, 0o005
-        what = f"the files of the stand-in {item.id} are missing"
-        hint = "put them there; `belljar policy check FILE` looks at them again"
+    inside = (item for item in network.stand_ins if not item.is_target)
+    found = {item.id: item.directory for item in inside if item.directory is not None}
+    for name, path in found.items():
         if not path.is_dir():
+            what = f"the files of the stand-in {name} are missing"
+            hint = "put them there; `belljar policy check FILE` looks at them again"
             raise HostError(what, where=str(path), hint=hint)
         # Root's gateway has a uid of its own: it would answer with errors instead of the files.
-        if uid is not None and path.stat().st_mode & wanted != wanted:
-            what = f"the gateway, whose uid is its own, can't read files of the stand-in {item.id}"
+        if uid is not None and path.stat().st_mode & 0o005 != 0o005:
+            what = f"the gateway, whose uid is its own, can't read files of the stand-in {name}"
             raise HostError(what, where=str(path), hint=f"chmod -R o+rX {path}")
-        found[item.id] = str(path)
-    return found
+    return {name: str(path) for name, path in found.items()}

@@ -16,10 +16,10 @@ from typing import Any, Final, Self
 import anyio.lowlevel
 import anyio.to_thread
 
-from belljar.errors import BelljarError, CellError, HostError
+from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
-from belljar.isolation.hold import read_order, refuse_if_forbidden
+from belljar.isolation.hold import check_may_start, read_order
 from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.survivors import (
     Destruction,
@@ -58,14 +58,11 @@ class NetworkRange:
 
     Args:
         recorder: thread-safe; gets every event of the range, from a thread.
-        on_failure: called once, from a thread, when the range ended by itself:
-            `ContainmentBreach`: its rules were changed; `CellError`: a process ended or hangs;
-            `LedgerError`: it could not be recorded. Its processes are dead by then; its cells are
-            the caller's to end.
+        on_failure: called once, from a thread, when the range ended by itself: its processes are
+            dead by then, its cells are the caller's to end.
         handle_request: answers the gateway's requests to the owner (`openai`).
 
-    Entering it raises `HostError`: this host can't; `CellError`: it did not come up. No task group
-    or cancel scope stays open in the block.
+    Entering it raises `HostError`: this host can't; `CellError`: it did not come up.
     """
 
     def __init__(
@@ -138,15 +135,9 @@ class NetworkRange:
         return {} if self._watch is None else self._watch.counters()
 
     async def attach(self, cell: str, pid: int, *, offloads: bool = True) -> None:
-        """Give the cell its port: from here on its packets pass, as the rules have it.
+        """Give the cell its port, by a process in its network namespace: its packets pass.
 
-        Args:
-            pid: a process in the cell's network namespace.
-            offloads: False for a cell that takes frames as they are (a VM).
-
-        Raises:
-            CellError: it can't be attached, or the range is dead.
-            KeyError: the layout has no such cell.
+        `offloads`: False for a VM, which takes frames as they are. Raises `CellError`, `KeyError`.
         """
         self.layout.cell(cell)
         await anyio.to_thread.run_sync(self._attach, cell, pid, offloads)
@@ -173,10 +164,7 @@ class NetworkRange:
         return destruction
 
     def make(self) -> None:
-        """Everything but the ports. Blocking; `destroy` must be called, whatever happens.
-
-        Raises `HostError`, `CellError`, recorded.
-        """
+        """Everything but the ports. Blocking; `destroy` must be called, whatever happens."""
         began = time.monotonic()
         self._record(
             Kind.RANGE_OPENING,
@@ -202,16 +190,12 @@ class NetworkRange:
         locks = [each.lock_fd for each in held if each.lock_fd is not None]
         groups = cgroup.plan_groups(self.id, self._spec.network.controllers)
         self._entry = own_entry(self.id, "range", host_uid=gateway_uid, cgroups=groups.directories)
-        try:
+        with host_errors("the journal can't be written", where=self._journal.directory):
             self._journal.write(self._entry)
-        except OSError as exc:
-            what = f"the journal can't be written: {exc.strerror}"
-            raise HostError(what, where=str(self._journal.directory)) from exc
         self._groups = groups
         cgroup.make_groups(groups, self._spec.network.group_limits)
-        fork_server = self._fork_server.enter_context(
-            started_fork_server(self._home, self._spec.serve)
-        )
+        started = started_fork_server(self._home, self._spec.serve)
+        fork_server = self._fork_server.enter_context(started)
         fork_server.wait_ready()
         processes = self._processes = fork_pair(
             fork_server, self._spec, locks, supervisor_uid=supervisor_uid, gateway_uid=gateway_uid
@@ -223,7 +207,7 @@ class NetworkRange:
             child=supervisor,
             processes=(supervisor, gateway),
         )
-        refuse_if_forbidden(self._home, self.id)  # before, no kill order could name them
+        check_may_start(self._home, cell=self.id)  # before, no kill order could name them
         watch = RangeWatch(
             self.id,
             processes,

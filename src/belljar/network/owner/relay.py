@@ -1,8 +1,6 @@
 """Real upstreams' bytes pass through the owner, which counts them against budgets. Thread-safe.
 
-A gateway may be compromised, and knows no other range. So it gets one end of a pair of sockets and
-never the connection itself: each piece is counted before it goes on, and nothing beyond a budget
-does.
+A gateway may be compromised: it gets one end of a pair of sockets, never the connection itself.
 """
 
 from __future__ import annotations
@@ -28,9 +26,7 @@ class NotDialledError(ValueError):
 
 
 @dataclass(slots=True)
-class _Account:
-    """A range's bytes on one upstream."""
-
+class _Account:  # A range's bytes on one upstream.
     plan: UpstreamPlan
     spent_bytes: int = 0
     sent_bytes: int = 0
@@ -58,7 +54,7 @@ class RunSpending:
             account = self._accounts.setdefault((number, upstream.host), _Account(upstream))
             if len(account.relays) + account.dialling >= MAX_OPEN:
                 raise NotDialledError(f"{MAX_OPEN} connections to the upstream are open")
-            if self._left_bytes(account) < DIAL_BYTES:
+            if self.left_bytes(account) < DIAL_BYTES:
                 is_samples = account.spent_bytes + DIAL_BYTES > upstream.budget_bytes
                 whose = "one sample" if is_samples else "the run"
                 raise NotDialledError(f"the upstream's budget for {whose} is used up")
@@ -88,43 +84,29 @@ class RunSpending:
             raise
         return theirs
 
-    def spend(self, account: _Account, relay: _UpstreamRelay, size: int, *, is_sent: bool) -> int:
-        """Count a piece before it passes; return how much of it may. Less cuts the connection."""
-        with self.lock:
-            passed = 0 if relay.is_cut else min(size, self._left_bytes(account))
-            account.spent_bytes += passed
-            account.sent_bytes += passed * is_sent
-            relay.is_cut |= passed < size
-            return passed
-
     def close(self, number: int) -> None:
         """End a range's connections; its bytes stay counted. Idempotent."""
         with self.lock:
             self._closed.add(number)
-            for account in self._of(number):
-                for relay in account.relays:
+            for (owner, _), account in self._accounts.items():
+                for relay in account.relays if owner == number else ():
                     relay.is_cut = True
                     relay.shut_down()
-
-    def spent_bytes(self, host: str) -> int:
-        """By all ranges of the run until now."""
-        with self.lock:
-            return self._of_host(host)
 
     def sent_bytes(self, number: int) -> dict[str, int]:
         """Bytes that a range sent to each host."""
         with self.lock:
-            return {account.plan.host: account.sent_bytes for account in self._of(number)}
+            accounts = self._accounts.items()
+            return {host: each.sent_bytes for (owner, host), each in accounts if owner == number}
 
-    def _of(self, number: int) -> list[_Account]:
-        return [account for (owner, _), account in self._accounts.items() if owner == number]
-
-    def _of_host(self, host: str) -> int:
+    def spent_bytes(self, host: str) -> int:
+        """By all ranges of the run until now."""
         return sum(a.spent_bytes for (_, name), a in self._accounts.items() if name == host)
 
-    def _left_bytes(self, account: _Account) -> int:
+    def left_bytes(self, account: _Account) -> int:
+        """The rest of the account's budget; the caller holds the lock."""
         plan = account.plan
-        of_run = plan.run_budget_bytes - self._of_host(plan.host)
+        of_run = plan.run_budget_bytes - self.spent_bytes(plan.host)
         # Samples may have other budgets for the run: one's may be overspent by the others.
         return max(0, min(plan.budget_bytes - account.spent_bytes, of_run))
 
@@ -157,7 +139,12 @@ class _UpstreamRelay:
         is_sent = source is self._inner
         with suppress(OSError):  # one side is gone
             while data := source.recv(PIECE_BYTES):
-                passed = self._spending.spend(self._account, self, len(data), is_sent=is_sent)
+                with self._spending.lock:  # counted before it passes; less cuts the connection
+                    left = 0 if self.is_cut else self._spending.left_bytes(self._account)
+                    passed = min(len(data), left)
+                    self._account.spent_bytes += passed
+                    self._account.sent_bytes += passed * is_sent
+                    self.is_cut |= passed < len(data)
                 to.sendall(data[:passed])
                 if passed < len(data):
                     break

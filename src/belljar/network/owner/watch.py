@@ -1,8 +1,7 @@
 """Reads one range's events from its gateway and supervisor, records and acknowledges them.
 
-The gateway's messages are checked as a guest's are.
-A violation, a changed rule, an ended process or an unrecordable event ends the range, once.
-Both processes are killed first.
+The gateway's messages are checked as a guest's are. A violation, a changed rule, an ended process
+or an unrecordable event ends the range, once. Both processes are killed first.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from belljar.isolation.hold import KillOrder, killed_error
 from belljar.network import ipc
 from belljar.network.ipc import Item, WireViolationError
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
-from belljar.network.owner.processes import RangeProcesses, wait_readable
+from belljar.network.owner.processes import HINT_ENDED, RangeProcesses, wait_readable
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
@@ -54,9 +53,6 @@ BLOCK_BYTES: Final = 4096  # A body is a file: it takes whole blocks.
 RECORD_LIMIT: Final = "range_record"
 _HINT_RECORD_LIMIT: Final = (
     "its ledger shows what fills it; `network.record.events` in the policy allows more"
-)
-HINT_ENDED: Final = (
-    "nothing of the range runs on: start again; `belljar ledger show last` shows what came before"
 )
 # Answers a gateway's request (kind, body); `ValueError` refuses.
 RequestHandler = Callable[[str, bytes], bytes]
@@ -120,14 +116,12 @@ class RangeWatch:
         self._may_request = threading.Semaphore(MAX_PENDING_REQUESTS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
         os.set_blocking(processes.stderr, False)
-
-    def start(self) -> None:
-        """Begin to listen."""
         # A gateway that reads nothing must not hold the thread that watches the rules.
-        self._processes.events.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0)
-        )
-        self._thread.start()
+        timeout = struct.pack("@ll", SEND_TIMEOUT_S, 0)
+        processes.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+
+        self.start = self._thread.start
+        """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended: with both processes, or by an error. Kill first."""
@@ -150,7 +144,7 @@ class RangeWatch:
         return printable(self._stderr.strip(), max_chars=2000)
 
     def ask_supervisor(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a request, with copies of the descriptors, and wait until it is done. Thread-safe.
+        """Have a request done, with copies of descriptors. Thread-safe.
 
         Raises what the range died of; `CellError`: refused, or no reply within 30 s.
         """
@@ -179,8 +173,7 @@ class RangeWatch:
     def end_gateway(self) -> None:
         """Have the gateway report what is in progress, and wait two seconds at most.
 
-        `unreported_at_end` counts what is in no event: as the gateway reports it, and what has no
-        room on record. It counts one more when the gateway doesn't answer in time.
+        `unreported_at_end` counts what is in no event, and one more if it doesn't answer.
         """
         give_up = time.monotonic() + SHUTDOWN_GRACE_S
         self._is_ending = True

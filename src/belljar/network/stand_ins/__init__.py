@@ -12,14 +12,11 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins.web import StandInContext
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
-
-if TYPE_CHECKING:
-    from belljar.network.stand_ins.files import Faults
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
 _WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")
@@ -62,8 +59,7 @@ def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
     return _module(kind).make(context)
 
 
-def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """Faults of an author's settings and files."""
+def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> Any:  # noqa: ANN401
+    """Return `files.Faults` of an author's settings and files."""
     module = _module(kind)
-    found: Faults = module.check(settings, directory) if hasattr(module, "check") else ()
-    return found
+    return module.check(settings, directory) if hasattr(module, "check") else ()

@@ -12,7 +12,6 @@ from typing import Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins import web
 from belljar.units import printable
 
@@ -20,7 +19,7 @@ _API: Final = re.compile(r"/(api[./]|v\d|graphql|rest/|rpc|oauth|token|auth)|\.j
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
-def make(context: StandInContext) -> web.App:
+def make(context: web.StandInContext) -> web.App:
     """Return the application."""
 
     async def app(request: web.Request) -> web.Answer:
@@ -31,7 +30,7 @@ def make(context: StandInContext) -> web.App:
                 "url": printable(request.url, max_chars=1024),
                 "body_bytes": len(request.body),
             }
-            sent = body_of("request", request.body, MAX_KEPT_BODY_BYTES)
+            sent = body_of("request", request.body, web.MAX_KEPT_BODY_BYTES)
             await context.record("network.attempt", data, [sent] if request.body else [])
         if "json" in request.header("accept") + request.content_type or _API.search(request.url):
             if request.method == "DELETE":

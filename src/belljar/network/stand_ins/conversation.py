@@ -9,8 +9,7 @@ from typing import Final, Protocol
 from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, Stream, StreamApp
-from belljar.network.stand_ins.web import word
+from belljar.network.stand_ins import web
 
 # One event names so many commands; the others are counted, and all stand in its body.
 MAX_NAMES: Final = 32
@@ -48,11 +47,11 @@ class ServiceSession(Protocol):
 
 
 def stream_app(
-    context: StandInContext, service: str, start: Callable[[], ServiceSession]
-) -> StreamApp:
+    context: web.StandInContext, service: str, start: Callable[[], ServiceSession]
+) -> web.StreamApp:
     """Return a stream stand-in, with a session for each connection."""
 
-    async def serve(stream: Stream, cell: str) -> None:
+    async def serve(stream: web.Stream, cell: str) -> None:
         session, broken = start(), b""
         try:
             while data := await stream.receive():
@@ -79,7 +78,7 @@ def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
     group, size = list[ServiceStep](), 0
     for step in steps:
         size += len(step.raw)
-        if group and (step.presented or group[-1].presented or size > MAX_KEPT_BODY_BYTES):
+        if group and (step.presented or group[-1].presented or size > web.MAX_KEPT_BODY_BYTES):
             yield group
             group, size = [], len(step.raw)
         group.append(step)
@@ -88,7 +87,7 @@ def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
 
 
 async def record(
-    context: StandInContext, service: str, steps: list[ServiceStep], cell: str
+    context: web.StandInContext, service: str, steps: list[ServiceStep], cell: str
 ) -> None:
     """Record one login, or commands together."""
     data: dict[str, JsonValue] = {"cell": cell}
@@ -96,17 +95,17 @@ async def record(
         data |= {
             "what": "login",
             "operation": f"{service}.{presented.mechanism}",
-            "user": word(presented.user),
+            "user": web.word(presented.user),
             "ok": presented.ok,
         }
-        body = body_of("credential", presented.credential, MAX_KEPT_BODY_BYTES)
+        body = body_of("credential", presented.credential, web.MAX_KEPT_BODY_BYTES)
     else:
         data |= {
             "what": "command",
             "operation": f"{service}.command",
-            "names": [word(step.name, 64) for step in steps[:MAX_NAMES]],
+            "names": [web.word(step.name, 64) for step in steps[:MAX_NAMES]],
             "count": len(steps),
         }
         raw = b"".join(step.raw for step in steps)
-        body = body_of("command", raw, MAX_KEPT_BODY_BYTES)
+        body = body_of("command", raw, web.MAX_KEPT_BODY_BYTES)
     await context.record("network.attempt", data, [body])

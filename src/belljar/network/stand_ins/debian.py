@@ -18,10 +18,7 @@ from typing import Final
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext
-from belljar.network.stand_ins import registry
-from belljar.network.stand_ins.files import StoredFile, file_answer
-from belljar.network.stand_ins.web import Answer, Request, text_answer, word, writes
+from belljar.network.stand_ins import files, web
 
 MAX_CONTROL_BYTES: Final = 8 << 20  # Of a packed control archive.
 # ar(5): name, times and owners, size, end
@@ -42,11 +39,11 @@ _BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
 _TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)
 
 
-def read_control(file: StoredFile) -> Message:
-    """Return the control data of a package file. Raises `PackageError`, `OSError`."""
+def read_control(file: files.StoredFile) -> Message:
+    """Return the control data of a package file. Raises `ValueError`, `OSError`."""
     with file.open() as source:
         if source.read(8) != b"!<arch>\n":
-            raise registry.PackageError("not a Debian package (.deb), which is an ar archive")
+            raise ValueError("not a Debian package (.deb), which is an ar archive")
         # A package has three members (deb(5)); a later version's may stand among them.
         for _ in range(16):
             match = _HEADER.fullmatch(source.read(60))
@@ -55,38 +52,38 @@ def read_control(file: StoredFile) -> Message:
             name, length = match[1].strip().rstrip(b"/"), int(match[2])
             packed = io.BytesIO(source.read(min(length + length % 2, MAX_CONTROL_BYTES)))
             if name.startswith(b"control.tar"):
-                member = registry.tar_member(packed, r"(?:\./)?control")
+                member = files.tar_member(packed, r"(?:\./)?control")
                 text = member.decode("utf-8", "replace").strip()
                 control = HeaderParser().parsestr(text)
                 # A blank line would begin a second package in the index.
                 right = (known.fullmatch(control[key] or "") for key, known in _IDENTITY.items())
                 if not all(right) or control.defects or re.search(r"^\s*$", text, re.MULTILINE):
-                    raise registry.PackageError("its control file is not one valid stanza")
+                    raise ValueError("its control file is not one valid stanza")
                 return control
-    raise registry.PackageError("it has no control archive")
+    raise ValueError("it has no control archive")
 
 
-class _Debian(registry.Registry):
+class _Debian(files.Registry):
     name, algorithms = "debian", ("md5", "sha256")
 
-    def __init__(self, context: StandInContext) -> None:
+    def __init__(self, context: web.StandInContext) -> None:
         super().__init__(context)
         # The Release file is dated a day before, so a guest's clock may be somewhat behind.
         self._made_s = int(context.clock()) - _DAY_S
         self._reading = Lock()
-        self._pool: dict[str, StoredFile] = {}
+        self._pool: dict[str, files.StoredFile] = {}
         self._indexes: dict[str, bytes] = {}  # By the name below a suite.
         self._architectures: list[str] = []
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         if request.method in {"PUT", "POST"}:
             name, content = request.path.rpartition("/")[2], request.body
-            data: dict[str, JsonValue] = {"path": word(request.path), "name": word(name)}
-            kept = body_of("file-0", content, MAX_KEPT_BODY_BYTES)
+            data: dict[str, JsonValue] = {"path": web.word(request.path), "name": web.word(name)}
+            kept = body_of("file-0", content, web.MAX_KEPT_BODY_BYTES)
             await self.publish(request, {**data, "refused": ""}, kept)
-            return text_answer("", 201)
-        if writes(request):
-            return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
+            return web.text_answer("", 201)
+        if web.writes(request):
+            return web.text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
         match = _BELOW.fullmatch(request.path)
         below = match[1] if match else ""
         async with self._reading:
@@ -94,18 +91,18 @@ class _Debian(registry.Registry):
                 await self._read_packages()
         suite, _, name = below.partition("/")[2].partition("/")
         if name == "Release" and _SUITE.fullmatch(suite):
-            return Answer(headers=_TEXT, body=self._release(suite).encode())
+            return web.Answer(headers=_TEXT, body=self._release(suite).encode())
         if name in self._indexes:
-            return Answer(headers=_TEXT, body=self._indexes[name])
+            return web.Answer(headers=_TEXT, body=self._indexes[name])
         if (file := self._pool.get(below)) is None:
-            return text_answer("404 Not Found", 404)
-        return file_answer(file, media="application/vnd.debian.binary-package")
+            return web.text_answer("404 Not Found", 404)
+        return files.file_answer(file, media="application/vnd.debian.binary-package")
 
     async def _read_packages(self) -> None:
         """Make the indexes of the directory's `.deb` files; others are left out."""
         stanzas, texts = [], list[tuple[str, str]]()
         for file in self.files:
-            with suppress(registry.PackageError, OSError):
+            with suppress(ValueError, OSError):
                 stanzas.append((read_control(file), file))
         stanzas.sort(key=lambda pair: (pair[0]["Package"], pair[0]["Version"]))
         for control, file in stanzas:
@@ -143,4 +140,4 @@ class _Debian(registry.Registry):
         return "\n".join(lines) + "\n"
 
 
-check, make = registry.check, _Debian.app
+check, make = files.check, _Debian

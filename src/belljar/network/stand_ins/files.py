@@ -1,4 +1,4 @@
-"""The files of a stand-in's directory, answers with them, and faults of what an author wrote.
+"""The files of a stand-in's directory, answers with them, faults of an author, and registries.
 
 Listed once, opened without following a link, hashed in pieces. A guest's text never becomes a
 path: it is looked up among the listed names. So links, devices and later files are not served.
@@ -6,19 +6,27 @@ path: it is looked up among the listed names. So links, devices and later files 
 
 from __future__ import annotations
 
+import hashlib
+import lzma
 import mimetypes
 import os
+import re
 import stat
-from collections.abc import AsyncGenerator
+import tarfile
+import zlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final, NamedTuple, TypeAlias
+from typing import IO, BinaryIO, Final, NamedTuple, TypeAlias
 
 from anyio.lowlevel import checkpoint
 
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
 from belljar.errors import PolicyError
-from belljar.network.stand_ins.web import Answer, Pairs
+from belljar.events import Body, JsonValue
+from belljar.network.stand_ins import web
 from belljar.policy.files import read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.policy.yaml_tree import field_name
@@ -43,31 +51,22 @@ class StoredFile(NamedTuple):
         """Open it to be read. Raises `OSError`."""
         return open_plain_file(self.path)
 
-    @property
-    def base(self) -> str:
-        """Return the last part of the name."""
-        return self.path.name
-
-
-class FilesError(PolicyError):
-    """The directory can't be served."""
-
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
-    """Return regular files sorted by name, and no links. Raises `FilesError` beyond the bounds."""
+    """Return regular files sorted by name, and no links. Raises `PolicyError` beyond the bounds."""
     found = list[StoredFile]()
     for place, folders, names in os.walk(directory):  # which follows no link
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(directory)
         if len(below.parts) > MAX_DEPTH:
             what = f"more than {MAX_DEPTH} directories deep"
-            raise FilesError(what, where=str(directory))
+            raise PolicyError(what, where=str(directory))
         for name in names:
             if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
                 found.append(stored_file(Path(place) / name, str(below / name)))
         if len(found) > MAX_FILES:
             what = f"more than {MAX_FILES} files"
-            raise FilesError(what, where=str(directory), hint="serve fewer files")
+            raise PolicyError(what, where=str(directory), hint="serve fewer files")
     return tuple(sorted(found, key=lambda file: file.name))
 
 
@@ -88,12 +87,12 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
 
 
 def file_answer(
-    file: StoredFile, *, status: int = 200, media: str = "", headers: Pairs = ()
-) -> Answer:
+    file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
+) -> web.Answer:
     """Return the whole file: a server may pass over ranges and conditions (RFC 9110, 13 and 14)."""
-    kind = mimetypes.guess_type(file.base)[0] or "application/octet-stream"
+    kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
-    return Answer(
+    return web.Answer(
         status=status,
         headers=(("content-type", media or kind), *headers),
         stream=lambda: pieces_of(file),
@@ -134,3 +133,79 @@ def read_file(directory: Path | None, name: object, max_bytes: int | None) -> by
     if max_bytes is not None and len(data) > most:
         return Fault(f"larger than {format_size(most)}", file=str(relative))
     return data
+
+
+# ---- package registries
+
+# How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
+_BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
+# An archive of millions of empty files would be read for minutes before it says what it is.
+_MAX_MEMBERS: Final = 50_000
+MAX_MEMBER_BYTES: Final = 1 << 20
+
+
+class Registry(web.Service):
+    """A registry: files with their digests, and a record of what clients change."""
+
+    name = ""
+    algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
+    max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
+
+    def __init__(self, context: web.StandInContext) -> None:
+        super().__init__(context)
+        self._digests: dict[str, Mapping[str, str]] = {}
+
+    @cached_property
+    def files(self) -> Sequence[StoredFile]:
+        """Read the directory at the first request. Raises `PolicyError`."""
+        return list_files(self.context.files)
+
+    async def digests(self, file: StoredFile) -> Mapping[str, str]:
+        """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
+        if file.name not in self._digests:
+            hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.algorithms}
+            async for chunk in pieces_of(file):
+                for running in hashes.values():
+                    running.update(chunk)
+            self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
+        return self._digests[file.name]
+
+    async def publish(
+        self, request: web.Request, data: dict[str, JsonValue], content: Body
+    ) -> None:
+        """Put an upload on record, and the file in it."""
+        size: dict[str, JsonValue] = {"size_bytes": content.total_bytes, "sha256": content.sha256}
+        await self.record(request, "publish", {**data, **size}, [content])
+
+    async def record(
+        self, request: web.Request, what: str, data: Mapping[str, JsonValue], bodies: Sequence[Body]
+    ) -> None:
+        """Put a change on record, before the client is answered."""
+        common: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}
+        known = web.credentials(request.header("authorization"))
+        await self.context.record("network.attempt", {**common, **known, **data}, bodies)
+
+
+def tar_member(source: IO[bytes], pattern: str) -> bytes:
+    """Return the first file of an archive whose name matches. Raises `ValueError`."""
+    try:
+        with tarfile.open(fileobj=source, mode="r|*") as stream:
+            for entry in islice(stream, _MAX_MEMBERS):
+                if entry.isfile() and re.fullmatch(pattern, entry.name):
+                    opened = stream.extractfile(entry)
+                    content = opened.read(MAX_MEMBER_BYTES + 1) if opened else b""
+                    if len(content) > MAX_MEMBER_BYTES:
+                        raise ValueError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
+                    return content
+    except (OSError, *_BROKEN) as error:
+        raise ValueError(f"it can't be unpacked: {error}") from None
+    raise ValueError("it lacks the file that describes it")
+
+
+def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
+    """Return what is wrong with a directory of packages. What is no package is left out of it."""
+    try:
+        is_empty = not list_files(directory)
+    except (PolicyError, OSError) as error:
+        return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
+    return (Fault("empty, or no directory", file=str(directory)),) if is_empty else ()

@@ -27,7 +27,6 @@ from dulwich.protocol import Protocol, pkt_line, pkt_seq
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_BODY_BYTES, MAX_KEPT_BODY_BYTES, StandInContext
 from belljar.network.stand_ins import git_store, web
 from belljar.network.stand_ins.files import Fault, Faults
 
@@ -49,28 +48,11 @@ _CAPABILITIES: Final = {
     b" allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1",
     "git-receive-pack": b"report-status delete-refs ofs-delta object-format=sha1",
 }
-# As `git http-backend` sends them.
-_NO_CACHE: Final = (
-    ("cache-control", "no-cache, max-age=0, must-revalidate"),
-    ("pragma", "no-cache"),
-)
+# As `git http-backend` sends it.
+_NO_CACHE: Final = ("cache-control", "no-cache, max-age=0, must-revalidate")
 # Old id, new id, reference (gitprotocol-pack(5)).
 _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
 _DEEPEN: Final = re.compile(rb"deepen [0-9]")
-
-
-class BadRequestError(ValueError):
-    """A body that is not what its service takes, or longer."""
-
-
-def make(context: StandInContext) -> web.App:
-    """Return the application. Memory: 64 MiB of pushed objects, and one push at a time."""
-    git = _Git(context)
-    return web.http_app(
-        git.handle,
-        max_body_bytes=MAX_BODY_BYTES,
-        waits=lambda request: request.path.endswith("/git-receive-pack"),
-    )
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
@@ -95,13 +77,14 @@ class _Push:
     refused: str = ""
 
 
-class _Git:
-    def __init__(self, context: StandInContext) -> None:
-        self._context, self._kept_bytes = context, 0
+class _Git(web.Service):
+    """Memory: 64 MiB of pushed objects, and one push at a time."""
+
+    max_body_bytes, writes_wait, _kept_bytes = web.MAX_BODY_BYTES, True, 0
 
     @cached_property
     def _repositories(self) -> Mapping[str, git_store.Repository]:
-        found, there = dict[str, git_store.Repository](), self._context.files
+        found, there = dict[str, git_store.Repository](), self.context.files
         for name, repository in git_store.find_repositories(there).items():
             if isinstance(repository, str):
                 continue
@@ -119,14 +102,14 @@ class _Git:
         is_known = service in _CAPABILITIES and name in self._repositories
         if request.method != "POST" or not is_known:
             return web.text_answer("Not Found", 404)
-        headers = (("content-type", f"application/x-{service}-result"), *_NO_CACHE)
+        headers = (("content-type", f"application/x-{service}-result"), _NO_CACHE)
         try:
             if service == "git-upload-pack":
                 fetch = _Fetch(self._repositories[name], _unpacked(request, MAX_REQUEST_BYTES))
                 return web.Answer(headers=headers, stream=fetch.answer)
             body = _unpacked(request, MAX_PUSH_BYTES)
             return web.Answer(headers=headers, body=await self._receive(request, name, body))
-        except BadRequestError as error:
+        except web.RefusedRequestError as error:
             if service == "git-receive-pack":
                 await self._record(request, name, _Push(refused=str(error)))
             return web.text_answer("Bad Request", 400)
@@ -152,7 +135,7 @@ class _Git:
                 for number, _ in enumerate(steps):
                     if number % 16 == 0:
                         await checkpoint()
-            except git_store.PackError as error:
+            except ValueError as error:
                 push.refused = str(error)
         await self._record(request, name, push)
         fresh = push.objects.keys() - repository.pushed
@@ -194,23 +177,23 @@ class _Git:
             "commits": b"\n\n".join(commit.content for commit in commits[:_MAX_LISTED]),
             "files": b"\n".join(smallest),
         }
-        bodies = (body_of(name, data, MAX_KEPT_BODY_BYTES) for name, data in contents.items())
-        await self._context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
+        bodies = (body_of(name, data, web.MAX_KEPT_BODY_BYTES) for name, data in contents.items())
+        await self.context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
 
 
 def _unpacked(request: web.Request, max_bytes: int) -> bytes:
-    """Return a request's body, unpacked. Raises `BadRequestError`."""
+    """Return a request's body, unpacked. Raises `RefusedRequestError`."""
     body = request.body
     if request.header("content-encoding").lower() in {"gzip", "x-gzip"}:
         inflater = zlib.decompressobj(wbits=31)
         try:
             body = inflater.decompress(body, max_bytes + 1)
         except zlib.error:
-            raise BadRequestError("a body that is not packed as it says") from None
+            raise web.RefusedRequestError("a body that is not packed as it says", 400) from None
         if not inflater.eof and len(body) <= max_bytes:
-            raise BadRequestError("a body that ends too early")
+            raise web.RefusedRequestError("a body that ends too early", 400)
     if len(body) > max_bytes:
-        raise BadRequestError(f"more than {max_bytes} bytes")
+        raise web.RefusedRequestError(f"more than {max_bytes} bytes", 400)
     return body
 
 
@@ -234,23 +217,23 @@ def _advertisement(repository: git_store.Repository | None, service: str) -> web
     lines[0] += b"\0" + words
     body = pkt_seq(f"# service={service}\n".encode()) + pkt_seq(*(line + b"\n" for line in lines))
     kind = ("content-type", f"application/x-{service}-advertisement")
-    return web.Answer(headers=(kind, *_NO_CACHE), body=body)
+    return web.Answer(headers=(kind, _NO_CACHE), body=body)
 
 
 class _Fetch:
     """One request of a negotiation. Unknown lines are ignored, as by other servers."""
 
     def __init__(self, repository: git_store.Repository, body: bytes) -> None:
-        """Raises `BadRequestError`."""
+        """Raises `RefusedRequestError`."""
         lines, protocol = list[bytes](), Protocol(io.BytesIO(body).read, len)
         try:
             while len(lines) <= MAX_LINES:
                 lines.append((protocol.read_pkt_line() or b"").rstrip(b"\n"))
-            raise BadRequestError(f"more than {MAX_LINES:,} lines")
+            raise web.RefusedRequestError(f"more than {MAX_LINES:,} lines", 400)
         except HangupException:
             pass
         except GitProtocolError as error:
-            raise BadRequestError(str(error)) from None
+            raise web.RefusedRequestError(str(error), 400) from None
 
         def named(word: bytes) -> list[bytes]:
             found = (line.removeprefix(word)[:40] for line in lines if line.startswith(word))
@@ -310,3 +293,6 @@ class _Fetch:
             for start in range(0, len(piece), _BAND_BYTES):
                 yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])  # Band 1: the pack
         yield pkt_seq(b"\x01" + hasher.digest())
+
+
+make = _Git

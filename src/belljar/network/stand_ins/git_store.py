@@ -39,10 +39,6 @@ _TAG: Final = re.compile(rb"object ([0-9a-f]{40})\ntype (commit|tree|blob|tag)\n
 _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
 
 
-class PackError(ValueError):
-    """A pack is broken, incomplete or beyond the bounds."""
-
-
 class MissingObjectError(KeyError):
     """The repository lacks a named object, or has one that can't be read."""
 
@@ -173,19 +169,19 @@ class Repository:
 def read_pack(
     data: bytes, lookup: Callable[[bytes], GitObject | None], objects: dict[bytes, GitObject]
 ) -> Iterator[None]:
-    """Read a guest's pack into `objects`, one object a step. Raises `PackError`.
+    """Read a guest's pack into `objects`, one object a step. Raises `ValueError`.
 
     `lookup` finds objects of the repository, on which deltas may build. A delta comes after its
     base, as git writes it.
     """
     end = len(data) - _TRAILER_BYTES
     if end < 12 or data[:8] != b"PACK\0\0\0\x02":
-        raise PackError("not a pack of version 2")
+        raise ValueError("not a pack of version 2")
     if hashlib.sha1(memoryview(data)[:end], usedforsecurity=False).digest() != data[end:]:
-        raise PackError("the pack's checksum is wrong")
+        raise ValueError("the pack's checksum is wrong")
     count = int.from_bytes(data[8:12], "big")
     if count > MAX_OBJECTS:
-        raise PackError(f"the pack has {count} objects; {MAX_OBJECTS} are allowed")
+        raise ValueError(f"the pack has {count} objects; {MAX_OBJECTS} are allowed")
     offsets: dict[int, GitObject] = {}
     place, room = 12, MAX_UNPACKED_BYTES
     for _ in range(count):
@@ -196,43 +192,43 @@ def read_pack(
         try:
             unpacked, after = unpack_object_at(data, place, hashlib.sha1)
         except (AssertionError, ApplyDeltaError, ValueError, zlib.error) as error:
-            raise PackError(f"an object can't be unpacked: {error}") from None
+            raise ValueError(f"an object can't be unpacked: {error}") from None
         kind, content = unpacked.pack_type_num, b"".join(unpacked.decomp_chunks)
         if kind in DELTA_TYPES:
             at: Any = unpacked.delta_base
             key = b"" if kind == OFS_DELTA else at.hex().encode()
             base = objects.get(key) or lookup(key) if key else offsets.get(place - at)
             if base is None:
-                raise PackError("a delta builds on an object that isn't there")
+                raise ValueError("a delta builds on an object that isn't there")
             # dulwich takes the memory that a delta says it needs.
             room = _left(room, _value(_number(content, len(_number(content, 0)))))
             try:
                 kind, content = base.kind, b"".join(apply_delta(base.content, content))
             except (ApplyDeltaError, ValueError) as error:
-                raise PackError(f"a delta can't be carried out: {error}") from None
+                raise ValueError(f"a delta can't be carried out: {error}") from None
         elif kind not in {Commit.type_num, Tree.type_num, Blob.type_num, Tag.type_num}:
-            raise PackError(f"an object of the unknown type {kind}")
+            raise ValueError(f"an object of the unknown type {kind}")
         offsets[place] = thing = GitObject(kind, content)
         objects[thing.id] = thing
         place = after
         if place > end:
-            raise PackError("the pack ends inside an object")
+            raise ValueError("the pack ends inside an object")
         yield
     if place != end:
-        raise PackError("the pack goes on behind its last object")
+        raise ValueError("the pack goes on behind its last object")
 
 
 def _left(room: int, size: int) -> int:
     if size > room:
-        raise PackError(f"the pack unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+        raise ValueError(f"the pack unpacks to more than {MAX_UNPACKED_BYTES} bytes")
     return room - size
 
 
 def _number(data: bytes, place: int) -> bytes:
-    """Return the bytes of a number. Raises `PackError`."""
+    """Return the bytes of a number. Raises `ValueError`."""
     match = _NUMBER.match(data, place)
     if match is None:
-        raise PackError("a number that has no end")
+        raise ValueError("a number that has no end")
     return match[0]
 
 

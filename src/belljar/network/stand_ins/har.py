@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, read_file
 from belljar.units import printable
@@ -103,7 +102,7 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
     return method.upper(), host.lower(), unquote(path, errors="replace"), fields
 
 
-def make(context: StandInContext) -> web.App:
+def make(context: web.StandInContext) -> web.App:
     """Return the application. Raises `ValueError` as `load`."""
     recorded, given = dict[Key, list[HarExchange]](), Counter[tuple[Key, bytes | None]]()
     for exchange in load(context.settings, context.files):
@@ -121,4 +120,4 @@ def make(context: StandInContext) -> web.App:
         given[place] += 1
         return fitting[min(given[place], len(fitting)) - 1].answer
 
-    return web.http_app(handle)
+    return handle

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -19,14 +18,12 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from belljar.errors import PolicyError
-from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, file_answer, read_file, stored_file
 from belljar.policy.yaml_tree import Path as FieldPath
-from belljar.units import iso_time, kind_of, listed, nearest, quoted
+from belljar.units import iso_time, listed, nearest, quoted
 
-MAX_FAULTS: Final = 50  # More of one policy help no author.
-METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+METHODS: Final = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _BODIES: Final = ("body", "json", "file", "template", "redirect")
 _FIELDS: Final = ("path", "method", "methods", "status", "headers", "type", *_BODIES)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
@@ -67,11 +64,7 @@ class _Nothing(ChainableUndefined):
     def __eq__(self, other: object) -> bool:
         return False
 
-    def __ne__(self, other: object) -> bool:
-        return True
-
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = ChainableUndefined.__hash__
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -161,19 +154,15 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
 
 def check(settings: Fields, directory: Path | None) -> Faults:
     """Return what is wrong with the routes, each with its place."""
-    found = (
+    return tuple(
         Fault(what, ("routes", index, *where))
         for index, route in enumerate(settings.get("routes", []))
         for where, what in _wrong(route, directory)
     )
-    return tuple(islice(found, MAX_FAULTS))
 
 
 def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, str]]:
-    headers, texts = route.get("headers", {}), dict[FieldPath, str]()
-    if not isinstance(headers, dict):
-        yield ("headers",), f"a mapping is needed, but this is {kind_of(headers)}"
-        return
+    headers, status, texts = route.get("headers", {}), route.get("status", 200), dict[Any, str]()
     for name in route.keys() - set(_FIELDS):
         near = nearest(name, _FIELDS)
         hint = f"did you mean `{near}`?" if near else f"the fields are {listed(_FIELDS)}"
@@ -182,17 +171,17 @@ def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, s
         pattern_of(str(route.get("path", "")))
     except ValueError as error:
         yield ("path",), str(error)
-    for method in methods_of(route):
-        if method not in METHODS:
-            yield ("method",), f"{quoted(method)} is none of {listed(METHODS)}"
-    if len(bodies := [name for name in _BODIES if name in route]) > 1:
-        yield (bodies[1],), f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}"
-    status, media = route.get("status", 200), str(route.get("type", "text/html"))
-    if type(status) is not int or not 200 <= status <= 599:
-        yield ("status",), f"{quoted(status)} is no status from 200 to 599"
-    if not _MEDIA.fullmatch(media):
-        yield ("type",), f"{quoted(media)} is no content type, as in `text/html`"
-    for name in headers:
+    bodies = [name for name in _BODIES if name in route]
+    for wrong, field, what in (
+        (methods_of(route) - METHODS, "method", f"one or several of {listed(sorted(METHODS))}"),
+        (bodies[1:], "".join(bodies[1:2]), f"at most one of {listed(_BODIES)}"),
+        (type(status) is not int or not 200 <= status <= 599, "status", "a number, 200 to 599"),
+        (not _MEDIA.fullmatch(str(route.get("type", "text/html"))), "type", "as in `text/html`"),
+        (not isinstance(headers, dict), "headers", "a mapping"),
+    ):
+        if wrong:
+            yield (field,), f"{quoted(route.get(field))} is wrong: {what} is needed"
+    for name in headers if isinstance(headers, dict) else ():
         if not _TOKEN.fullmatch(name) or name.lower() in _OWN_HEADERS:
             yield ("headers", name), f"{quoted(name)} can't be set"
     for field in ("headers", "body", "redirect", "json"):
@@ -247,21 +236,17 @@ def methods_of(route: Fields) -> set[str]:
 # ---- what is answered
 
 
-def make(context: StandInContext) -> web.App:
-    """Return the application. Raises `PolicyError` as `check` finds."""
-    if faults := check(context.settings, context.files):
-        raise PolicyError("; ".join(map(str, faults)), where=context.id)
-    return web.http_app(_Http(context).handle)
-
-
-class _Http:
-    def __init__(self, context: StandInContext) -> None:
+class _Http(web.Service):
+    def __init__(self, context: web.StandInContext) -> None:
+        """Raises `PolicyError` as `check` finds."""
+        super().__init__(context)
         site: Any = context.settings
-        self._context = context
+        if faults := check(site, context.files):
+            raise PolicyError("; ".join(map(str, faults)), where=context.id)
         self._routes = [(pattern_of(one["path"]), methods_of(one), one) for one in site["routes"]]
 
     async def handle(self, request: web.Request) -> web.Answer:
-        random = self._context.random
+        random = self.context.random
         # An encoded `/` splits no segment.
         parts = (unquote(part, errors="replace") for part in request.raw_path.split("/"))
         path = "/".join(part.replace("/", "\0") for part in parts)
@@ -285,7 +270,7 @@ class _Http:
             "method": request.method,
             "host": request.host,
             "url": request.url,
-            "now": iso_time(self._context.clock()),
+            "now": iso_time(self.context.clock()),
             "random": {"hex": lambda count: random(max(1, min(int(count), 256))).hex()},
         }
         try:
@@ -301,7 +286,7 @@ class _Http:
         status = fields.get("status", 302 if "redirect" in fields else 200)
         media = fields.get("type", "")
         if "file" in fields:
-            file = stored_file(self._context.files / fields["file"], fields["file"])
+            file = stored_file(self.context.files / fields["file"], fields["file"])
             return file_answer(file, status=status, media=media, headers=pairs)
         if "json" in fields:
             value = render_all(fields["json"], view)
@@ -311,7 +296,7 @@ class _Http:
             return web.plain_error(status, (("location", location), *pairs))
         body = str(fields.get("body", ""))
         if "template" in fields:
-            body = (self._context.files / fields["template"]).read_text("utf-8", "replace")
+            body = (self.context.files / fields["template"]).read_text("utf-8", "replace")
         elif not body:
             return web.Answer(status=status, headers=pairs)
         if not media:
@@ -322,3 +307,6 @@ class _Http:
         is_markup = kind == "text/html" or kind.endswith(("/xml", "+xml"))
         text = render(body, view, is_markup=is_markup)
         return web.text_answer(text, status, pairs, media=media)
+
+
+make = _Http

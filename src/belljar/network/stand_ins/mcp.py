@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.network.gateway.context import StandInContext
-from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_answer, text_answer
+from belljar.network.stand_ins import web
 from belljar.units import printable
 
 # Of the protocol, newest first; an unknown one gets the newest, as the specification says
@@ -20,38 +19,37 @@ _SESSION: Final = "mcp-session-id"
 _MAX_ID_CHARS: Final = 200
 
 
-def make(context: StandInContext) -> App:
-    """Return the application. All of its paths are the endpoint, as behind many a proxy."""
-    return http_app(_Mcp(context, context.settings).handle)
+class _Mcp(web.Service):
+    """All of its paths are the endpoint, as behind many a proxy."""
 
-
-class _Mcp:
-    def __init__(self, context: StandInContext, settings: Mapping[str, Any]) -> None:
-        self._context, self._settings = context, settings
+    def __init__(self, context: web.StandInContext) -> None:
+        super().__init__(context)
+        settings: Any = context.settings
+        self._settings: Mapping[str, Any] = settings
         self._tools: Mapping[str, Any] = {str(tool["name"]): tool for tool in settings["tools"]}
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         if request.header("authorization") != f"Bearer {self._settings['token']}":
             refusal = {"error": "invalid_token", "error_description": "Authentication required"}
             challenge = ("www-authenticate", 'Bearer error="invalid_token"')
-            return json_answer(refusal, 401, (challenge,))
+            return web.json_answer(refusal, 401, (challenge,))
         if request.method == "DELETE":
-            return Answer(status=200)
+            return web.Answer(status=200)
         if request.method != "POST":
-            return text_answer("Method Not Allowed", 405, (("allow", "POST, DELETE"),))
+            return web.text_answer("Method Not Allowed", 405, (("allow", "POST, DELETE"),))
         message = request.json
         is_message = isinstance(message, dict) and message.get("jsonrpc") == "2.0"
         number = message.get("id") if is_message else None
         if is_message and (not isinstance(message.get("method"), str) or number is None):
-            return Answer(status=202)  # an answer of the client's, or a notification
+            return web.Answer(status=202)  # an answer of the client's, or a notification
         if not isinstance(number, (int, str)) or len(str(number)) > _MAX_ID_CHARS:
             wrong = _error(_INVALID_REQUEST, "Invalid Request")
-            return json_answer({"jsonrpc": "2.0", "id": None, **wrong}, 400)
+            return web.json_answer({"jsonrpc": "2.0", "id": None, **wrong}, 400)
         params = message.get("params")
         result = await self._result(message["method"], params if isinstance(params, dict) else {})
         is_first = message["method"] == "initialize"
-        headers = ((_SESSION, self._context.random(16).hex()),) if is_first else ()
-        return json_answer({"jsonrpc": "2.0", "id": number, **result}, headers=headers)
+        headers = ((_SESSION, self.context.random(16).hex()),) if is_first else ()
+        return web.json_answer({"jsonrpc": "2.0", "id": number, **result}, headers=headers)
 
     async def _result(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         match method:
@@ -77,7 +75,7 @@ class _Mcp:
                     shown = printable(name, max_chars=80)
                     return _error(_INVALID_PARAMS, f"Unknown tool: {shown}")
                 data = {"what": "tool call", "tool": str(tool["name"])}
-                await self._context.record("network.attempt", data)
+                await self.context.record("network.attempt", data)
                 content = [{"type": "text", "text": str(tool["text"])}]
                 return {"result": {"content": content, "isError": False}}
         return _error(_NO_METHOD, "Method not found")
@@ -85,3 +83,6 @@ class _Mcp:
 
 def _error(code: int, message: str) -> dict[str, Any]:
     return {"error": {"code": code, "message": message}}
+
+
+make = _Mcp

@@ -10,10 +10,8 @@ import base64
 import hmac
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
-from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import web
 from belljar.signals.credentials import make_credentials
 from belljar.units import iso_time
@@ -27,20 +25,15 @@ _VERSIONS: Final = ("1.0", "2020-10-27", "latest")
 _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
-def make(context: StandInContext) -> web.App:
-    """Return the application."""
-    return web.http_app(_Metadata(context).handle)
-
-
-class _Metadata:
+class _Metadata(web.Service):
     """One machine's service. All that it claims is drawn when it is made."""
 
-    def __init__(self, context: StandInContext) -> None:
+    def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         random = context.random
-        self._context = context
+        super().__init__(context)
         self._needs_token = settings.get("tokens") == "required"
-        self._key = random(32)
+        self._token = base64.b64encode(random(42)).decode()
         octets = random(3)
         self._instance, self._mac = f"i-0{random(8).hex()}", "02:" + random(5).hex(":")
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"
@@ -50,14 +43,22 @@ class _Metadata:
 
     async def handle(self, request: web.Request) -> web.Answer:
         if request.path == "/latest/api/token":
-            return self._make_token(request)
+            if request.method != "PUT":
+                return web.plain_error(405, _SERVER)
+            ttl = request.header(f"{_TOKEN}-ttl-seconds")
+            is_number = ttl.isascii() and ttl.isdigit() and len(ttl) <= 5
+            if not is_number or not 1 <= int(ttl) <= MAX_TTL_S:
+                return web.plain_error(400, _SERVER)
+            # One of the range, without an end: none is remembered.
+            headers: web.Pairs = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
+            return web.text_answer(self._token, headers=headers, media="text/plain")
         if request.method not in ("GET", "HEAD"):
             return web.plain_error(405, _SERVER)
-        headers: web.Pairs = _SERVER
+        headers = _SERVER
         if request.header(_TOKEN):
-            if (left := self._left_s(request.header(_TOKEN))) < 1:
+            if request.header(_TOKEN) != self._token:
                 return web.plain_error(401, _SERVER)
-            headers = (*headers, (f"{_TOKEN}-ttl-seconds", str(int(left))))
+            headers = (*headers, (f"{_TOKEN}-ttl-seconds", str(MAX_TTL_S)))
         elif self._needs_token:
             return web.plain_error(401, _SERVER)
         found = self._find(request.path)
@@ -74,30 +75,8 @@ class _Metadata:
                 "key_digest": hmac.digest(secret.encode(), key_id.encode(), "sha256").hex(),
                 "path": request.raw_path[:512],
             }
-            await self._context.record("network.attempt", data)
+            await self.context.record("network.attempt", data)
         return web.text_answer(found, headers=headers, media="text/plain")
-
-    def _make_token(self, request: web.Request) -> web.Answer:
-        if request.method != "PUT":
-            return web.plain_error(405, _SERVER)
-        ttl = request.header(f"{_TOKEN}-ttl-seconds")
-        if not (ttl.isascii() and ttl.isdigit() and len(ttl) <= 5 and 1 <= int(ttl) <= MAX_TTL_S):
-            return web.plain_error(400, _SERVER)
-        token = self._token_of(int(self._context.clock()) + int(ttl))
-        headers = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
-        return web.text_answer(token, headers=headers, media="text/plain")
-
-    def _token_of(self, end_s: int) -> str:
-        """A token holds its end, with a digest of it, so that none is remembered."""
-        end = end_s.to_bytes(8, "big")
-        return base64.urlsafe_b64encode(end + hmac.digest(self._key, end, "sha256")).decode()
-
-    def _left_s(self, token: str) -> float:
-        with suppress(ValueError):
-            end_s = int.from_bytes(base64.urlsafe_b64decode(token)[:8], "big")
-            if hmac.compare_digest(self._token_of(end_s), token):
-                return end_s - self._context.clock()
-        return 0.0
 
     def _find(self, path: str) -> str | None:
         """A value's text, or the names below."""
@@ -106,7 +85,7 @@ class _Metadata:
             return "\n".join(_VERSIONS)
         if parts[0] not in _VERSIONS:
             return None
-        now_s = self._context.clock()
+        now_s = self.context.clock()
         issued_s = now_s - now_s % 3600
         secrets = {
             "Code": "Success",
@@ -137,3 +116,6 @@ class _Metadata:
         if at is None or isinstance(at, str):
             return at
         return "\n".join(f"{name}/" if isinstance(at[name], dict) else name for name in sorted(at))
+
+
+make = _Metadata

@@ -16,9 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
-from belljar.network.stand_ins import registry, web
-from belljar.network.stand_ins.files import StoredFile, file_answer
+from belljar.network.stand_ins import files, web
 from belljar.units import iso_time
 
 _PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
@@ -34,7 +32,7 @@ _NOT_FOUND: Final = web.json_answer({"error": "Not found"}, 404)
 class Package(NamedTuple):
     """One version: its file and its `package.json`; `name`: with its scope."""
 
-    file: StoredFile
+    file: files.StoredFile
     manifest: Mapping[str, Any]
     name: str
     version: str
@@ -51,27 +49,27 @@ class Package(NamedTuple):
         return not pre_release, tuple(map(int, release.split("."))), self.version
 
 
-def read_package(file: StoredFile) -> Package:
-    """Return a package by its `package.json`, one directory deep. Raises `PackageError`."""
+def read_package(file: files.StoredFile) -> Package:
+    """Return a package by its `package.json`, one directory deep. Raises `ValueError`."""
     if not file.name.endswith((".tgz", ".tar.gz")):
-        raise registry.PackageError("not a packed npm package (.tgz)")
+        raise ValueError("not a packed npm package (.tgz)")
     try:
         with file.open() as source:
-            content = registry.tar_member(source, r"(?:\./)?[^/]+/package\.json")
+            content = files.tar_member(source, r"(?:\./)?[^/]+/package\.json")
         # npm takes a byte order mark too.
         manifest = web.parse_json(content.removeprefix(codecs.BOM_UTF8))
     except (OSError, ValueError) as error:
-        raise registry.PackageError(f"not a packed package that can be read: {error}") from None
+        raise ValueError(f"not a packed package that can be read: {error}") from None
     known = manifest if isinstance(manifest, dict) else {}
     name, version = str(known.get("name", "")), str(known.get("version", ""))
     if len(name) > 214 or _NAME.fullmatch(name) is None:
-        raise registry.PackageError("its package.json has no name that a registry takes")
+        raise ValueError("its package.json has no name that a registry takes")
     if _VERSION.fullmatch(version) is None:
-        raise registry.PackageError("its package.json has no semantic version")
+        raise ValueError("its package.json has no semantic version")
     return Package(file, known, name, version)
 
 
-class _Npm(registry.Registry):
+class _Npm(files.Registry):
     name, algorithms = "npm", ("sha1", "sha512")
 
     @cached_property
@@ -79,7 +77,7 @@ class _Npm(registry.Registry):
         """Name → version → package, in their order. Other files are left out."""
         packages, found = list[Package](), dict[str, dict[str, Package]]()
         for file in self.files:
-            with suppress(registry.PackageError):
+            with suppress(ValueError):
                 packages.append(read_package(file))
         for package in sorted(packages, key=lambda one: one.order):
             found.setdefault(package.name, {}).setdefault(package.version, package)
@@ -122,7 +120,7 @@ class _Npm(registry.Registry):
                 case [name, "-", filename]:
                     for package in self._packages.get(name, {}).values():
                         if package.tarball == filename:
-                            return file_answer(package.file, media="application/octet-stream")
+                            return files.file_answer(package.file, media="application/octet-stream")
             return _NOT_FOUND
         if parts[:4] == ["-", "npm", "v1", "security"]:
             return _NOT_FOUND  # npm goes on without an audit, which changes nothing
@@ -134,7 +132,7 @@ class _Npm(registry.Registry):
         path = "/-/user" if is_login else request.path
         data = {"method": request.method, "path": web.word(path), "refused": "not found"}
         sent = b"" if is_login else request.body
-        bodies = [body_of("request", sent, MAX_KEPT_BODY_BYTES)] if sent else []
+        bodies = [body_of("request", sent, web.MAX_KEPT_BODY_BYTES)] if sent else []
         await self.record(request, "change", data, bodies)
         return _NOT_FOUND
 
@@ -154,7 +152,7 @@ class _Npm(registry.Registry):
         content = request.body
         with suppress(ValueError, TypeError):
             content = base64.b64decode(packed) or content
-        kept = body_of("file-0", content, MAX_KEPT_BODY_BYTES)
+        kept = body_of("file-0", content, web.MAX_KEPT_BODY_BYTES)
         if document and not filename:
             await self.record(request, "change", data, [kept])
         else:
@@ -164,4 +162,4 @@ class _Npm(registry.Registry):
         return web.json_answer({"ok": True, "success": True}, 201)
 
 
-check, make = registry.check, _Npm.app
+check, make = files.check, _Npm

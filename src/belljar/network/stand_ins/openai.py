@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from belljar.network.gateway.context import MAX_ASKED_BYTES, StandInContext
 from belljar.network.stand_ins import web
 
 DEFAULT_MODEL: Final = "gpt-4o"
@@ -29,15 +28,12 @@ class RefusedError(Exception):
         self.status, self.body = status, {"error": error}
 
 
-def make(context: StandInContext) -> web.App:
-    """Return the application."""
-    return web.http_app(_OpenAi(context).handle, max_body_bytes=MAX_ASKED_BYTES)
+class _OpenAi(web.Service):
+    max_body_bytes = web.MAX_ASKED_BYTES
 
-
-class _OpenAi:
-    def __init__(self, context: StandInContext) -> None:
+    def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
-        self.context = context
+        super().__init__(context)
         self.model: str = settings.get("model", DEFAULT_MODEL)  # As it is shown; any is taken.
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -97,8 +93,8 @@ class _OpenAi:
         hidden = ("stream", "stream_options")
         question = {name: value for name, value in body.items() if name not in hidden}
         asked = web.compact(question).encode("utf-8", "replace")
-        if len(asked) > MAX_ASKED_BYTES:
-            message = f"Maximum content size limit ({MAX_ASKED_BYTES}) exceeded."
+        if len(asked) > web.MAX_ASKED_BYTES:
+            message = f"Maximum content size limit ({web.MAX_ASKED_BYTES}) exceeded."
             raise RefusedError(413, message)
         try:
             answer = await self.context.ask("chat", asked)
@@ -132,3 +128,6 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
             yield {**base, "choices": [{**part, "logprobs": None}]}
     if usage:
         yield {**base, "choices": [], "usage": completion["usage"]}
+
+
+make = _OpenAi

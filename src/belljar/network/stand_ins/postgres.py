@@ -10,8 +10,8 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+from belljar.network.stand_ins.web import StandInContext, StreamApp
 
 MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
 # A real server takes more. A longer message is refused as one that a real server finds too long.

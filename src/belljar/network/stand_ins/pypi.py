@@ -13,22 +13,12 @@ from functools import cached_property
 from itertools import islice
 from typing import Final
 
-from packaging.utils import (
-    InvalidName,
-    InvalidSdistFilename,
-    InvalidWheelFilename,
-    canonicalize_name,
-    parse_sdist_filename,
-    parse_wheel_filename,
-)
+from packaging import utils
 from packaging.version import InvalidVersion, Version
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
-from belljar.network.stand_ins import registry
-from belljar.network.stand_ins.files import StoredFile, file_answer
-from belljar.network.stand_ins.web import Answer, Request, text_answer, word, writes
+from belljar.network.stand_ins import files, web
 
 MAX_FILE_NAME_CHARS: Final = 255  # Linux's bound of a name
 _HTML: Final = "text/html; charset=utf-8"
@@ -41,11 +31,16 @@ def parse_file_name(name: str) -> tuple[str, Version] | None:
         return None
     try:
         if name.endswith(".whl"):
-            project, version, _, _ = parse_wheel_filename(name)
+            project, version, _, _ = utils.parse_wheel_filename(name)
             return project, version
-        project, version = parse_sdist_filename(name)
-        return canonicalize_name(project, validate=True), version
-    except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion, InvalidName):
+        project, version = utils.parse_sdist_filename(name)
+        return utils.canonicalize_name(project, validate=True), version
+    except (
+        utils.InvalidWheelFilename,
+        utils.InvalidSdistFilename,
+        InvalidVersion,
+        utils.InvalidName,
+    ):
         return None
 
 
@@ -70,47 +65,47 @@ def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
     return fields, file[1].decode("utf-8", "replace"), content
 
 
-class _Pypi(registry.Registry):
+class _Pypi(files.Registry):
     name, algorithms = "pypi", ("sha256",)
 
     @cached_property
-    def _projects(self) -> Mapping[str, Mapping[str, StoredFile]]:
+    def _projects(self) -> Mapping[str, Mapping[str, files.StoredFile]]:
         """Normal name → file name → file, the oldest version first; other files are left out."""
-        files = ((parse_file_name(file.base), file) for file in self.files)
-        named = [(*known, file.base, file) for known, file in files if known]
-        found: dict[str, dict[str, StoredFile]] = {}
+        parsed = ((parse_file_name(file.path.name), file) for file in self.files)
+        named = [(*known, file.path.name, file) for known, file in parsed if known]
+        found: dict[str, dict[str, files.StoredFile]] = {}
         for project, _, base, file in sorted(named, key=lambda one: one[:3]):
             found.setdefault(project, {})[base] = file
         return found
 
-    async def handle(self, request: Request) -> Answer:
+    async def handle(self, request: web.Request) -> web.Answer:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
             fields, filename, content = read_form(request.body)
             is_whole = all(fields.get(name) for name in _NAMED)
             refused = "" if is_whole else "not a form with a name and a version"
-            data: dict[str, JsonValue] = {name: word(fields.get(name, "")) for name in _NAMED}
-            data |= {"refused": refused, "filename": word(filename)}
-            await self.publish(request, data, body_of("file-0", content, MAX_KEPT_BODY_BYTES))
-            return text_answer(f"400 {refused}", 400) if refused else text_answer("")
-        if writes(request):
-            return text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
+            data: dict[str, JsonValue] = {name: web.word(fields.get(name, "")) for name in _NAMED}
+            data |= {"refused": refused, "filename": web.word(filename)}
+            await self.publish(request, data, body_of("file-0", content, web.MAX_KEPT_BODY_BYTES))
+            return web.text_answer(f"400 {refused}", 400) if refused else web.text_answer("")
+        if web.writes(request):
+            return web.text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))
         links: dict[str, str] = {}
         match [part for part in request.path.split("/") if part]:
             case ["simple"]:
                 links = {f"{name}/": name for name in sorted(self._projects)}
             case ["simple", name]:
-                for base, file in self._projects.get(canonicalize_name(name), {}).items():
+                for base, file in self._projects.get(utils.canonicalize_name(name), {}).items():
                     digest = (await self.digests(file))["sha256"]
                     links[f"/packages/{base}#sha256={digest}"] = base
             case ["packages", name] if named := parse_file_name(name):
                 if (found := self._projects.get(named[0], {}).get(name)) is not None:
                     # Of an archive, too: with a `content-encoding` clients would unpack it.
-                    return file_answer(found, media="application/octet-stream")
+                    return files.file_answer(found, media="application/octet-stream")
         if not links:
-            return text_answer("404 Not Found", 404)
+            return web.text_answer("404 Not Found", 404)
         pairs = ((html.escape(to), html.escape(name)) for to, name in links.items())
         lines = "".join(f'<a href="{to}">{name}</a><br>\n' for to, name in pairs)
-        return text_answer(f"<!DOCTYPE html>\n<title>Links</title>\n{lines}", media=_HTML)
+        return web.text_answer(f"<!DOCTYPE html>\n<title>Links</title>\n{lines}", media=_HTML)
 
 
-check, make = registry.check, _Pypi.app
+check, make = files.check, _Pypi

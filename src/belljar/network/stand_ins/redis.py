@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+from belljar.network.stand_ins.web import StandInContext, StreamApp
 
 # A real server takes more. A longer command is refused as one that a real server finds too long.
 MAX_COMMAND_BYTES: Final = 64 << 10
@@ -27,16 +27,15 @@ _REPLIES: Final = {
 }
 
 
-class ProtocolError(ValueError):
-    """The bytes are no command; the text is the reply."""
-
-
 def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
-    """Return the first command's words and length, or how many bytes it has at least."""
+    """Return the first command's words and length, or how many bytes it has at least.
+
+    Raises `ValueError`, whose text is the reply.
+    """
     if not data.startswith(b"*"):
         end = data.find(b"\n", 0, MAX_COMMAND_BYTES)
         if end < 0 and len(data) >= MAX_COMMAND_BYTES:
-            raise ProtocolError("too big inline request")
+            raise ValueError("too big inline request")
         return len(data) + 1 if end < 0 else (bytes(data[:end]).split(), end + 1)
     words: list[bytes] = []
     count, at = 1, 0
@@ -44,20 +43,20 @@ def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
         end = data.find(b"\n", at, at + 32)
         if end < 0:
             if len(data) >= at + 32:
-                raise ProtocolError("too big count string")
+                raise ValueError("too big count string")
             return len(data) + 1
         mark, number = data[at : at + 1], data[at + 1 : end].removesuffix(b"\r")
         size = int(number) if _NUMBER.fullmatch(number) else MAX_COMMAND_BYTES
         if at == 0:
             if size > MAX_ARGUMENTS:
-                raise ProtocolError("invalid multibulk length")
+                raise ValueError("invalid multibulk length")
             count, at = size, end + 1
             continue
         if mark != b"$":
-            raise ProtocolError(f"expected '$', got '{mark.decode('latin-1')}'")
+            raise ValueError(f"expected '$', got '{mark.decode('latin-1')}'")
         at = end + 1 + size + 2
         if size < 0 or at > MAX_COMMAND_BYTES:
-            raise ProtocolError("invalid bulk length")
+            raise ValueError("invalid bulk length")
         if len(data) < at:
             return at
         words.append(bytes(data[end + 1 : at - 2]))
@@ -79,7 +78,7 @@ class RedisSession:
         while len(self.rest) >= self._needed:
             try:
                 found = read_command(self.rest)
-            except ProtocolError as problem:
+            except ValueError as problem:
                 reply = f"-ERR Protocol error: {problem}\r\n".encode("ascii", "replace")
                 raw = bytes(self.rest)
                 self.rest.clear()

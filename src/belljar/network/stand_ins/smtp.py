@@ -17,8 +17,7 @@ from typing import Final
 
 from belljar.capture import Capture
 from belljar.events import JsonValue
-from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, Stream, StreamApp
-from belljar.network.stand_ins.web import bounded, word
+from belljar.network.stand_ins import web
 
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
 MAX_MESSAGE_BYTES: Final = 50 << 20
@@ -49,7 +48,7 @@ class _Mail:
 class _MailConnection:
     """One connection. It holds one line, an envelope, and 64 KiB of a message."""
 
-    def __init__(self, context: StandInContext, stream: Stream, cell: str) -> None:
+    def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
         self._context, self._stream, self._held = context, stream, bytearray()
         host = next((name for name in context.names if "*" not in name), "mail.localdomain")
         self._host, self._cell = host.encode("ascii", "replace"), cell
@@ -109,7 +108,7 @@ class _MailConnection:
                 return b"250%s%s\r\n%s" % (b"-" if offers else b" ", self._host, offers)
             case b"MAIL" if self._client and mail is None:
                 if (sender := _address(rest, b"FROM:")) is not None:
-                    content = Capture("message", max_kept_bytes=MAX_KEPT_BODY_BYTES)
+                    content = Capture("message", max_kept_bytes=web.MAX_KEPT_BODY_BYTES)
                     self._mail = _Mail(sender, [], content)
                     return b"250 2.1.0 Ok\r\n"
             case b"RCPT" if mail is not None and (recipient := _address(rest, b"TO:")):
@@ -164,10 +163,10 @@ class _MailConnection:
         self._user = answers[0].decode("utf-8", "replace") or "?"
         data: dict[str, JsonValue] = {
             "cell": self._cell,
-            "client": word(self._client),
+            "client": web.word(self._client),
             "what": "login",
             "mechanism": "PLAIN",
-            "user": word(self._user),
+            "user": web.word(self._user),
             "secret_sha256": hashlib.sha256(answers[1]).hexdigest(),
         }
         await self._context.record("network.attempt", data, [])
@@ -175,14 +174,14 @@ class _MailConnection:
 
     async def _record_mail(self, mail: _Mail, *, complete: bool) -> None:
         message = mail.content.body()
-        addresses = (word(address, 512) for address in mail.recipients)
+        addresses = (web.word(address, 512) for address in mail.recipients)
         data: dict[str, JsonValue] = {
             "cell": self._cell,
-            "client": word(self._client),
+            "client": web.word(self._client),
             "what": "mail",
-            "user": word(self._user),
-            "sender": word(mail.sender, 512),
-            "recipients": bounded(addresses, 16 << 10),
+            "user": web.word(self._user),
+            "sender": web.word(mail.sender, 512),
+            "recipients": web.bounded(addresses, 16 << 10),
             "recipient_count": len(mail.recipients),
             "size_bytes": mail.content.total_bytes,
             "sha256": message.sha256,
@@ -199,6 +198,6 @@ def _address(rest: bytes, key: bytes) -> str | None:
     return (match[1] if match[1] is not None else match[2]).decode("utf-8", "replace")
 
 
-def make(context: StandInContext) -> StreamApp:
+def make(context: web.StandInContext) -> web.StreamApp:
     """Return a stream stand-in."""
     return lambda stream, cell: _MailConnection(context, stream, cell).serve()

@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 
 import asyncssh
 
-from belljar.network.gateway.context import StandInContext, Stream, StreamApp
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, record
+from belljar.network.stand_ins.web import StandInContext, Stream, StreamApp
 from belljar.signals.credentials import fingerprint, openssh_private, public_line
 
 # What Debian 12 answers: a scan of versions finds an ordinary machine.
@@ -32,19 +32,8 @@ _WINDOW_BYTES: Final = 64 << 10  # Of input that a session takes at once.
 _SETTLE_TURNS: Final = 16  # Of the loop, from a message to its record; asyncssh takes four.
 _PROHIBITED: Final = "administratively prohibited"
 _REFUSAL: Final = b"This account is currently not available.\n"  # What nologin(8) prints
-# Of what OpenSSH offers, without the groups that take a core's time and what asyncssh lacks.
-_ALGORITHMS: Final = {
-    "kex_algs": ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256"),
-    "encryption_algs": (
-        *("chacha20-poly1305@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr"),
-        *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com"),
-    ),
-    "mac_algs": (
-        *("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com"),
-        *("hmac-sha2-256", "hmac-sha2-512"),
-    ),
-    "compression_algs": ("none",),
-}
+# Without the groups that take a core's time.
+_KEX: Final = ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256")
 # Text that a client chose would reach the gateway's standard error.
 asyncssh.set_log_level(logging.CRITICAL)
 
@@ -142,13 +131,15 @@ class _Server(asyncssh.SSHServer):
     unix_connection_requested: Any = connection_requested
 
     async def server_requested(self, *where: object) -> bool:
-        await self._connection.record(_step("listen", ":".join(map(str, where))))
+        named = ":".join(map(str, where)).encode("utf-8", "replace")
+        await self._connection.record(ServiceStep("listen", named))
         return False
 
     unix_server_requested: Any = server_requested
 
     async def _refuse_channel(self, what: str) -> NoReturn:
-        await self._connection.record(_step("forward", f"forward to {what}"))
+        named = f"forward to {what}".encode("utf-8", "replace")
+        await self._connection.record(ServiceStep("forward", named))
         raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
 
 
@@ -221,10 +212,6 @@ class _Transport(asyncio.Transport):
     abort = close
 
 
-def _step(name: str, text: str) -> ServiceStep:
-    return ServiceStep(name, text.encode("utf-8", "replace"))
-
-
 def make(context: StandInContext) -> StreamApp:
     """Return a stream stand-in. A connection holds one packet of 256 KiB and one read of 32 KiB."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
@@ -243,7 +230,8 @@ def make(context: StandInContext) -> StreamApp:
         line_editor=False,
         allow_scp=False,
         send_server_host_keys=False,
-        **_ALGORITHMS,
+        kex_algs=_KEX,
+        compression_algs=("none",),
     )
 
     slots = asyncio.Semaphore(MAX_CONNECTIONS)

@@ -1,7 +1,9 @@
-"""The HTTP toolkit of stand-ins: a `Request`, which is whole, and the `Answer` to it.
+"""The types between gateway and stand-ins, and their HTTP toolkit.
 
-Nothing here raises for what a guest may send. Framing, header limits and time limits are the
-gateway's.
+A stand-in is a function of a whole `Request`, or of a connection (`Stream`). `make(context)` makes
+each once a range, with all its state. It runs in the gateway's process, without any route and with
+its own files only. Nothing here raises for what a guest may send. Framing, header limits and time
+limits are the gateway's.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import nullcontext, suppress
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 from belljar.dataclass import dataclass
@@ -25,13 +28,75 @@ from belljar.units import printable
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
-MAX_BODY_BYTES: Final = 1 << 20
 # Parsing costs as many objects as there are fields, whatever their size.
 MAX_FIELDS: Final = 1000
 # Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
 _PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+
+
+class Stream(Protocol):
+    """Both ways of a connection, as its stand-in has them: counted, bounded and on record."""
+
+    async def receive(self) -> bytes:
+        """At most 64 KiB; empty at the end. Raises `OSError`."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Return when the kernel has it. Raises `OSError`."""
+        ...
+
+
+# `(stream, cell)`. The connection is closed when it returns, raises or exceeds a bound.
+StreamApp: TypeAlias = Callable[[Stream, str], Awaitable[None]]
+
+# Beyond it a request is answered 413 and no stand-in is called.
+MAX_BODY_BYTES: Final = 64 << 20
+MAX_KEPT_BODY_BYTES: Final = 64 << 10
+MAX_ASKED_BYTES: Final = 4 << 20
+MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.
+
+
+class ClientGoneError(OSError):
+    """The client has left, so that nothing more can be sent to it."""
+
+
+class RefusedRequestError(Exception):
+    """Ends an exchange or a connection with a status; a stand-in may raise it."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
+# `(kind, data, bodies)`: put something on record for a stand-in. Returns when the event is in the
+# ledger: await it before answering. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
+# The process ends without its owner.
+RecordEvent: TypeAlias = Callable[..., Awaitable[None]]
+# `(kind, body)`: ask the range's owner (`openai` alone). Returns the reply; raises `ValueError` if
+# refused or over `MAX_ASKED_BYTES`.
+Ask: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandInContext:
+    """What `make` is given.
+
+    `names`: lower case, A-labels, `*.` of a wildcard. `settings`: checked before.
+    `files`: read-only, may not exist. `clock`: Unix time.
+    `random`: from the range's seed, not for keys.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    settings: Mapping[str, JsonValue]
+    files: Path
+    clock: Callable[[], float]
+    random: Callable[[int], bytes]
+    record: RecordEvent
+    ask: Ask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,25 +251,24 @@ def header_text(text: str) -> str:
     return _UNSAFE.sub("", text[:4096]).strip()
 
 
-def http_app(
-    handle: App,
-    *,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    waits: Callable[[Request], bool] = lambda _: False,
-) -> App:
-    """Return what answers too long a body by 413.
+class Service:
+    """An application with its state. `writes_wait`: one is handled at a time, for its memory."""
 
-    Of requests that wait one is handled at a time: a second client doubles no memory.
-    """
-    turn = Lock()
+    max_body_bytes, writes_wait = 1 << 20, False
 
-    async def app(request: Request) -> Answer:
-        if len(request.body) > max_body_bytes:
+    def __init__(self, context: StandInContext) -> None:
+        self.context, self._turn = context, Lock()
+
+    async def __call__(self, request: Request) -> Answer:
+        """Answer a request; 413 where its body is too long."""
+        if len(request.body) > self.max_body_bytes:
             return plain_error(413)
-        async with turn if waits(request) else nullcontext():
-            return await handle(request)
+        async with self._turn if self.writes_wait and writes(request) else nullcontext():
+            return await self.handle(request)
 
-    return app
+    async def handle(self, request: Request) -> Answer:
+        """Answer a request; what it changes is recorded first."""
+        raise NotImplementedError
 
 
 def writes(request: Request) -> bool:

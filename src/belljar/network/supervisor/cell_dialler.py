@@ -1,10 +1,8 @@
 """Dials a target cell before a connection of another cell is let in.
 
-The rules drop the first segment (SYN) of each connection to a target cell's port, and log it. It is
-sent again by loopback, marked to be let in once the target has accepted, or to be refused (RST) as
-the target refused. So a cell sees an open port exactly where the target has one, at once, and the
-gateway, which gets both ends, can begin no connection by itself.
-
+The rules drop a connection's first segment (SYN), and log it. It is sent again by loopback, marked
+to be let in once the target has accepted, or to be refused (RST) as the target refused. So a port
+is open exactly where the target's is, and the gateway, which gets both ends, can begin none itself.
 The target sees the client cell's own address; the port is another.
 """
 

@@ -1,7 +1,6 @@
 """A range's namespace and ports: settings before the rules, and changes since.
 
-Runs in the supervisor. A changed route, routing policy or setting could lead packets past the
-rules, so the whole baseline is read back and compared.
+A changed route, policy or setting could lead packets past the rules: all are read back.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ _READ_OF_DEVICE: Final = (
 )
 _ALWAYS: Final = ("all", "default", "lo")
 _MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each device
-_MAX_REPORTED: Final = 8
 _MAX_BYTES: Final = 4096
 
 
@@ -82,9 +80,7 @@ _MAX_BYTES: Final = 4096
 class LivePort:
     """A cell's port that is up, and its peer."""
 
-    cell: str
-    device: str
-    address: str
+    port: CellPort
     index: int
     peer: tuple[int, int | None] | None
 
@@ -130,10 +126,8 @@ def make_port(
 ) -> LivePort:
     """Hang the cell at its port, all set before either end is up. Raises `OSError`: none is left.
 
-    Args:
-        kernel, inner: sockets of the range's and the cell's namespace.
-        offloads: False for a VM: frames leave whole, with checksums, none above the MTU.
-        bytes_per_s: in each direction; see `line_bytes_per_s`.
+    `kernel`, `inner`: sockets of the range's and the cell's namespace. Without `offloads` frames
+    leave whole, with checksums, none above the MTU.
     """
     request = netlink.veth(
         port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd
@@ -173,27 +167,19 @@ def make_port(
             netlink.exchange(kernel, netlink.delete_link(outer_index))
         raise
     peer = next(link.peer for link in netlink.list_links(kernel) if link.index == outer_index)
-    return LivePort(
-        cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer
-    )
+    return LivePort(port=port, index=outer_index, peer=peer)
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """A port's rate in each direction; all get the same. Pure.
-
-    The buffer must hold what is not yet recorded: an eighth of a second's frames.
-    """
+    """A port's rate each way, so that the buffer holds an eighth of a second's frames. Pure."""
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
 def unexpected_devices(
     listed: Iterable[netlink.Link], ports: Mapping[int, LivePort]
 ) -> Iterator[str]:
-    """Devices that are up or lead elsewhere without the range, in words. Pure.
-
-    One that is down (the kernel makes some itself) lets nothing pass.
-    """
-    for link in listed:
+    """Devices that are up or lead elsewhere without the range, in words. Pure."""
+    for link in listed:  # one that is down (the kernel makes some itself) lets nothing pass
         if link.index not in ports:
             if link.is_up and link.name != "lo":
                 yield f"a device is up that is no cell's port: {link.name}"
@@ -201,7 +187,7 @@ def unexpected_devices(
         # -1 (NETNSA_NSID_NOT_ASSIGNED): the peer's namespace is ending
         is_ending = link.peer is None or link.peer[1] == -1
         if link.peer != ports[link.index].peer and not is_ending:
-            yield f"the port of the cell {ports[link.index].cell} leads elsewhere"
+            yield f"the port of the cell {ports[link.index].port.name} leads elsewhere"
 
 
 def all_down(kernel: socket.socket) -> None:
@@ -225,10 +211,7 @@ def socket_within(
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """The same, opened in a thread of its own: one coming back may be seen half-way.
-
-    Raises `CellError`.
-    """
+    """The same, by a thread: one coming back may be seen half-way. Raises `CellError`."""
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
             return thread.submit(socket_within, namespace).result()
@@ -248,9 +231,7 @@ class Baseline:
 
 def read_baseline(kernel: socket.socket, devices: Collection[str]) -> Baseline:
     """This thread's namespace, as `kernel` sees it. Raises `OSError`."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    routes = (route for family in families for route in netlink.list_routes(kernel, family))
-    policy = (rule for family in families for rule in netlink.list_rules(kernel, family))
+    routes, policy = netlink.list_routes(kernel), netlink.list_rules(kernel)
     settings = read_settings((*_ALWAYS, *devices), _WRITTEN)
     return Baseline(routes=frozenset(routes), policy=frozenset(policy), settings=settings)
 
@@ -271,8 +252,8 @@ def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[st
     return found
 
 
-def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> tuple[str, ...]:
-    """What differs from the baseline, in words, the first few. Pure.
+def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -> list[str]:
+    """What differs from the baseline, in words. Pure.
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
@@ -288,4 +269,4 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
     for name, value in baseline.settings.items():
         if (now := found.settings.get(name, value)) != value:
             changed.append(f"{name} was {value} and is {printable(now, max_chars=40)}")
-    return tuple(changed[:_MAX_REPORTED])
+    return changed

@@ -1,10 +1,7 @@
 """The supervisor of one range: namespace, rules, ports, listeners and packet record.
 
-A fork of the fork server. The rules are in force before any port exists.
-It handles its owner's requests (`attach`, `check`, `end`) and reports logged packets.
-It reads the rules back every few seconds, and at each change.
+The rules are in force before any port exists; they are read back regularly and at each change.
 Any failure, or an owner that reads nothing, ends it with every port down.
-Of a guest's packets it parses fixed headers only.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Any, Final, NoReturn
 
 from belljar.dataclass import dataclass, from_json
@@ -28,11 +24,11 @@ from belljar.errors import BelljarError, HostError
 from belljar.network import ipc, syscalls
 from belljar.network.gateway.main import NO_CORE, limit_address_space, send_listeners
 from belljar.network.packets import RECORD, PacketFile, Tap
-from belljar.network.seccomp import supervisor_filter
 from belljar.network.supervisor import links, netfilter, netlink
 from belljar.network.supervisor.cell_dialler import IP_TRANSPARENT, CellDialler
 from belljar.network.supervisor.links import differences, read_baseline, read_settings
 from belljar.network.supervisor.netfilter import Flows
+from belljar.network.syscalls import supervisor_filter
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.nft import KnownRules, changed_rules, known_rules
@@ -43,8 +39,6 @@ _ANY: Final = "0.0.0.0"  # noqa: S104 - of the range's own namespace, which has 
 _BACKLOG: Final = 1024  # The kernel caps it at `net.core.somaxconn`.
 # For rules, devices and routes, and for the packet socket.
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
-# In a user namespace of its own it enters the cells' namespaces itself, which needs this one.
-_RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
 _LIMITS: Final = {
     resource.RLIMIT_NOFILE: 512,  # `select` takes no descriptor above 1,023
     resource.RLIMIT_CORE: NO_CORE,
@@ -54,7 +48,7 @@ _LIMITS: Final = {
 _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
-_MAX_REPORTED_DEVICES: Final = 8
+_MAX_REPORTED: Final = 20
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
@@ -116,7 +110,9 @@ def _make_namespace(owner: socket.socket, uid: int | None, parent: int) -> None:
         syscalls.die_with_parent(parent)
     _unshare(syscalls.CLONE_NEWNET, "net")
     syscalls.no_new_privileges()
-    syscalls.become(uid, _RIGHTS_IN_OWN_NAMESPACE if uid is None else _RIGHTS, ambient=True)
+    # In a user namespace of its own it enters the cells' namespaces itself, which needs one more
+    rights = (*_RIGHTS, syscalls.CAP_SYS_ADMIN) if uid is None else _RIGHTS
+    syscalls.become(uid, rights, ambient=True)
     # A search for survivors by an ordinary user needs to see its namespaces
     syscalls.set_dumpable(uid is None)
     syscalls.die_with_parent(parent)
@@ -133,7 +129,7 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
 
-class _OwnerTimeoutError(OSError):
+class _OwnerTimeoutError(Exception):
     """The owner reads nothing: an unwatched range ends."""
 
 
@@ -173,10 +169,7 @@ class _Supervisor:
         self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
 
     def confine(self) -> None:
-        """Leave itself what its work needs, and report that the rules are in force.
-
-        From here on it can ask the kernel by netlink, run nft, and write frames.
-        """
+        """Leave itself netlink, nft and frames to write; report that the rules are in force."""
         task = self._task
         limit_address_space(task.network.bounds.supervisor_memory_bytes)
         for limit, value in _LIMITS.items():
@@ -246,8 +239,6 @@ class _Supervisor:
                     self._check()
                 case "end":
                     self._end(number)
-        except _OwnerTimeoutError:
-            raise
         except (OSError, KeyError, StopIteration) as exc:
             reason = _reason(exc) if isinstance(exc, OSError) else repr(exc)
             self._report(refused=number, reason=reason)
@@ -261,7 +252,7 @@ class _Supervisor:
     def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
         port = self._task.layout.cell(message["cell"])
         # A port of an earlier try, whose namespace the kernel may not have ended yet
-        stale = {index for index, made in self._ports.items() if made.device == port.outer_device}
+        stale = {index for index, made in self._ports.items() if made.port == port}
         for link in netlink.list_links(self._kernel) if stale else ():
             if link.index in stale:
                 with suppress(OSError):  # it has gone meanwhile
@@ -281,9 +272,9 @@ class _Supervisor:
                 bytes_per_s=bytes_per_s,
             )
         self._ports[made.index] = made
-        settings = {**self._baseline.settings, **read_settings((made.device,))}
+        settings = {**self._baseline.settings, **read_settings((port.outer_device,))}
         self._baseline = replace(self._baseline, settings=settings)
-        self._flows.attached(made.index, made.cell)
+        self._flows.cells[made.index] = port.name
 
     def _check(self) -> None:
         """End, all ports down, when anything has changed."""
@@ -310,8 +301,6 @@ class _Supervisor:
         try:
             self._take_all()
             self._look_at_rules()
-        except _OwnerTimeoutError:
-            raise
         except (BelljarError, OSError) as exc:
             found = f"its rules were changed, and can't be read: {_reason(exc)}"
         self._end_if_changed([found])
@@ -320,21 +309,21 @@ class _Supervisor:
     def _end_if_changed(self, differences: Sequence[str]) -> None:
         if differences:
             self._shut()
-            self._report(breach=list(differences))
+            self._report(breach=list(differences[:_MAX_REPORTED]))
             os._exit(1)
 
     def _unexpected(self) -> list[str]:
         """How this namespace differs from its baseline, devices first."""
         devices = links.unexpected_devices(netlink.list_links(self._kernel), self._ports)
         # Twice: a listing during which a cell's device goes may lack what is there.
-        found = [*islice(devices, _MAX_REPORTED_DEVICES)]
-        names = [port.device for port in self._ports.values()]
-        addresses = {index: port.address for index, port in self._ports.items()}
+        found = [*devices]
+        names = [made.port.outer_device for made in self._ports.values()]
+        addresses = {index: made.port.address for index, made in self._ports.items()}
         for _ in range(0 if found else 2):
             now = read_baseline(self._kernel, names)
             if not (changed := differences(self._baseline, now, addresses)):
                 return []
-            found = [*changed]
+            found = changed
         return found
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
@@ -388,7 +377,7 @@ class _Supervisor:
                 break
             if readable:
                 self._tap.read_into(self._file)
-        raise _OwnerTimeoutError(errno.EAGAIN, "it has read nothing for too long", "the owner")
+        raise _OwnerTimeoutError("the owner has read nothing for too long")
 
 
 def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:

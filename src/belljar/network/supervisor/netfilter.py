@@ -1,7 +1,6 @@
 """A range's nftables: rules by nft, logged packets (NFLOG), counted flows.
 
-Parses only fixed headers of a guest's packets. Sources: linux/netfilter/nfnetlink_log.h, RFC 791,
-793, 768, 8200 (fixed header).
+Parses only fixed headers of a guest's packets. Source: linux/netfilter/nfnetlink_log.h.
 """
 
 from __future__ import annotations
@@ -147,10 +146,7 @@ _MAX_LISTING_BYTES: Final = 16 << 20
 
 @contextmanager
 def rules_loaded(nft: str, rules: int) -> Iterator[None]:
-    """Put rules from an open file (`ipc.fill`) in force by the block's end, all or none.
-
-    Raises `HostError`.
-    """
+    """Put an open file's rules in force by the block's end, all or none. Raises `HostError`."""
     os.lseek(rules, 0, os.SEEK_SET)
     with _started(nft, "-f", "-", stdin=rules) as process:
         yield
@@ -212,29 +208,21 @@ Flow = dict[str, Any]
 
 
 class Flows:
-    """Logged packets in, events' data out, so few that no guest can flood the record.
-
-    Destinations have events of their own, then counts: 100 for each of a cell's some twenty
-    reasons, and every allowed port.
-    """
+    """Logged packets in, events' data out, so few that no guest can flood the record."""
 
     def __init__(self, layout: RangeLayout) -> None:
         self.taken = self.lost = 0
-        self._cells: dict[int, str] = {}
+        self.cells: dict[int, str] = {}  # by their ports' device numbers
         # The first name of an address
         self._names = {name.address: name.pattern for name in reversed(layout.names)}
         # By cell and reason: destinations with an event, then packets and bytes counted since.
         self._seen: dict[tuple[str, str], set[_Destination]] = {}
         self._counted: dict[tuple[str, str], tuple[int, int]] = {}
 
-    def attached(self, device: int, cell: str) -> None:
-        """The device with this number is the cell's port."""
-        self._cells[device] = cell
-
     def take(self, logged: Logged) -> Flow | None:
         """The packet's event data, if it needs one."""
         self.taken += 1
-        cell = self._cells.get(logged.device, "")
+        cell = self.cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
         seen = self._seen.setdefault((cell, reason), set())
         destination = (logged.protocol, logged.destination, logged.port)

@@ -95,7 +95,6 @@ class Route:
     kind: int
     rest: frozenset[tuple[int, bytes]]
 
-    @property
     def is_direct(self) -> bool:
         """Whether its device's peer is reached directly."""
         has_gateway = any(kind in (_RTA_GATEWAY, _RTA_VIA) for kind, _ in self.rest)
@@ -149,18 +148,25 @@ def address(index: int, ip: str) -> bytes:
 
 def route_on_link(index: int, ip: str) -> bytes:
     """Reach one address over the device directly."""
-    return _route(f"{ip}/32", index, _TABLE_MAIN, _SCOPE_LINK, _TYPE_UNICAST)
+    return _route(index, f"{ip}/32", _TABLE_MAIN, _SCOPE_LINK, _TYPE_UNICAST)
 
 
 def default_route(index: int, gateway: str) -> bytes:
     """All else goes by the gateway."""
-    via = attribute(_RTA_GATEWAY, IPv4Address(gateway).packed)
-    return _route("0.0.0.0/0", index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, via)
+    return _route(index, "0.0.0.0/0", _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, gateway)
 
 
 def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
     """These addresses are this namespace's own."""
-    return _route(prefix, index, table, _SCOPE_HOST, _TYPE_LOCAL)
+    return _route(index, prefix, table, _SCOPE_HOST, _TYPE_LOCAL)
+
+
+def _route(index: int, to: str, table: int, scope: int, kind: int, gateway: str = "") -> bytes:
+    address, bits = to.split("/")
+    body = _ROUTE.pack(socket.AF_INET, int(bits), 0, 0, table, _PROTO_STATIC, scope, kind, 0)
+    body += attribute(_RTA_DST, IPv4Address(address).packed) if int(bits) else b""
+    via = attribute(_RTA_GATEWAY, IPv4Address(gateway).packed) if gateway else b""
+    return message(_NEW_ROUTE, body + attribute(_RTA_OIF, index) + via, flags=_NEW)
 
 
 def rule(priority: int, table: int = _TABLE_MAIN, *, mark: int = 0) -> bytes:
@@ -221,15 +227,21 @@ def parse_link(payload: bytes) -> Link:
     )
 
 
-def list_routes(kernel: socket.socket, family: int) -> list[Route]:
+def list_routes(kernel: socket.socket) -> list[Route]:
     """Every route, in whatever table. Raises `OSError`."""
-    listed = _dump(kernel, _GET_ROUTE, _ROUTE.pack(family, *[0] * 8), _NEW_ROUTE)
+    listed = _dump_both(kernel, _GET_ROUTE, _NEW_ROUTE)
     return [parse_route(payload) for payload in listed if len(payload) >= _ROUTE.size]
 
 
-def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
+def list_rules(kernel: socket.socket) -> list[bytes]:
     """Every rule that chooses a routing table. Raises `OSError`."""
-    return _dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE)
+    return _dump_both(kernel, _GET_RULE, _NEW_RULE)
+
+
+def _dump_both(kernel: socket.socket, request: int, wanted: int) -> list[bytes]:
+    # Of IPv4 and of IPv6.
+    heads = [_ROUTE.pack(family, *[0] * 8) for family in (socket.AF_INET, socket.AF_INET6)]
+    return [each for head in heads for each in _dump(kernel, request, head, wanted)]
 
 
 def parse_route(payload: bytes) -> Route:
@@ -301,14 +313,6 @@ def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
         at += (length + 3) & ~3
 
 
-def _route(prefix: str, index: int, table: int, scope: int, kind: int, rest: bytes = b"") -> bytes:
-    to = IPv4Network(prefix)
-    body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table, _PROTO_STATIC, scope, kind, 0)
-    if to.prefixlen:
-        body += attribute(_RTA_DST, to.network_address.packed)
-    return message(_NEW_ROUTE, body + attribute(_RTA_OIF, index) + rest, flags=_NEW)
-
-
 def _link(index: int = 0, flags: int = 0, changes: int = 0) -> bytes:
     return _LINK.pack(0, 0, index, flags, changes)
 
@@ -330,7 +334,4 @@ def attribute(kind: int, value: bytes | int | str) -> bytes:
 
 
 def _mac(text: str) -> bytes:
-    packed = bytes.fromhex(text.replace(":", ""))
-    if len(packed) != 6:
-        raise ValueError(f"{text!r} is no MAC")
-    return packed
+    return bytes.fromhex(text.replace(":", ""))

@@ -37,11 +37,8 @@ def run(scene: Scene, **bounds: float) -> None:
             there.setblocking(False)
             reporter = Reporter(here, Bounds(**bounds), lost)  # type: ignore[arg-type]
             reporter.start()
-            try:
-                async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-                    await scene(reporter, there, group)
-            finally:
-                reporter.stop()
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                await scene(reporter, there, group)
 
     asyncio.run(whole())
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.network.gateway.config import Bounds
-from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.http1 import RequestParser
+from belljar.network.stand_ins.web import RefusedRequestError
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 SMALL = Bounds(head_bytes=400, headers=20)

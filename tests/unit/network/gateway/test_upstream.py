@@ -17,10 +17,9 @@ from tests.fakes.real_world import WebServer, web_server
 from tests.fakes.web import answered
 
 from belljar.network.gateway.config import Bounds, as_stand_in
-from belljar.network.gateway.context import RefusedRequestError
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.upstream import REWRITING, UpstreamApp, rewritten
-from belljar.network.stand_ins.web import Request
+from belljar.network.stand_ins.web import RefusedRequestError, Request
 from belljar.plan.network import UpstreamPlan
 
 HOST = "real.example"

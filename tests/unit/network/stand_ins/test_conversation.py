@@ -31,8 +31,6 @@ class Gone:
 class Script:
     """A session of steps that are given."""
 
-    greeting = b""
-
     def __init__(self, steps: Iterator[ServiceStep]) -> None:
         self._steps, self.rest = steps, bytearray()
 

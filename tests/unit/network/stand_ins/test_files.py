@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar.errors import PolicyError
 from belljar.network.stand_ins import files
 from belljar.network.stand_ins.files import Fault, read_file
 
@@ -32,10 +33,10 @@ def test_lists_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(files, "MAX_FILES", 2)
     for name in "abc":
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(files.FilesError, match="more than 2 files"):
+    with pytest.raises(PolicyError, match="more than 2 files"):
         files.list_files(tmp_path)
     (tmp_path / "/".join(["d"] * 20)).mkdir(parents=True)
-    with pytest.raises(files.FilesError, match="deep"):
+    with pytest.raises(PolicyError, match="deep"):
         files.list_files(tmp_path / "d")
 
 

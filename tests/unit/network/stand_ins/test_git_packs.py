@@ -15,7 +15,6 @@ from belljar.network.stand_ins.git_store import (
     MAX_OBJECTS,
     MAX_UNPACKED_BYTES,
     GitObject,
-    PackError,
     read_pack,
 )
 
@@ -89,7 +88,7 @@ def test_packs_of_gits_own(tmp_path: Path) -> None:
         assert set(objects) == names
     thin = git("pack-objects", "-q", "--stdout", "--thin", "--revs", given=b"HEAD\n^HEAD~1\n")
     assert set(read(thin, objects)) < set(objects)
-    with pytest.raises(PackError, match="isn't there"):
+    with pytest.raises(ValueError, match="isn't there"):
         read(thin)
     ours = pack(len(objects), *map(whole, objects.values()))
     git("index-pack", "--stdin", "--strict", given=ours)
@@ -118,7 +117,7 @@ def test_packs_of_gits_own(tmp_path: Path) -> None:
 )
 def test_packs_that_are_refused(data: bytes, reason: str) -> None:
     """Lies about lengths, bombs, circles, ends."""
-    with pytest.raises(PackError, match=reason):
+    with pytest.raises(ValueError, match=reason):
         read(data)
 
 
@@ -128,5 +127,5 @@ def test_any_pack_is_read_or_refused(body: bytes, count: int, begun: bool) -> No
     """With a right checksum, so that the rest is looked at."""
     try:
         read(pack(count, whole(BASE) if begun else b"", body))
-    except PackError as error:
+    except ValueError as error:
         assert str(error)  # noqa: PT017 - both ways are right; this one must say why

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.web import Client, Reply, context
 
-from belljar.network.gateway.context import MAX_ASKED_BYTES
 from belljar.network.stand_ins import openai
+from belljar.network.stand_ins.web import MAX_ASKED_BYTES
 
 KEY = {"authorization": "Bearer sk-x"}
 CHAT = "/v1/chat/completions"

@@ -20,10 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, basic, context_for, form
 
-from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import debian, git, npm, pypi, smtp
 from belljar.network.stand_ins.pypi import read_form
-from belljar.network.stand_ins.web import App
+from belljar.network.stand_ins.web import App, StandInContext
 
 Make = Callable[[StandInContext], App]
 CONTENT = os.urandom(150_000)

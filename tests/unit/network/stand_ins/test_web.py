@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.web import Client, request_to
+from tests.fakes.web import Client, context, request_to
 
-from belljar.network.stand_ins.web import Answer, Request, header_text, http_app, parse_json
+from belljar.network.stand_ins.web import Answer, Request, Service, header_text, parse_json
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,12 @@ def test_any_bytes_make_a_request(path: bytes, value: bytes) -> None:
 def test_a_body_beyond_its_bound_is_refused() -> None:
     """By a status, and no stand-in sees it."""
 
-    async def handle(it: Request) -> Answer:
-        return Answer(body=it.body)
+    class Echo(Service):
+        max_body_bytes = 1000
 
-    app = Client(http_app(handle, max_body_bytes=1000))
+        async def handle(self, request: Request) -> Answer:
+            return Answer(body=request.body)
+
+    app = Client(Echo(context()))
     assert app.ask("POST", "/", body=bytes(1000)).body == bytes(1000)
     assert app.ask("POST", "/", body=bytes(1001)).status == 413

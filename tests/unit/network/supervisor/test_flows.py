@@ -29,7 +29,7 @@ PACKET = Logged(
 def test_a_destination_is_reported_once() -> None:
     """By cell and name; repeats are counted."""
     flows = Flows(LAYOUT)
-    flows.attached(2, "agent")
+    flows.cells[2] = "agent"
     to_shop = replace(PACKET, destination=LAYOUT.names[0].address)
     first = flows.take(to_shop)
     assert first is not None

@@ -19,8 +19,12 @@ from belljar.network.supervisor.links import (
     unexpected_devices,
 )
 from belljar.network.supervisor.netlink import Link, Route
+from belljar.plan.addresses import CellPort
 
-PORTS = {3: LivePort(cell="agent", device="p0", address="10.1.2.3", index=3, peer=(2, 0))}
+PORT = CellPort(
+    name="agent", address="10.1.2.3", mac="02:00:00:00:00:01", gateway_mac="", outer_device="p0"
+)
+PORTS = {3: LivePort(port=PORT, index=3, peer=(2, 0))}
 LOOPBACK = Link(index=1, name="lo", is_up=True)
 LOCAL = Route(to=ip_network("127.0.0.0/8"), device=1, table=255, kind=2, rest=frozenset())
 ELSEWHERE = Route(to=ip_network("0.0.0.0/0"), device=7, table=254, kind=1, rest=frozenset())
