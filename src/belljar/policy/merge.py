@@ -256,9 +256,9 @@ def under_policy(
     `own`: the task's own policy. `asked`: its compose file, in a policy's terms. Raises
     `PolicyError`.
     """
-    content, files_base, found = _content(run_policy, own, asked)
-    network, network_base, others = _network(run_policy, own, asked)
-    changes, found = {**_CONTENT, **content, **network}, [*found, *others]
+    content, files_base, of_content = _content(run_policy, own, asked)
+    network, network_base, of_network = _network(run_policy, own, asked)
+    changes, found = {**_CONTENT, **content, **network}, list[Difference]()
     if own is not None:
         if own.policy.host:
             changes["host"] = own.policy.host
@@ -282,6 +282,7 @@ def under_policy(
         source=run_policy.source,
     )
     made = bounded(replace(run_policy, policy=wanted, base=base), run_policy)
+    found += (*of_content, *of_network)
     return made, (*found, *looser(wanted, made.policy, by="the policy"))
 
 
