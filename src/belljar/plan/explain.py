@@ -33,17 +33,6 @@ class ObstacleError(HostError):
         self.obstacles = (first, *others)
 
 
-def refusal(refused: Mapping[Tier, Obstacle]) -> ObstacleError:
-    """The error when each tier has an obstacle."""
-    first, *others = refused.values()
-    what = first.what
-    # A size is the same matter in all of them.
-    if others and not first.where.startswith("resources."):
-        whys = "; ".join(f"{tier}: {each.what}" for tier, each in refused.items())
-        what = f"no tier that this risk allows can run here: {whys}"
-    return ObstacleError(what, first, *others)
-
-
 def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
     """Yield what the author should know."""
     if tier is Tier.CONTAINER:

@@ -170,7 +170,13 @@ def _choose(
         if unfit is None:
             return isolation, refused
         refused[tier] = unfit
-    raise explain.refusal(refused)
+    first, *others = refused.values()
+    what = first.what
+    # A size is the same matter in all of them.
+    if others and not first.where.startswith("resources."):
+        whys = "; ".join(f"{tier}: {each.what}" for tier, each in refused.items())
+        what = f"no tier that this risk allows can run here: {whys}"
+    raise explain.ObstacleError(what, first, *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
