@@ -154,9 +154,9 @@ _TICK_MS: Final = 1000
 
 
 class QueueThread:
-    """Calls `read` in a thread when `queue()` is readable, and for `drain`; if it raises, `on_error`.
+    """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
-    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end.
+    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end; `on_error`: it raised.
     """
 
     def __init__(

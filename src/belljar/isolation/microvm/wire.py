@@ -21,7 +21,13 @@ from belljar.errors import CellError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.microvm.vmm import Vmm
-from belljar.isolation.program_root import PACKAGE_HINT, RootRecipe, ensure_root, package_program
+from belljar.isolation.program_root import (
+    PACKAGE_HINT,
+    ProgramRoot,
+    RootRecipe,
+    ensure_root,
+    package_program,
+)
 from belljar.isolation.renewal import GivenPort
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, owned
 from belljar.package import __version__
@@ -66,7 +72,8 @@ class Wire(Sandbox):
     async def start(self) -> None:
         """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
         try:
-            await anyio.to_thread.run_sync(self._make_and_start)
+            root = await anyio.to_thread.run_sync(self._make_with_root)
+            self._start_in(root)  # not in a thread: it would be the jail's parent
         finally:
             self._theirs.close()
         await self.wait_running()
@@ -88,7 +95,7 @@ class Wire(Sandbox):
         self._theirs.close()
         self._control.close()
 
-    def _make_and_start(self) -> None:
+    def _make_with_root(self) -> ProgramRoot:
         program = package_program("wire", mode=os.X_OK)
         recipe = RootRecipe(
             directory="wires",
@@ -101,6 +108,9 @@ class Wire(Sandbox):
         )
         root = ensure_root(self._home, recipe)
         self.make()
+        return root
+
+    def _start_in(self, root: ProgramRoot) -> None:
         identity, net, below = self.identity.jail, self._vmm.net, self._port.user_namespace
         if net is None or self._vmm.jail is None:
             raise RuntimeError("this VMM has no network device, or does not run")
