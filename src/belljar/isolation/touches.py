@@ -156,7 +156,8 @@ _TICK_MS: Final = 1000
 class QueueThread:
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
-    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end; `on_error`: it raised.
+    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error`:
+    it raised, and the thread has ended.
     """
 
     def __init__(
