@@ -60,15 +60,16 @@ def gather_facts(
     words = [line.split() for line in _text(proc / "meminfo").splitlines()]
     total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
     limit = cgroups.own_memory_limit_bytes(found)
-    distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
+    pairs = (line.partition("=")[::2] for line in _text(Path("/etc/os-release")).splitlines())
+    distro = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
     # Root could raise it, but only with a capability that its container may lack
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if open_files_max == resource.RLIM_INFINITY:
         open_files_max = _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
     return HostFacts(
         arch=arch,
-        distro_id=distro_id,
-        distro_version=distro_version,
+        distro_id=distro.get("ID", ""),
+        distro_version=distro.get("VERSION_ID", ""),
         kernel_release=kernel_release,
         is_root=is_root,
         uid=os.geteuid(),
@@ -95,13 +96,6 @@ def gather_facts(
         modules_missing=tuple(name for name in NETWORK_MODULES if find_spec(name) is None),
         routes=parse_routes(_text(proc / "net/route")),
     )
-
-
-def parse_os_release(text: str) -> tuple[str, str]:
-    """`ID` and `VERSION_ID` of os-release(5), else ""."""
-    pairs = (line.partition("=")[::2] for line in text.splitlines() if not line.startswith("#"))
-    values = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
-    return values.get("ID", ""), values.get("VERSION_ID", "")
 
 
 def parse_routes(text: str) -> tuple[str, ...]:
