@@ -212,9 +212,7 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
 def _spec(
     plan: NetworkPlan, parts: Parts, run: RunDirectory, recorder: GuardedRecorder
 ) -> RangeSpec:
-    """What the network is made by, with a directory for its packet record; the recorder learns
-    where the decoy services are. Raises `HostError`.
-    """
+    """What the network is made by; makes its packet record's directory. Raises `HostError`."""
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
     layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)

@@ -148,11 +148,7 @@ def kill_now(
         problems += order_all(home, entries, order)
         halted = halt(journal, entries, began)
     if everything:
-        try:
-            paths = patiently(partial(_halt_damaged, journal), REMOVE_TIMEOUT_S)
-            problems += [f"{path} can't be read" for path in paths]
-        except OSError as exc:
-            problems.append(f"whether the journal is damaged can't be looked at: {exc.strerror}")
+        _halt_damaged(journal, {entry.cell_id for entry in entries}, problems)
     return _settled(home, entries, order, halted, began, problems)
 
 
@@ -371,19 +367,29 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[st
     return gone_by, ()
 
 
-def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
-    paths = journal.unreadable()
-    names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
-    # The dying too, as in `halt`
-    struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
-    while time.monotonic() < give_up:
-        struck.update(itertools.chain(*started_for(names).values()))
-        if not (alive := [process for process in struck if is_alive(process)]):
-            break
-        for process in alive:
-            _send(process, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
-    return paths
+def _halt_damaged(journal: Journal, known: set[str], problems: list[str]) -> None:
+    """Strike what belongs to entries that can't be read, by the names of their files."""
+    try:
+        try:
+            paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)
+            problems += [f"{path} can't be read" for path in paths]
+        except OSError as exc:
+            problems.append(f"whether the journal is damaged is not known: {exc.strerror}")
+            files = journal.directory.glob("*.json")
+            paths = tuple(path for path in files if path.stem not in known)
+        names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
+        # The dying too, as in `halt`
+        struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
+        while time.monotonic() < give_up:
+            found = patiently(partial(started_for, names), REMOVE_TIMEOUT_S)
+            struck.update(itertools.chain(*found.values()))
+            if not (alive := [process for process in struck if is_alive(process)]):
+                break
+            for process in alive:
+                _send(process, signal.SIGKILL)
+            time.sleep(_PAUSE_S)
+    except OSError as exc:
+        problems.append(f"cells of damaged entries can't be looked for: {exc.strerror}")
 
 
 def _note(home: Path, order: KillOrder, what: Mapping[str, object], problems: list[str]) -> None:
