@@ -69,11 +69,6 @@ class RangePort:
         self._network, self._name, self._is_machine = network, name, is_machine
 
     @property
-    def range_id(self) -> str:
-        """The range's name."""
-        return self._network.id
-
-    @property
     def user_namespace(self) -> int | None:
         """The range's user namespace; None as root."""
         return self._network.user_namespace

@@ -55,10 +55,9 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """What became of one journal entry.
+    """What became of one journal entry. `halted_ms`: None while some process was left.
 
-    `halted_ms`: until no process was left; None: some are. `ended_by`: destroyed by `owner`,
-    `kill` (owner hangs), `reap` (owner dead), "" nothing. `remaining`: left or unproven.
+    `ended_by`: `owner`, `kill` (owner hangs), `reap` (owner dead). `remaining`: left or unproven.
     """
 
     cell_id: str
@@ -266,7 +265,10 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     while left and time.monotonic() < give_up:
         is_early = time.monotonic() < first_look
         known = itertools.chain(*map(_known, left.values()))
-        if is_early and any(map(_may_live, known)):
+        may_live = is_early
+        with contextlib.suppress(OSError):
+            may_live = is_early and any(map(is_alive, known))
+        if may_live:
             time.sleep(_PAUSE_S)  # A look at everything would only delay the dying.
             continue
         try:
@@ -312,29 +314,20 @@ def _running(entry: JournalEntry, started: Iterable[ProcessId]) -> list[ProcessI
     return [process for process in found if is_alive(process)]
 
 
-def _may_live(process: ProcessId) -> bool:
-    try:
-        return is_alive(process)
-    except OSError:
-        return True
-
-
 def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
     return (*entry.processes, *(() if entry.child is None else (entry.child,)))
 
 
 def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
     """Launchers and VMMs by cell, from /proc command lines."""
-    found: dict[str, list[ProcessId]] = {}
-    for directory in PROC.iterdir():
-        # This process's own command line may name the cells that it was asked to kill.
-        if not directory.name.isdigit() or int(directory.name) == os.getpid():
-            continue
-        pid = int(directory.name)
+    found: dict[str, tuple[ProcessId, ...]] = {}
+    pids = {int(each.name) for each in PROC.iterdir() if each.name.isdigit()}
+    # This process's own command line may name the cells that it was asked to kill.
+    for pid in pids - {os.getpid()}:
         for name in names.intersection(cells_named(read_start(pid, "cmdline"))):
             if (process := identify(pid)) is not None:
-                found.setdefault(name, []).append(process)
-    return {name: tuple(processes) for name, processes in found.items()}
+                found[name] = (*found.get(name, ()), process)
+    return found
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:
