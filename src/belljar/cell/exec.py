@@ -341,10 +341,8 @@ class ExecOperations(CellBase):
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:
-        """The user of the agent's own program: the workload's, by number if that is root.
-
-        Hostile root may have rewritten the account files: a user with fewer rights would be probed.
-        """
+        """The user of the agent's own program: the workload's, by number if that is root."""
+        # Hostile root may have rewritten the account files: one with fewer rights would be probed
         return "0:0" if (who := self._user(user)) in {"", "0", "root"} else who
 
     async def _exec_unrecorded(self, request: ExecRequest, stdin: bytes | None) -> ExecOutput:

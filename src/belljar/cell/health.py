@@ -112,10 +112,7 @@ def may_be_broken(output: ExecOutput) -> bool:
 
 
 class HealthWatch:
-    """Checks one cell in use, and records each check.
-
-    `degraded`: its first damage, for people; `op`: the latest operation then.
-    """
+    """Checks one cell in use, and records each check; `degraded`: its first damage."""
 
     # A `Cell`, whose module knows this one
     def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401
