@@ -15,21 +15,24 @@ from belljar.dataclass import asdict
 from belljar.differences import sentences
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
-from belljar.report.entries import entries_of
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
-from belljar.report.remarks import (
+from belljar.report.samples import (
+    Row,
+    RunFindings,
+    Transcript,
     differing,
+    headline,
     model_sentence,
     problems_and_errors,
     range_sentences,
     run_remarks,
 )
-from belljar.report.samples import Row, RunFindings, Transcript, headline
 from belljar.report.signals import Blind, SignalCode
 from belljar.report.source import (
     MAX_LISTED,
     RunSource,
+    entries_of,
     facts_of,
     graph_of,
     plan_of,
@@ -49,15 +52,16 @@ MAX_SAMPLE_BYTES: Final = 2 << 20
 MAX_UNITS: Final = 2000  # samples, and cells and ranges of none
 MAX_CELLS: Final = 20  # of a sample, whose probes and proofs are shown
 _MAX_NAME_CHARS: Final = 200
+_SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
 
 
 def collect(findings: RunFindings, source: RunSource | None = None) -> dict[str, Any]:
     """Return all that the text and the JSON show of a run; with `source`, all of a page, too."""
     facts: dict[str, Any] = {
-        "run_id": findings.run_id,
+        **{
+            name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
+        },
         "verdict": findings.verdict.value,
-        "outcome": findings.outcome,
-        "exit_code": findings.exit_code,
         "headline": headline(findings),
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
@@ -65,7 +69,6 @@ def collect(findings: RunFindings, source: RunSource | None = None) -> dict[str,
         "remarks": run_remarks(findings),
         "differences": differing(findings.rows),
         "unsealed_logs": list(findings.unsealed_logs),
-        "left_out": findings.left_out,
         "samples": [_sample(row) for row in findings.rows],
         "reused_samples": [
             {
@@ -89,10 +92,8 @@ def collect(findings: RunFindings, source: RunSource | None = None) -> dict[str,
 def _model_cell(cell: CellFindings) -> dict[str, Any]:
     return {
         "cell": cell.cell_id,
-        "tier": cell.tier,
-        "emulated": cell.emulated,
+        **{name: getattr(cell, name) for name in ("tier", "emulated", "death")},
         **(asdict(cell.model) if cell.model is not None else {}),
-        "death": cell.death,
         "degraded": None if cell.degraded is None else asdict(cell.degraded),
         "probes": [asdict(each) for each in cell.probings],
         "destroyed": cell.is_proven,
@@ -102,38 +103,30 @@ def _model_cell(cell: CellFindings) -> dict[str, Any]:
 
 
 def _sample(row: Row) -> dict[str, Any]:
+    about, cells = row.transcript, row.cells
     return {
-        "task": row.transcript.task,
-        "sample": row.transcript.sample,
-        "epoch": row.transcript.epoch,
-        "name": row.transcript.name,
-        "scores": dict(row.transcript.scores),
-        "error": row.transcript.error,
-        "notes": list(row.transcript.notes),
-        "remarks": row.remarks,
+        **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},
+        "scores": dict(about.scores),
+        "notes": list(about.notes),
         "verdict": row.verdict.value,
         "reasons": [reason.to_json() for reason in row.reasons],
         "differences": [fact.data() for fact in row.differences],
         "degraded": [{"cell": cell, **asdict(each)} for cell, each in row.degraded],
-        "cells": [cell.cell_id for cell in row.cells],
-        "reverts": row.reverts,
-        "tier": row.cells[0].tier if row.cells else "",
-        "emulated": any(cell.emulated for cell in row.cells),
-        "commands": sum(cell.commands for cell in row.cells),
-        "bytes_in": sum(cell.bytes_in for cell in row.cells),
-        "bytes_out": sum(cell.bytes_out for cell in row.cells),
-        "lasted_s": round(sum(cell.lasted_s for cell in row.cells), 3),
-        "destroyed": row.destroyed,
-        "probed": row.probed,
+        "cells": [cell.cell_id for cell in cells],
+        "tier": cells[0].tier if cells else "",
+        "emulated": any(cell.emulated for cell in cells),
+        **{name: sum(getattr(cell, name) for cell in cells) for name in _SUMS},
+        "lasted_s": round(sum(cell.lasted_s for cell in cells), 3),
+        **{name: getattr(row, name) for name in ("reverts", "destroyed", "probed", "remarks")},
         "probes": [
-            {"cell": cell.cell_id, **asdict(each)} for cell in row.cells for each in cell.probings
+            {"cell": cell.cell_id, **asdict(each)} for cell in cells for each in cell.probings
         ],
         "ranges": [
             {**each.to_json(), "sentences": list(range_sentences(each))} for each in row.ranges
         ],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
-        "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
+        "limits_hit": sorted({limit for cell in cells for limit in cell.limits}),
         "only_in_transcript": len(row.transcript_gap.unfounded),
         "tools": [use.to_json() for use in tool_uses(row.tools)],
     }
@@ -274,7 +267,6 @@ def _unit(
         "kind": kind,
         "name": shown(found["name"], max_chars=_MAX_NAME_CHARS),
         "task": shown(found["task"], max_chars=_MAX_NAME_CHARS),
-        "verdict": found["verdict"],
         "score": shown(score, max_chars=_MAX_NAME_CHARS),
         "reasons": texts_of((each["text"] for each in found["reasons"]), room),
         "missing": texts_of(
@@ -292,9 +284,7 @@ def _unit(
         + sum(cell.model.requests for cell in cells if cell.model),
         "refusals": counts[Group.REFUSAL],
         "probed": sum(timelines.probed.get(place, 0) for place in places),
-        "bytes_in": found["bytes_in"],
-        "bytes_out": found["bytes_out"],
-        "lasted_s": found["lasted_s"],
+        **{name: found[name] for name in ("bytes_in", "bytes_out", "lasted_s", "verdict")},
         "destroyed": all(each.is_proven for each in (*cells, *ranges)),
         "proofs": list(_proofs(listed, ranges[:MAX_CELLS], room // MAX_CELLS)),
         "graphs": [graph_of(each, source) for each in ranges[:MAX_CELLS]],
