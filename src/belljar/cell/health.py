@@ -1,7 +1,6 @@
 """Checks cheaply whether a cell can still run commands, compared with a baseline.
 
-The check runs the image's shell as the workload's user, through the guest agent, which needs no
-file of the image. The output is guest-controlled: a hostile cell can hide damage or feign it.
+The output is guest-controlled: a hostile cell can hide damage or feign it.
 """
 
 from __future__ import annotations

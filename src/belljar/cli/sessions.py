@@ -80,7 +80,7 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
 @asynccontextmanager
 async def _attachable(cell: Cell) -> AsyncIterator[None]:
     """Serve `belljar attach` and `forward` during the block."""
-    attached = wire.AttachSocket.for_cell(cell, home=None)
+    attached = wire.AttachSocket(cell, home=None)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(attached.serve, cell, name="attach socket")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 
-from belljar.channel import CommandError, ExecOutput
 from belljar.channel.frames import Outcome, ResultFlag, Stage
 from belljar.channel.messages import Result
 from belljar.channel.outcomes import file_error
@@ -25,24 +24,6 @@ def result(
         duration_ns=1_500_000_000,
         detail=detail,
     )
-
-
-def test_file_errors() -> None:
-    """The builtin that the errno means, with the path; the guest's text is made safe to show. A
-    helper that was killed is ENOMEM when memory had run out, else EIO."""
-    for code, kind in (
-        (errno.ENOENT, FileNotFoundError),
-        (errno.EPERM, PermissionError),
-        (errno.ELOOP, OSError),
-    ):
-        error = file_error(result(Outcome.IO_FAILED, code, detail="\x1b[31m"), "/the/path")
-        assert type(error) is kind
-        assert (error.errno, error.filename) == (code, "/the/path")
-        assert "\x1b" not in str(error)
-    assert file_error(result(Outcome.SIGNALED, 9, flags=4), "p").errno == errno.ENOMEM
-    assert file_error(result(Outcome.SIGNALED, 9), "p").errno == errno.EIO
-    failed = CommandError(ExecOutput(returncode=3, code=3, stderr=b"why\x1b[2J\n"))
-    assert str(failed) == r"the command ended with status 3: why\x1b[2J"
 
 
 def test_a_file_nobody_looked_at_is_not_missing() -> None:
