@@ -102,8 +102,7 @@ class _Job(Generic[_T]):
             self.done.set_exception(error)
 
     def wait(self, act: Callable[[], None], future: Future[Any] | None = None) -> None:
-        """Act, and wait for its end, or for `future`. An interrupt meanwhile cancels it, and is
-        raised once it has ended; but a breach that was found is raised instead."""
+        """Act, and wait for its end, or for `future`. An interrupt cancels it; a breach wins."""
         interrupt, awaited = None, future or self.done
         while True:
             try:
@@ -134,17 +133,14 @@ class Loop:
     def call(
         self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run a coroutine function in the loop and wait for it. Raises `CellError` when the loop's
-        block has been left, `RuntimeError` in the loop itself (from a callback).
-        """
+        """Run a coroutine function in the loop and wait for it."""
         job = self._job(partial(function, *args, **kwargs))
         job.wait(job.start)
         return job.done.result()
 
     @contextmanager
     def entered(self, manager: AbstractAsyncContextManager[_T]) -> Iterator[_T]:
-        """An async context manager, entered and left in one task of the loop. What the block raises
-        is raised in there; an interrupt of the block cancels the task."""
+        """An async context manager, entered and left in one task of the loop."""
         value: Future[_T] = Future()
         left: list[Exception | None] = []
         leave: list[anyio.Event] = []
@@ -196,9 +192,7 @@ class Loop:
 
 @contextmanager
 def own_loop() -> Iterator[Loop]:
-    """A loop for the time of the block, which is left when the interpreter ends at the latest.
-    Raises `RuntimeError` in the thread of a running event loop, which would stand still.
-    """
+    """A loop for the time of the block. Raises `RuntimeError` in a running event loop."""
     is_in_a_loop = False
     with suppress(RuntimeError):
         anyio.lowlevel.current_token()

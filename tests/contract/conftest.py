@@ -28,8 +28,8 @@ resources: {{memory: 512MiB, disk: 256MiB, processes: 512, exec_timeout: 120s, l
 """
 CARRIERS = ("container-trio", "gvisor-asyncio", "microvm-asyncio")
 OF_THE_AGENT = {
-    "microvm": "commands connection streams terminals connect endings files programs exec_as_docker",
-    "gvisor": "commands connection streams terminals programs",
+    "microvm": "commands streams terminals connect endings files programs exec_as_docker",
+    "gvisor": "commands streams terminals programs",
 }
 """The agent's program is the same in each tier, so a container shows these modules; gVisor those
 that its kernel could change. These tests show that each tier's own link carries all of it."""

@@ -52,18 +52,6 @@ async def test_files_belong_to_their_user(client: GuestClient, folder: str) -> N
         await client.write_file(f"{folder}/c", b"x", owner="nobody-of-that-name")
 
 
-async def test_what_is_no_file(client: GuestClient, folder: str) -> None:
-    """Not there is `FileNotFoundError`, with the path; a directory is neither read nor replaced."""
-    with pytest.raises(FileNotFoundError, match="no-such-file"):
-        await client.read_file(f"{folder}/no-such-file", max_bytes=10)
-    with pytest.raises(IsADirectoryError, match="directory"):
-        await client.read_file(folder, max_bytes=10)
-    with pytest.raises(IsADirectoryError, match="directory"):
-        await client.write_file(folder, b"x" * 100_000)
-    with pytest.raises(NotADirectoryError):
-        await client.write_file("/etc/passwd/below", b"x")
-
-
 async def test_permissions(client: GuestClient, folder: str) -> None:
     """File operations have the rights of their user and no more."""
     await client.write_file(f"{folder}/secret", b"x", mode=0o600)

@@ -63,7 +63,7 @@ class GuestOp:
     credit: int = 1 << 20
     killed: bool = False
     signals: list[tuple[int, int]] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # read by test_shell's program
     news: anyio.Event = field(default_factory=anyio.Event)
 
     def argv(self) -> list[bytes]:
@@ -108,11 +108,8 @@ class FakeGuest:
         self._parts: dict[int, bytes] = {}
         self.files: dict[str, bytes] = {}
         self.ops: dict[int, GuestOp] = {}
-        self.most_at_once = 0
         self.started_order: list[int] = []
-        self.credits: list[int] = []
         self.watch_errno, self.watch_errors = 0, dict[int, int]()
-        self.answers_pings = True
         self.freezes: list[int] = []
         self.freeze_errno = 0
         self.answers: dict[int, bytes] = {}
@@ -168,7 +165,7 @@ class FakeGuest:
             await self.send(frame(CONFIGURED, 0, struct.pack("<I", 0) + text("")))
         elif kind == RENEW:
             await self.send(frame(RENEWED, 0, struct.pack("<I", 31) + text("")))
-        elif kind == PING and self.answers_pings:
+        elif kind == PING:
             await self.send(frame(PONG, 0, payload))
         elif kind == FREEZE:
             self.freezes.append(payload[0])
@@ -183,7 +180,6 @@ class FakeGuest:
             )
             self.ops[op].stdin_ended = payload[0] == 1 and not self.ops[op].body[0] & 1
             self.started_order.append(op)
-            self.most_at_once = max(self.most_at_once, len(self.ops))
             tasks.start_soon(self._play, self.ops[op])
         elif op in self.ops:
             self._tell(self.ops[op], kind, payload)
@@ -200,7 +196,6 @@ class FakeGuest:
             op.stdin_ended = True
         elif kind == CREDIT:
             op.credit += int.from_bytes(payload, "little")
-            self.credits.append(int.from_bytes(payload, "little"))
         elif kind == SIGNAL:
             op.signals.append((payload[0], payload[1]))
             op.killed = op.killed or payload[0] == 9

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import copy_store
-from tests.fakes.compiled import compile_static
 from tests.integration import faults
 from tests.integration.conftest import Belljar
 from tests.integration.faults import PATIENCE_S, Host, hide, mounted, read_only
@@ -27,39 +25,6 @@ pytestmark = [pytest.mark.vm, pytest.mark.root]
 host, policy = faults.host, faults.policy
 CONTAINER = ("low", "--tier", "container")
 
-# What it is like is in its name: it lies where it is copied to, in the jail too.
-RUNTIME = """\
-#include <stdio.h>
-#include <string.h>
-
-static int is(const char *self, const char *how) { return strstr(self, how) != NULL; }
-
-int main(int argc, char **argv) {
-    const char *self = strrchr(argv[0], '/') + 1;
-    if (argc == 2 && !strcmp(argv[1], "--version")) {
-        printf("%.4s version %s\\n", self, is(self, "old") ? "1.0.3" : "20250101.0");
-        return 0;
-    }
-    if (is(self, "speaks")) fprintf(stderr, "no\\033[31m such thing\\n");
-    return 3;
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """A program that takes itself for an OCI runtime and behaves as its name says."""
-    folder = tmp_path_factory.mktemp("programs")
-    (folder / "runtime.c").write_text(RUNTIME)
-    compile_static(folder / "runtime.c", folder / "runtime")
-
-    def named(name: str) -> str:
-        if not (folder / name).exists():
-            shutil.copy(folder / "runtime", folder / name)
-        return str(folder / name)
-
-    return named
-
 
 def runtime(path: str) -> Mapping[str, str]:
     """The environment that names this OCI runtime."""
@@ -67,15 +32,12 @@ def runtime(path: str) -> Mapping[str, str]:
 
 
 Fault = tuple[Sequence[str], Sequence[str], Mapping[str, str], str]
-# Arguments, mounts, environment, and a word of the reason or of the hint. `HOME` is the store, and
-# a name behind `@` one of `programs`.
+# Arguments, mounts, environment, and a word of the reason or of the hint. `HOME` is the store.
 QEMU = hide("qemu-system-x86_64", "qemu-system-x86_64-microvm")
 FAULTS: Mapping[str, Fault] = {
     "image missing": (["IMAGE"], [], {}, "belljar image ls"),
     "QEMU missing": (["high"], QEMU, {}, "belljar setup"),
     "runtime missing": (CONTAINER, [], runtime("no-such-runtime"), "unset it to use runc"),
-    "runtime too old": (CONTAINER, [], runtime("@old"), "1.1 or newer is needed"),
-    "runtime fails": (CONTAINER, [], runtime("@speaks"), "and printed: no\\x1b[31m such thing"),
     # As in a container: the kernel gives a jail none of its own then.
     "/proc covered": (CONTAINER, ["mount -t tmpfs none /proc/sysvipc"], {}, "systempaths="),
     "journal read-only": (
@@ -96,17 +58,14 @@ FAULTS: Mapping[str, Fault] = {
 
 @pytest.mark.promise("1.3")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_refused_with_its_reason(
-    host: Host, programs: Callable[[str], str], tmp_path: Path, fault: str
-) -> None:
+def test_a_fault_is_refused_with_its_reason(host: Host, tmp_path: Path, fault: str) -> None:
     """Before anything runs: exit 3, what, and what to do."""
     args, mounts, environment, word = FAULTS[fault]
     (tmp_path / "image.yaml").write_text("belljar: 1\nname: x\nrisk: high\nimage: defualt\n")
 
     def placed(text: str) -> str:
         text = text.replace("HOME", str(host.belljar.home))
-        text = text.replace("IMAGE", str(tmp_path / "image.yaml"))
-        return re.sub(r"@([\w-]+)", lambda found: programs(found[1]), text)
+        return text.replace("IMAGE", str(tmp_path / "image.yaml"))
 
     said = host.refusal(
         *map(placed, args),
@@ -192,9 +151,7 @@ STORM = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIG
     ("where", "moment", "signals"),
     [
         ("container", "run.started", STORM),
-        ("container", "cell.starting", [signal.SIGINT]),
         ("container", "cell.destroying", [signal.SIGINT]),
-        ("range", "range.opening", [signal.SIGINT]),
         ("range", "exec.started", [signal.SIGTERM]),
     ],
 )

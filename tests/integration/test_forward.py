@@ -30,7 +30,7 @@ async def forwarded(
     cell: Cell, home: Path, where: str
 ) -> AsyncIterator[tuple[int, subprocess.Popen[bytes]]]:
     """The port, and the process of `belljar forward`, beside the served attach socket."""
-    attached = AttachSocket.for_cell(cell, home=home)
+    attached = AttachSocket(cell, home=home)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(attached.serve, cell)
         process = subprocess.Popen(  # noqa: ASYNC220 - it begins at once

@@ -188,35 +188,6 @@ def _cmdline(path: Path) -> bytes:
         return b""
 
 
-FILLS_DISK = "FROM small\nUSER root\nRUN head -c 3000M /dev/zero > /big || tail -f /dev/null\n"
-"""It stays when the disk is full: one that fails at once says so itself, as a failed step."""
-
-
-@pytest.mark.promise("1.8")
-@pytest.mark.root
-@pytest.mark.thorough
-def test_a_full_disk_is_one_error(home: Path, small: str, tmp_path: Path) -> None:
-    """A build that fills the disk is stopped with one error, and the disk is as free as before."""
-    (disk := tmp_path / "disk").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=600m,mode=755", "tmpfs", str(disk)]
-    subprocess.run(mount, check=True)
-    try:
-        copy_small(home, small, disk)
-        build(disk, context(tmp_path / "first", f"FROM {small}\nENV X=1\n"), "first")
-        folder = context(tmp_path / "c", FILLS_DISK)
-        free = shutil.disk_usage(disk).free
-        command = [sys.executable, "-m", "belljar", "image", "build", "-t", "big", str(folder)]
-        env = {**os.environ, "BELLJAR_HOME": str(disk)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 3, done.stderr
-        assert "no space is left" in done.stderr
-        assert "Traceback" not in done.stderr
-        assert shutil.disk_usage(disk).free > free - (1 << 20)
-        assert not left(disk / "tmp")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
 USERS_BUILD = """
 import sys
 from pathlib import Path

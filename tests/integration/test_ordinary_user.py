@@ -139,31 +139,6 @@ def test_what_a_vmm_of_the_users_may(user: UsersBelljar) -> None:
     assert [name for name, errno in outside.items() if errno] == ["remount"]
 
 
-FORKS = """
-import anyio, json
-from belljar import open_cell
-
-async def main():
-    async with open_cell({"belljar": 1, "risk": "high", "snapshots": True}) as cell:
-        await cell.write_file("/tmp/note", "then")
-        snapshot = await cell.snapshot()
-        await cell.write_file("/tmp/note", "later")
-        async with snapshot.fork() as fork:
-            note = await fork.read_file("/tmp/note")
-        mode = snapshot.saved.directory.stat().st_mode
-    print(json.dumps([note.decode(), mode & 0o77, cell.destruction.clean]))
-
-anyio.run(main)
-"""
-
-
-def test_a_fork_of_a_cell(user: UsersBelljar) -> None:
-    """A machine is saved and forked with the user's rights; nobody else may read what is saved."""
-    done = user.run([user.python, "-c", FORKS])
-    assert done.returncode == 0, done.stderr.decode()
-    assert json.loads(done.stdout) == ["then", 0, True]
-
-
 SITES_OF_PHASE = {"create": 1, "destroy": 1}
 
 

@@ -17,9 +17,9 @@ from tests.integration.processes import quick_command
 from tests.machine import PATIENCE_S
 
 from belljar.cell.cell import Cell
-from belljar.cell.open import open_cell, open_range
+from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
-from belljar.errors import CellError, HostError, PolicyError
+from belljar.errors import CellError, HostError
 from belljar.events import Kind
 from belljar.harness.evidence import stored_evidence
 from belljar.isolation.kill import kill
@@ -242,15 +242,3 @@ def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, fault: str) -
     assert verified.data["found"] == []
     ends = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
     assert ends == [True, True]
-
-
-def test_a_range_with_a_network_refuses(vm_home: Path) -> None:
-    """Its cell says what can't be reset, and goes on."""
-
-    async def ask() -> None:
-        async with open_range({**LOW, "network": {"default": "simulate"}}, home=vm_home) as opened:
-            with pytest.raises(PolicyError, match="network"):
-                await opened.cell.revert()
-            assert (await opened.cell.exec(["true"])).returncode == 0
-
-    anyio.run(ask)

@@ -4,7 +4,6 @@ give it, a stronger tier is taken where his risk leaves the choice, and nothing 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,22 +109,3 @@ def test_without_user_namespaces(user: UsersBelljar) -> None:
         said = refused(user, command=command, prefix=NO_NAMESPACES)
         assert "as root: sysctl -w user.max_user_namespaces=" in said
         assert "cell.planned" not in kinds(user)
-
-
-def test_a_store_of_another_user(user: UsersBelljar) -> None:
-    """Root's store, or one that can't be made: exit 3, the place, and `BELLJAR_HOME`; never a
-    traceback, never an empty list that looks like an answer; doctor says it before anything
-    fails."""
-    foreign = user.home.parent.parent / "foreign"
-    for name in ("", "journal", "runs", "locks", "images"):
-        (foreign / name).mkdir(mode=0o700 if name else 0o711)
-    ran = [user(*args, BELLJAR_HOME=str(foreign)) for args in (("exec", "--", "true"), ("ps",))]
-    shutil.rmtree(foreign)
-    for one in ran:
-        assert one.returncode == 3, one.stderr
-        assert str(foreign).encode() in one.stderr
-        assert b"BELLJAR_HOME" in one.stderr
-        assert b"Traceback" not in one.stderr
-    shown = user("doctor", "--json", "--no-prove", BELLJAR_HOME="/nonexistent/store")
-    store = next(check for check in json.loads(shown.stdout)["checks"] if check["what"] == "store")
-    assert (shown.returncode, store["state"]) == (3, "no")

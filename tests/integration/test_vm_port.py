@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -284,15 +283,8 @@ def wire_of(vm: Vmm) -> int:
     return vm.wire.host_pid
 
 
-def unplug(vm: Vmm) -> None:
-    """Take its link away."""
-    words = ["--net", "--target", str(wire_of(vm)), "ip", "link", "delete", "eth0"]
-    subprocess.run(["nsenter", *words], check=True)
-
-
 ENDS: dict[str, Callable[[Vmm], object]] = {
     "its wire was killed by signal SIGKILL": lambda vm: os.kill(wire_of(vm), signal.SIGKILL),
-    "its wire ended: status 5": unplug,
     "the VMM was killed by signal SIGKILL": lambda vm: os.kill(vm.host_pid or -1, signal.SIGKILL),
 }
 

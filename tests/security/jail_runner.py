@@ -3,7 +3,7 @@ prints what it said, then how it ended.
 
 STAGE holds `root` (the jail's), `tree`, `bundle` and `out`, or of a VMM's jail `root` and `image`.
 ALTERED: "vmm" (the jail of a VMM, whose PROGRAM is the probe's mode; of all others it is a
-runtime's); "plain"; "foreign" (ids that nobody gave this user); "writer" (no init, and nothing but a writable directory `out`); "network" (a
+runtime's); "plain"; "writer" (no init, and nothing but a writable directory `out`); "network" (a
 network namespace, into which nobody puts a link), "unconnected" (the same, and nobody says that it
 is there), "forsaken" (the same, and nobody is left to say it). A program of its own so that an
 ordinary user's interpreter can run it, and so that it can be killed. A line on standard input is
@@ -62,7 +62,7 @@ def cell_ids(altered: str) -> JailIds:
     if os.geteuid() == 0:
         lines = ((0, STAGE_ID, 1), (1, STAGE_ID + 1, COUNT))
         return JailIds(uid_map=lines, gid_map=lines)
-    first = subordinate("/etc/subuid") + (COUNT if altered == "foreign" else 0)
+    first = subordinate("/etc/subuid")
     return JailIds(
         uid_map=((0, os.getuid(), 1), (1, first, COUNT)),
         gid_map=((0, os.getgid(), 1), (1, subordinate("/etc/subgid"), COUNT)),

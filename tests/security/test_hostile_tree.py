@@ -20,19 +20,7 @@ pytestmark = pytest.mark.anyio
 LEAVE = TreeRecord(path="", kind=RecordKind.LEAVE)
 NAMES = st.sampled_from(["a", "A", "b", "\udcff", "é", "é", " ", "-rf", ".git", "CON"])
 LINKS = st.sampled_from(
-    [
-        "a",
-        ".",
-        "..",
-        "../..",
-        "/etc",
-        "a/..",
-        "a/../../x",
-        "../b",
-        "./../..",
-        "b/../../outside",
-        "//x",
-    ]
+    [*("a", ".", "..", "../..", "/etc", "a/..", "a/../../x", "../b", "//x"), "b/../../outside"]
 )
 RECORDS = st.one_of(
     st.builds(

@@ -321,15 +321,6 @@ def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("stage", ["user"], indirect=True)
-def test_ids_that_are_not_his(stage: Stage) -> None:
-    """An ordinary user gets no ids but those the system gave him, and is told what to do."""
-    error = stage.run("/probe", "detach", "look", altered="foreign")["error"]
-    assert error.startswith("HostError")
-    assert "newuidmap" in error
-    assert "--add-subuids" in error
-
-
 def base(root: str, lifeline: int, status: int) -> tuple[str, ...]:
     """What the launcher needs at least."""
     fds = ("--lifeline", str(lifeline), "--status", str(status))
@@ -368,18 +359,8 @@ def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None
     assert words in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (
-            "1 0 1\n",
-            "step 3 namespaces errno 1: Operation not permitted: the host's id 0 is mapped",
-        ),
-        ("", "step 18 run errno 2: No such file or directory: /x"),
-    ],
-)
 def test_a_users_namespace_has_no_host_root(
-    ordinary_user: tuple[int, int], readable_package: Path, more: str, words: str
+    ordinary_user: tuple[int, int], readable_package: Path
 ) -> None:
     """Refused where an administrator has mapped the host's root into it."""
     uid, gid = ordinary_user
@@ -392,7 +373,7 @@ def test_a_users_namespace_has_no_host_root(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "made\n"
         for file, id_ in (("uid_map", uid), ("gid_map", gid)):
-            Path(f"/proc/{holder.pid}/{file}").write_text(f"0 {id_} 1\n{more}")
+            Path(f"/proc/{holder.pid}/{file}").write_text(f"0 {id_} 1\n1 0 1\n")
         namespace = os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY)
         nested = ("--uid", "0", "1000", "--gid", "0", "1000", "--user-namespace", str(namespace))
         launcher = readable_package / "belljar/_bin" / launcher_path().name
@@ -408,4 +389,5 @@ def test_a_users_namespace_has_no_host_root(
         holder.communicate("end\n")
     for fd in (namespace, lifeline, ours):
         os.close(fd)
-    assert words in said.stdout
+    assert "step 3 namespaces errno 1" in said.stdout
+    assert "the host's id 0 is mapped" in said.stdout

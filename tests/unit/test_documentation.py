@@ -1,5 +1,4 @@
-"""The documentation as files: links, anchors, the order of the site, generated pages, compose
-examples."""
+"""The documentation as files, and the promises of SPECIFICATION.md: links, anchors, generated pages."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from scripts import docs_pages
+from scripts import docs_pages, promises
 
 from belljar.compose.document import read_document
 from belljar.harness.config import BelljarConfig, of_sample
@@ -65,3 +64,10 @@ def test_every_compose_example_is_accepted(page: Path, tmp_path: Path) -> None:
         file = tmp_path / f"{number}.yaml"
         file.write_text(block)
         of_sample(read_document(file), {}, BelljarConfig())
+
+
+def test_each_promise_has_tests_and_each_mark_a_promise() -> None:
+    """No number is used twice, none is without a test, and no test holds what isn't promised."""
+    numbers = [number for number, _ in promises.promises()]
+    assert len(set(numbers)) == len(numbers) > 20
+    assert promises.tests_by_promise().keys() == set(numbers)

@@ -1,4 +1,4 @@
-"""Processes by identity: real ones, also such as hide behind a dead leader."""
+"""Processes by identity, also such as hide behind a dead leader; subordinate ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from belljar import process as process_module
 from belljar.isolation.survivors import look, remove_survivors
 from belljar.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
 from belljar.store.journal import new_cell_id, own_entry
+from belljar.subids import parse_subordinate
 
 # The first thread ends (system call 60 on x86-64, 93 on arm64) and leaves a corpse; the other one
 # runs on.
@@ -121,3 +124,23 @@ def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(
 
         monkeypatch.setattr(os, name, gone)
     assert namespaces_of_threads(5, ("net",)) == {}
+
+
+def test_the_first_range_that_is_large_enough() -> None:
+    """By name or uid; host root and what is no id are never in it."""
+    for text, start in (
+        ("ann:100000:65536\n", 100000),
+        ("1000:200000:65536\n", 200000),
+        ("bob:100000:65536\nann:165536:1000\nann:300000:70000\n", 300000),
+        ("ann:100000:65535\n", None),
+        ("ann:0:65536\n", None),
+        ("ann:4294967000:65536\n", None),
+        ("ann:x:65536\nann:100000\n# ann:1:65536\n\nann:-5:65536\nann:１00000:65536\n", None),
+    ):
+        assert parse_subordinate(text, name="ann", uid=1000) == start, text
+
+
+@given(st.text())
+def test_any_file_is_read(text: str) -> None:
+    """A line that can't be read gives nothing."""
+    parse_subordinate(text, name="ann", uid=1000)

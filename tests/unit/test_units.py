@@ -1,13 +1,16 @@
-"""Sizes, durations, times and the escape."""
+"""Sizes, durations, times, the escape, captured streams, and sentences of differences."""
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.capture import Capture, Keep, body_of
+from belljar.differences import Difference, DifferenceKind, sentences
 from belljar.units import parse_duration, parse_size, printable
 
 SIZES = {"512MiB": 512 << 20, "1.5 GiB": 3 << 29, "2kb": 2000, "1GB": 10**9}
@@ -76,3 +79,49 @@ def test_nothing_that_is_shown_can_act(text: str | bytes) -> None:
         for char in shown
     )
     shown.encode()
+
+
+CHUNKS = st.lists(st.binary(max_size=50), max_size=20)
+
+
+@given(st.sampled_from(["head", "tail"]), CHUNKS, st.integers(0, 100))
+def test_all_is_counted_and_hashed_and_one_end_is_kept(
+    keep: Keep, chunks: list[bytes], most: int
+) -> None:
+    """However the bytes are cut: at most so many of the right end; kept and dropped are all there
+    was."""
+    capture, whole = Capture("stdout", max_kept_bytes=most, keep=keep), b"".join(chunks)
+    for chunk in chunks:
+        capture.feed(chunk)
+    expected = whole[:most] if keep == "head" else whole[max(0, len(whole) - most) :]
+    assert (capture.kept, capture.dropped_bytes) == (expected, len(whole) - len(expected))
+    body = capture.body()
+    assert (body.name, body.content, body.total_bytes) == ("stdout", expected, len(whole))
+    assert body.sha256 == hashlib.sha256(whole).hexdigest()
+    assert capture.bodies() == ((body,) if whole else ())
+    capture.feed(b"more")
+    assert (body.content, body.total_bytes) == (expected, len(whole))  # as of then
+    assert keep == "tail" or body == body_of("stdout", whole, max_kept_bytes=most)
+
+
+@pytest.mark.promise("1.5")
+def test_the_same_of_several_is_one_sentence() -> None:
+    """Keys of one part, and parts, of which one thing is true."""
+    facts = [
+        Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail="why")
+        for where in ("service a", "service b")
+        for key in ("labels", "tty")
+    ]
+    (sentence,) = sentences(facts)
+    assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
+    assert (
+        len(sentences([*facts, Difference(kind=DifferenceKind.CHANGED, key="tty", detail="why")]))
+        == 2
+    )
+
+
+@pytest.mark.promise("1.5")
+def test_sentences_are_safe_for_a_terminal() -> None:
+    """Whatever an author wrote."""
+    hostile = Difference(kind=DifferenceKind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")
+    assert not set("\x1b\r\u202e") & set(sentences([hostile])[0])

@@ -27,9 +27,7 @@ _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fill
 
 
 def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check the air gap at a run's first policy that requires one, and watch it. Blocking. Raises
-    `HostError`, on record.
-    """
+    """Check and watch the air gap that the policy requires. Blocking. Raises `HostError`."""
     try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
         if changed():
@@ -42,9 +40,7 @@ def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
 @contextmanager
 def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
-    """Hold a run's air gap: a check at the start and at the end, both on record. Yields a function
-    that records the interfaces which came up, and returns true once there was one.
-    """
+    """Hold a run's air gap, checked at the start and the end. Yields what records each change."""
     changes = list[str]()
 
     def has_changed(*problems: str) -> bool:

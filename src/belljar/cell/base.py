@@ -54,7 +54,7 @@ class CellBase:
         self._live, self._pid = live, os.getpid()
         self._recorder = recorder
         self._actor = actor
-        self._last_op = 0
+        self.last_op = 0  # the number of the operation that was begun last
         self.origin: Any = None  # a `cell.range.CellOrigin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
         self._dead: BelljarError | None = None
@@ -119,16 +119,11 @@ class CellBase:
         event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)
         self._recorder.record(event)
 
-    @property
-    def last_op(self) -> int:
-        """The number of the operation that was begun last; 0 before the first."""
-        return self._last_op
-
     def _operation(self) -> record.RecordedOperation:
         if self._dead is not None:
             raise self._dead
-        self._last_op += 1
-        return record.RecordedOperation(cell_id=self.id, op=self._last_op, actor=self._actor)
+        self.last_op += 1
+        return record.RecordedOperation(cell_id=self.id, op=self.last_op, actor=self._actor)
 
     def _user(self, user: str | None) -> str:
         return self.plan.user if user is None else user
@@ -165,13 +160,11 @@ class CellBase:
         bodies: Callable[[], Sequence[Body]] = tuple,
         limits: _LimitsOf = lambda *_: (),
     ) -> Iterator[None]:
-        """Record how the block failed, and the limits it ran into. What ends after a revert has
-        failed.
-        """
+        """Record how the block failed, and the limits it ran into."""
         try:
             yield
             if self._reverted is not None:
-                raise self._reverted
+                raise self._reverted  # what ends after a revert has failed
         except BaseException as error:
             failed = record.failed(operation, kind, error, action=action, bodies=bodies())
             for event in (failed, *limits(operation, error)):
@@ -180,9 +173,7 @@ class CellBase:
             raise
 
     def _end_if_dead(self, error: BaseException) -> None:
-        """Raise a dead cell's error with the cause of death; it is recorded once and kept for every
-        later operation. Others pass.
-        """
+        """Raise a dead cell's error with the cause of death, which is recorded once."""
         if not isinstance(error, CellError):
             return
         is_violation = isinstance(error, ProtocolViolation)

@@ -45,9 +45,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have a
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The traces that were to be left in `cell`, and those that it says were: each is searched for.
-    Nothing is left in a cell that is dead or doesn't answer in time.
-    """
+    """The traces that were to be left in `cell`, and those that it says were."""
 
     cell: Cell
     token: str
@@ -63,9 +61,7 @@ class Canary:
         return (*files, f"port {self.port}", "process", "environment", "memory")
 
     async def search(self, new: Cell) -> None:
-        """Look for the traces in another machine, on record in any case. Raises `ContainmentBreach`
-        when one is there, `CellError` when it can't be searched.
-        """
+        """Look for the traces in another machine, on record. Raises `ContainmentBreach`."""
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
         try:
@@ -182,9 +178,7 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
 
 
 def memory_has(machine: Sandbox, needle: bytes) -> bool | None:
-    """Whether the memory of any process of a machine has these bytes; None: not in what could be
-    searched. A VMM's is the guest's memory. Blocking. Raises `OSError`.
-    """
+    """Whether a machine's memory has these bytes; None: not in what could be searched."""
     skipped = list[str]()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and machine.holds(int(process.name)):

@@ -218,9 +218,7 @@ class Cell(ExecOperations, FileOperations):
         self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
-        """End every operation of it, now and later, with `error`, which is on record. From any
-        thread; `destroy` is still to be called.
-        """
+        """End every operation of it, now and later, with `error`. From any thread."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self._dead = self._dead or killed or error
         self._live.kill()

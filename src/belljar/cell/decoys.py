@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -134,15 +134,17 @@ def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted
 async def place_decoys(
     cell: Cell, specs: Sequence[DecoySpec], key: bytes, services: Sequence[Minted] = ()
 ) -> tuple[Minted, ...]:
-    """Mint and place decoys; `services`: those of its range. Raises `PolicyError`, on record as
-    `decoy.failed`, when the image has something at a place, or it can't be written.
-    """
+    """Mint and place decoys; `services`: those of its range. Raises `PolicyError`."""
     try:
         passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
     except (OSError, FileTooLargeError):
         passwd = b""
     home = home_of(passwd, cell.plan.user)
-    times_s = {"/": await _image_time(cell)}
+    # No decoy is newer than the image, by its passwd (`/` has mounts of the cell's own), and now
+    newest_s = time.time()
+    with suppress(OSError):
+        newest_s = min(newest_s, (await cell.stat("/etc/passwd", user="0")).mtime_s)
+    times_s = {"/": newest_s}
     placed = [replace(service, cell_id=cell.id) for service in services]
     for service in placed:
         _note_placed(cell, service, key)
@@ -180,19 +182,8 @@ def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
     cell.note(Kind.DECOY_PLACED, data)
 
 
-async def _image_time(cell: Cell) -> float:
-    """What no decoy may be newer than: the image, by its passwd (`/` has new mounts), and now."""
-    now_s = time.time()
-    try:
-        return min(now_s, (await cell.stat("/etc/passwd", user="0")).mtime_s)
-    except OSError:
-        return now_s
-
-
 async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
-    """The time of the nearest existing directory, or of the image if that is older. `times_s`: of
-    directories that were found before; more are added. Raises `OSError`.
-    """
+    """The time of the nearest directory, or of an older image. `times_s`: those known."""
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
     for count in range(1, len(parts) + 1):

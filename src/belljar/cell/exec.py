@@ -111,9 +111,7 @@ class RunningCommand:
         await self._channel.close_stdin()
 
     async def signal(self, number: int, *, whole_tree: bool = False) -> None:
-        """Send a signal to its main process, or to all it started, if it runs. Raises
-        `ValueError` for what is no signal.
-        """
+        """Signal its main process, or all it started. Raises `ValueError` for no signal."""
         sent = Signals(number)
         if self.running:
             self._seen.signalled(sent, whole_tree=whole_tree)
@@ -328,10 +326,7 @@ class ExecOperations(CellBase):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the guest agent's own probe program as the workload, and wait for it; the caller
-        records it. `alone`: what runs in the cell is ended first, so that none of it changes what
-        the program reports. Raises `CellError`.
-        """
+        """Run the guest agent's probe program as the workload; `alone`: all else is ended."""
         self._operation()
         request = ExecRequest(
             argv=list(argv),
@@ -346,10 +341,8 @@ class ExecOperations(CellBase):
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:
-        """The user of the agent's own program: the workload's, by number if that is root.
-
-        Hostile root may have rewritten the account files: a user with fewer rights would be probed.
-        """
+        """The user of the agent's own program: the workload's, by number if that is root."""
+        # Hostile root may have rewritten the account files: one with fewer rights would be probed
         return "0:0" if (who := self._user(user)) in {"", "0", "root"} else who
 
     async def _exec_unrecorded(self, request: ExecRequest, stdin: bytes | None) -> ExecOutput:
@@ -360,9 +353,7 @@ class ExecOperations(CellBase):
             raise
 
     async def check_health(self) -> HealthFinding:
-        """Run the check of `belljar.cell.health` as the workload's default user; the caller records
-        it. A dead cell is a fact, not an error.
-        """
+        """Run the check of `belljar.cell.health`; a dead cell is a fact, not an error."""
         request = ExecRequest(
             argv=ARGV,
             env=self.plan.env,

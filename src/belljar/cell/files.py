@@ -91,9 +91,7 @@ class FileOperations(CellBase):
         await self._write(path, contents, mode=mode, owner=owner, **options)
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory with its parents, as root; one that is there gets `mode` and `owner`.
-        Raises as `write_file`.
-        """
+        """Make a directory with its parents, as root. Raises as `write_file`."""
         # The work directory may be the one to be made
         options = self._options("0", None) | {"cwd": "/"}
         await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)

@@ -1,7 +1,6 @@
 """Checks cheaply whether a cell can still run commands, compared with a baseline.
 
-The check runs the image's shell as the workload's user, through the guest agent, which needs no
-file of the image. The output is guest-controlled: a hostile cell can hide damage or feign it.
+The output is guest-controlled: a hostile cell can hide damage or feign it.
 """
 
 from __future__ import annotations
@@ -113,10 +112,7 @@ def may_be_broken(output: ExecOutput) -> bool:
 
 
 class HealthWatch:
-    """Checks one cell in use, and records each check.
-
-    `degraded`: its first damage, for people; `op`: the latest operation then.
-    """
+    """Checks one cell in use, and records each check; `degraded`: its first damage."""
 
     # A `Cell`, whose module knows this one
     def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401

@@ -125,9 +125,7 @@ class Source:
 
 
 def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
-    """List what is to be copied. Blocking. Raises `OSError`, `FileTooLargeError`; `ValueError` for
-    too many, a link that may lead out, a socket, pipe or device, a name that is no UTF-8.
-    """
+    """List what is to be copied. Blocking. Raises as `Cell.upload`."""
     real = path.resolve(strict=True)
     # Nothing beside a directory can be reached by what its files become meanwhile
     root, name = (real, ".") if real.is_dir() else (real.parent, real.name)
@@ -141,10 +139,7 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
 
 
 def records_of(source: Source, name: str, manifest: TreeManifest) -> Iterator[bytes]:
-    """The records of what lies in a directory, or of a file that is to be called `name`. Blocking.
-
-    Raises `OSError` and `ValueError` where it has become something else since it was listed.
-    """
+    """The records of a directory's entries, or of a file to be called `name`. Blocking."""
     tree, depth = source.tree, 0
     if not tree.is_directory:
         yield from _file_records(source, tree.entries[0], name, manifest)
@@ -217,10 +212,7 @@ async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class TreeDestination:
-    """Where a tree of a cell is put. Blocking; `take` as it comes, then `place` or `discard`.
-
-    Arguments as `Cell.download` has them.
-    """
+    """Where a tree of a cell is put: `take` as it comes, then `place` or `discard`."""
 
     def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:
         self.manifest = TreeManifest()

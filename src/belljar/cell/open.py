@@ -154,7 +154,8 @@ async def _machine(
 
                 await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
-        opened.raise_if_dead()
+        if opened.network is not None and opened.network.error is not None:
+            raise opened.network.error
 
 
 @asynccontextmanager
@@ -278,9 +279,7 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Make the policy's work directory, as Docker does, then copy in the files of its task and its
-    own. Raises `CellError`.
-    """
+    """Make the work directory and copy the task's and the policy's files in."""
     policy = loaded.policy
     try:
         workdir = posixpath.normpath(policy.workdir or "/")

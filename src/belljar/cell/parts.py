@@ -94,9 +94,7 @@ def gather_parts(
     home: Path,
     has_port: bool = False,  # noqa: FBT001, FBT002 - to_thread takes no keywords
 ) -> Parts:
-    """Read the host, find the images of the cell and its range, and the kernel, make the plan.
-    Blocking. Raises `PolicyError`, `HostError`.
-    """
+    """Read the host, find images and kernel, make the plan. Blocking."""
     image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
     kernel: Kernel | None = None
     with suppress(HostError):
@@ -136,16 +134,12 @@ _describing: Final = threading.Lock()
 def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
-    """A run directory to be entered; leaving it seals it. `kind`: the command that makes the run;
-    `what`: a word for lists. Raises `HostError` on entering.
-    """
+    """A run directory to be entered; leaving it seals it. Raises `HostError` on entering."""
     return create_run(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
-    """Keep the policy as written, the plan and what its cells are made of beside the ledger, once
-    for each policy of the run.
-    """
+    """Keep each policy of the run, its plan and parts beside the ledger."""
     with _describing:
         first, tag = run.path / "policy.yaml", ""
         if first.exists() and first.read_bytes() != loaded.text:

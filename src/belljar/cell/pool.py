@@ -97,9 +97,7 @@ class Pool:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """A cell with its range, as `open_range` gives one: idle, or else opened now. Raises as
-        `open_range`, and `ContainmentBreach` when a warm-up of this pool found a way out.
-        """
+        """A cell with its range, idle or opened now. Raises as `open_range`."""
         return revertible(self._machine)
 
     @asynccontextmanager
@@ -253,9 +251,7 @@ class Pool:
             self.error = breach or error
 
     async def aclose(self) -> None:
-        """Make and give out nothing more; destroy idle cells, and ten seconds later those that were
-        not given back.
-        """
+        """Make and give out nothing more; destroy idle cells, and late ones after 10 s."""
         self._is_closed = True
         with anyio.CancelScope(shield=True):
             if self._filling is not None:

@@ -27,9 +27,7 @@ Handler: TypeAlias = Callable[[str, bytes], bytes]
 
 
 class ModelRequests:
-    """Passes requests to `handler`; refuses them without one, and after the range's end, where
-    `on_close` is called in the event loop that ends it.
-    """
+    """Passes requests to `handler`, while there is one, until the range's end."""
 
     def __init__(self) -> None:
         self.handler: Handler | None = None
@@ -113,8 +111,3 @@ class Range:
         """End all operations in its cells, in any event loop. From any thread."""
         for cell in self.cells.values():
             cell.disconnect()
-
-    def raise_if_dead(self) -> None:
-        """Raise what the network died of, if it has."""
-        if self.network is not None and self.network.error is not None:
-            raise self.network.error

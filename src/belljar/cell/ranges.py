@@ -69,11 +69,6 @@ class RangePort:
         self._network, self._name, self._is_machine = network, name, is_machine
 
     @property
-    def range_id(self) -> str:
-        """The range's name."""
-        return self._network.id
-
-    @property
     def user_namespace(self) -> int | None:
         """The range's user namespace; None as root."""
         return self._network.user_namespace
@@ -217,9 +212,7 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
 def _spec(
     plan: NetworkPlan, parts: Parts, run: RunDirectory, recorder: GuardedRecorder
 ) -> RangeSpec:
-    """What the network is made by, with a directory for its packet record; the recorder learns
-    where the decoy services are. Raises `HostError`.
-    """
+    """What the network is made by; makes its packet record's directory. Raises `HostError`."""
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
     layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)

@@ -72,9 +72,7 @@ def failed(
     action: str = "",
     times: Mapping[str, JsonValue] | None = None,
 ) -> Event:
-    """An operation ended without a result: a guest's error, a dead cell, or cancelled by its
-    caller.
-    """
+    """An operation ended without a result: an error, a dead cell, or cancelled."""
     reason = f"{type(error).__name__}: {text(str(error))}"[:4096]
     data: dict[str, JsonValue] = {"reason": reason, **(times or {})}
     if action:
@@ -186,9 +184,7 @@ class CommandRecord:
         return replace(output, host_limits=fired, out_of_memory=is_memory) if fired else output
 
     def end(self, output: ExecOutput | None) -> None:
-        """Record the end: the guest's word on the outcome, and what the host saw of its streams.
-        None: it was left before that, and its tree was killed.
-        """
+        """Record the end; None: it was left before that, and its tree was killed."""
         times: dict[str, JsonValue] = {**self._times}
         bodies = self.bodies()
         if output is None:

@@ -196,9 +196,7 @@ class Machines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the machine in use, wait for all others, and raise what the destruction of one found:
-        a breach whatever else was raised.
-        """
+        """End the machine in use, wait for all others, and raise what was found."""
         raised = error
         with anyio.CancelScope(shield=True):
             async with self._turn:
@@ -248,9 +246,7 @@ class RevertibleCell:
 
 
 def _adopt(old: Cell, new: Cell) -> None:
-    """Have the new machine's guard take no decoy of the old one's for another sample's. Raises
-    `HostError` when it is of another kind.
-    """
+    """Have the new guard know the old machine's decoys. Raises `HostError` for another kind."""
     if (old.tier, old.plan.image) != (new.tier, new.plan.image):
         what = "the image was replaced in the store, or the tier is no longer possible"
         hint = "open another cell for another image"
@@ -268,9 +264,7 @@ async def _flush(cell: Cell) -> None:
 async def revertible(
     make: MakeMachine, *, first: MakeMachine | None = None
 ) -> AsyncIterator[Range]:
-    """The range of one cell that `make` makes; `Cell.revert` has it made again. `first`: makes the
-    first machine. Raises also what the destruction of a reverted machine found.
-    """
+    """The range of one cell that `make` makes, again at each revert; `first`: at first."""
     machines = Machines(make)
     async with AsyncExitStack() as stack:
         opened = await machines.open(first or make)

@@ -177,9 +177,7 @@ def key_of(cell: Cell) -> str:
 
 
 async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedFiles:
-    """Pack what was changed since, by the kernel's word. Processes go on, and may write meanwhile.
-    Raises as `Cell.snapshot`, and `HostError` when this host's clock was set back.
-    """
+    """Pack what was changed since, by the kernel's word. Raises as `Cell.snapshot`."""
     cell._live.client.check_idle()
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"

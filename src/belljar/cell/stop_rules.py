@@ -56,10 +56,7 @@ class StopRulesRecorder:
                 self.stop(request)
 
     def stop(self, request: StopRequest) -> None:
-        """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle
-        ones of its pools, and no new one in it (`stop_run`), or every cell of the store
-        (`stop_all`). Raises what recording raised, after it has acted.
-        """
+        """Record it, then halt what it says, and raise what recording raised."""
         with self._lock:
             before, width = self._widest, _WIDTHS.index(request.stop)
             if before is not None and width <= _WIDTHS.index(before):
@@ -104,10 +101,7 @@ class StopRulesRecorder:
 
 @contextmanager
 def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRulesRecorder]:
-    """The recorder of one cell or range under its policy's `on`.
-
-    A breach that leaves the block counts, too.
-    """
+    """The recorder under a policy's `on`. A breach that leaves the block counts, too."""
     rules = StopRulesRecorder(run.recorder, run_id=run.run_id, home=home, stops=policy.on)
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     try:

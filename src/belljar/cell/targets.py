@@ -60,9 +60,7 @@ _LOG_BYTES: Final = 2000
 
 
 def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
-    """The policy of a target cell: the range's risk, its own image, files and limits, a tier at
-    least the range's. Raises `PolicyError`.
-    """
+    """The policy of a target cell: the range's risk, all else its own."""
     policy = parent.policy
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
     if not isinstance(written, TargetStandIn):
@@ -218,9 +216,7 @@ class Program:
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
-    """Its health check: as written, else the image's; {}: none. A program that only waits has none:
-    the image's check is another program's. Raises `CellError`.
-    """
+    """Its health check, written or the image's; {}: none. Raises `CellError`."""
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
     if wants_image and not cell.image_health:

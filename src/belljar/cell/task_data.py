@@ -28,9 +28,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
-    """Copy the cell's files in and name its hosts. Raises `PolicyError` for a file that is not what
-    it was when the task was read; `CellError`, `OSError`.
-    """
+    """Copy the cell's files in and name its hosts. Raises `PolicyError`, `OSError`."""
     own, root = data.own, Path(data.root)
     try:
         trees = await anyio.to_thread.run_sync(trees_of, root, own)

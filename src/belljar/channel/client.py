@@ -140,9 +140,7 @@ class GuestClient:
         return welcome
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> Configured:
-        """Build the workload's container, for a template; `payload`: `frames.config_payload`.
-        Raises `CellError`.
-        """
+        """Build a template's container, by `frames.config_payload`. Raises `CellError`."""
         send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
         configured = await self._ask(Configured, send, timeout_s, "did not answer CONFIG")
         if configured.errno:
@@ -153,9 +151,7 @@ class GuestClient:
         return configured
 
     async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
-        """Make a restored guest a new machine, before the first operation; `payload`:
-        `frames.renew_payload`. The caller judges what is missing in the answer.
-        """
+        """Make a restored guest a new machine; the caller judges what is missing."""
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
         return await self._ask(Renewed, send, timeout_s, "did not answer RENEW")
 
@@ -166,9 +162,7 @@ class GuestClient:
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """In the block nothing of the workload runs, and calls wait; then the guest's clock is set.
-        Raises `BusyError`, `CellError`.
-        """
+        """In the block the workload is frozen, and calls wait. Raises `BusyError`."""
 
         async def freeze(*, on: bool) -> None:
             def send() -> bytes:
@@ -298,9 +292,7 @@ class GuestClient:
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        """Run a command and talk to it. The guest may be a window (1 MiB) ahead of the reader.
-        Leaving the block kills what still runs.
-        """
+        """Run a command and talk to it. Leaving the block kills what still runs."""
         limit_s = request.timeout_s
         async with self.operation(
             OpKind.EXEC,

@@ -167,9 +167,7 @@ def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
 
 
 def text_bytes(value: str | bytes, what: str) -> bytes:
-    """A name, path, argument or variable as bytes. A NUL, which no Linux interface can carry, is a
-    `ValueError`.
-    """
+    """Text as bytes. A NUL, which no Linux interface can carry, is a `ValueError`."""
     # Names that Python read from a file system may hold bytes that are no UTF-8 (PEP 383).
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     if b"\0" in raw:

@@ -88,9 +88,7 @@ class Operation:
             self._streams_ended.add(event.stream)
 
     async def send_stdin(self, content: bytes) -> None:
-        """Send bytes to its standard input; waits while the guest's window is full. Raises
-        `BrokenPipeError` when the command has ended.
-        """
+        """Send it all. Raises `BrokenPipeError` when the command has ended."""
         if not await self.offer_stdin(content):
             raise BrokenPipeError("the command has ended and reads no more")
 
@@ -148,9 +146,7 @@ class Operation:
         return None
 
     async def wait(self) -> ExecOutput:
-        """The command's outcome, when it has ended; what was not iterated is dropped and counted.
-        Raises `CellError` when the cell dies first.
-        """
+        """The command's outcome; what was not iterated is dropped and counted."""
         async for stream, chunk in self:
             self.discarded[stream] += len(chunk)
         return self.output()

@@ -229,9 +229,7 @@ class CommandError(Exception):
 
 
 class FileTooLargeError(OSError):
-    """A guest's file is larger than what may be read (EFBIG). `size_bytes`: as the guest says, or
-    more than was allowed.
-    """
+    """A guest's file is larger than what may be read (EFBIG)."""
 
     CODE: ClassVar[int] = errno.EFBIG
 
@@ -254,9 +252,7 @@ def output_of(
     is_overdue: bool,
     user: str = "",
 ) -> ExecOutput:
-    """The guest's RESULT of a command with what the host kept and dropped. `is_overdue`: the host's
-    own deadline had passed.
-    """
+    """The guest's RESULT of a command with what the host kept and dropped."""
     code, flags, failed = result.code, result.flags, None
     match result.outcome:
         case Outcome.EXITED:

@@ -109,10 +109,7 @@ class Pump:
         self.check()
 
     async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
-        """Return when `ready()`; it is asked whenever something arrived for `mailbox`.
-
-        Raises `CellError` when the connection ends first.
-        """
+        """Return when `ready()`, asked whenever something arrived. Raises `CellError`."""
         while not ready():
             self.check()
             if self._lead is not None:

@@ -225,8 +225,7 @@ async def walk(
     timeout_s: float | None = None,
 ) -> None:
     """Hand what a path is (`depth` 0), a directory holds (1), or a tree, to `take`, as it comes.
-
-    Raises as `GuestClient.read_file`; `OSError` with `E2BIG` for more than `max_entries`.
+    Raises as `read_file`, and `OSError` with `E2BIG`.
     """
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)

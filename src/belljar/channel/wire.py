@@ -126,10 +126,7 @@ class HostConnection:
     # ---- guest → host
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[GuestEvent]:
-        """Take bytes as they came, in pieces of any size; return the events they complete.
-
-        Raises `ProtocolViolation` for what the protocol forbids, and then for every later call.
-        """
+        """Take bytes as they came; the events they complete. Raises `ProtocolViolation`."""
         if self._violation is not None:
             # A new exception each time: one that is raised again collects tracebacks.
             old = self._violation
@@ -387,9 +384,7 @@ class HostConnection:
         stderr: int | None = None,
         stdin_open: bool = False,
     ) -> tuple[int, bytes]:
-        """A new operation: its id, and its PARTs and START. `stdout`, `stderr`: the most bytes, as
-        in the body; None: it has no such stream.
-        """
+        """A new operation's id, PARTs and START. `stdout`, `stderr`: the most bytes."""
         welcome = self._in_order(holds=self._renewed)
         if len(self._live) >= welcome.max_ops:
             raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")

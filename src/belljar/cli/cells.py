@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from belljar.cli.console import (
-    Failure,
-    MisuseError,
-    json_option,
-    notice,
-    parsed_by,
-    print_json,
-    run_async,
-    table_lines,
-)
+from belljar.cli import console
 from belljar.errors import HostError
+from belljar.isolation.hold import RELEASE_HINT, read_hold
+from belljar.isolation.hold import release as lift
+from belljar.isolation.reap import list_cells
+from belljar.isolation.reap import reap as reap_cells
+from belljar.store.home import belljar_home
 from belljar.units import format_duration, format_size, parse_duration, printable
 
 if TYPE_CHECKING:
@@ -50,33 +46,28 @@ _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN",
 
 
 @click.command("ps")
-@json_option("Print a JSON list.")
+@console.json_option("Print a JSON list.")
 def ps(*, as_json: bool) -> int:
     """List the cells that exist or whose owner crashed.
 
     `orphaned`: the process that made the cell is gone; `belljar reap` removes what is left.
     MEMORY: used, of the policy's limit.
     """
-    from belljar.isolation.reap import list_cells
-
     cells = list_cells()
     warn_if_held()
     if as_json:
-        print_json([asdict(cell) for cell in cells])
+        console.print_json([asdict(cell) for cell in cells])
     elif not cells:
         click.echo("no cells")
     else:
-        click.echo("\n".join(table_lines([_COLUMNS, *(_row(cell) for cell in cells)])))
+        click.echo("\n".join(console.table_lines([_COLUMNS, *(_row(cell) for cell in cells)])))
     return 0
 
 
 def warn_if_held() -> bool:
     """Print a hold on standard error; returns whether there is one."""
-    from belljar.isolation.hold import RELEASE_HINT, read_hold
-    from belljar.store.home import belljar_home
-
     if (held := read_hold(belljar_home())) is not None:
-        click.echo(str(Failure("", str(held), hint=RELEASE_HINT)), err=True)
+        click.echo(str(console.Failure("", str(held), hint=RELEASE_HINT)), err=True)
     return held is not None
 
 
@@ -102,7 +93,7 @@ def _row(cell: CellListing) -> tuple[str, ...]:
 
 
 @click.command("reap")
-@json_option("Print a JSON list.")
+@console.json_option("Print a JSON list.")
 def reap(*, as_json: bool) -> int:
     """Remove what crashed owners left behind: processes, control groups, mounts, files.
 
@@ -111,14 +102,13 @@ def reap(*, as_json: bool) -> int:
     Exit code 2 when something could not be removed.
     """
     from belljar.harness.attach import remove_dead_sockets
-    from belljar.isolation.reap import reap as reap_cells
     from belljar.probe.witness import sweep_watches
 
-    reaped = run_async(reap_cells, None)
+    reaped = console.run_async(reap_cells, None)
     remove_dead_sockets()
     sweep_watches()
     if as_json:
-        print_json([asdict(one) for one in reaped])
+        console.print_json([asdict(one) for one in reaped])
     elif not reaped:
         click.echo("nothing to reap")
     else:
@@ -132,7 +122,7 @@ def reap(*, as_json: bool) -> int:
 @click.option("--fleet", default="", metavar="ray[://HOST:PORT]|slurm", help="With --all.")
 @click.option("--hold", "hold_too", is_flag=True, help="Refuse new cells until `release`.")
 @click.option("--reason", default="", help="Text for the record and the cells' owners.")
-@json_option()
+@console.json_option()
 def kill(
     names: tuple[str, ...],
     *,
@@ -150,20 +140,19 @@ def kill(
     Exit code 2 when a cell could not be halted or its destruction not be proven.
     """
     from belljar.isolation.kill import kill_now
-    from belljar.store.home import belljar_home
 
     hint = "`belljar ps` lists the cells"
     if bool(names) == everything:
         both, neither = "--all and names exclude each other", "name cells or runs, or give --all"
-        raise MisuseError(both if names else neither, hint=hint)
+        raise console.MisuseError(both if names else neither, hint=hint)
     if fleet:
         from belljar.fleet.nodes import kill_fleet
 
         if not everything:
-            raise MisuseError("--fleet needs --all", hint=hint)
+            raise console.MisuseError("--fleet needs --all", hint=hint)
         nodes = kill_fleet(fleet, hold_too=hold_too, reason=reason)
         if as_json:
-            print_json(nodes)
+            console.print_json(nodes)
         for each in () if as_json else nodes:
             state = "killed" if each["ok"] else "NOT PROVEN" if each["name"] else "NO ANSWER"
             named = " ".join(dict.fromkeys((each["node"][:12], each["name"]))).strip()
@@ -177,10 +166,10 @@ def kill(
     except LookupError as unknown:
         name = printable(str(unknown.args[0]), max_chars=100)
         what = f"there is no cell or run {name} here; nothing was killed"
-        raise MisuseError(what, param="CELL", hint=hint) from None
+        raise console.MisuseError(what, param="CELL", hint=hint) from None
     if as_json:
         order = report.order
-        print_json(
+        console.print_json(
             {
                 "kill_id": order.kill_id,
                 "ok": report.ok,
@@ -214,16 +203,13 @@ def _print_killed(report: KillReport, *, held: bool) -> None:
 
 
 @click.command("release")
-@json_option()
+@console.json_option()
 def release(*, as_json: bool) -> None:
     """Lift the hold of `belljar kill --hold`: new cells are allowed again."""
-    from belljar.isolation.hold import release as lift
-    from belljar.store.home import belljar_home
-
     held = lift(belljar_home())
     if as_json:
         hold = None if held is None else asdict(held)
-        print_json({"released": held is not None, "hold": hold})
+        console.print_json({"released": held is not None, "hold": hold})
     else:
         click.echo("there was no hold" if held is None else f"released; it was: {held}")
 
@@ -231,14 +217,14 @@ def release(*, as_json: bool) -> None:
 @click.command("prune")
 @click.option(
     "--unused-for",
-    callback=parsed_by(parse_duration),
+    callback=console.parsed_by(parse_duration),
     metavar="DURATION",
     default="14d",
     show_default=True,
     help="Remove what was not used for this long; 0s: all that no running cell uses.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
-@json_option()
+@console.json_option()
 def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
     """Remove unused templates, unpacked images, parts of builds and program roots.
 
@@ -248,16 +234,15 @@ def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
     Exit code 3 when something could not be removed.
     """
     from belljar.isolation.prune import prune as prune_store
-    from belljar.store.home import belljar_home
 
-    parts = run_async(prune_store, belljar_home(), unused_for_s=unused_for, dry_run=dry_run)
+    parts = console.run_async(prune_store, belljar_home(), unused_for_s=unused_for, dry_run=dry_run)
     gone = [part for part in parts if part.state in {"removed", "unneeded"}]
     freed_bytes = sum(part.size_bytes for part in gone)
     if as_json:
         names = ("kind", "path", "why", "size_bytes", "state")
         shown = [{name: getattr(part, name) for name in names} for part in parts]
         shown = [{**part, "path": str(part["path"])} for part in shown]
-        print_json({"dry_run": dry_run, "freed_bytes": freed_bytes, "parts": shown})
+        console.print_json({"dry_run": dry_run, "freed_bytes": freed_bytes, "parts": shown})
     else:
         for part in parts:
             name, size = part.path.name[:12], format_size(part.size_bytes)
@@ -299,7 +284,6 @@ def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
     except ImportError as error:
         what = f"{error.name} is not installed"
         raise HostError(what, hint="install Belljar with the extra `web`") from error
-    from belljar.store.home import belljar_home
 
     home = belljar_home()
     viewer = load_token(home, VIEWER)
@@ -380,7 +364,6 @@ def watch(*, once: bool) -> None:
     from rich.live import Live
 
     from belljar.live.feed import Feed
-    from belljar.store.home import belljar_home
 
     with Feed(belljar_home()) as feed:
         if once or not sys.stdout.isatty():
@@ -392,7 +375,7 @@ def watch(*, once: bool) -> None:
             # Without a terminal no column is cut.
             Console(width=None if sys.stdout.isatty() else 500).print(_table(feed))
             return
-        notice("Ctrl-C ends the watch; runs go on")
+        console.notice("Ctrl-C ends the watch; runs go on")
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
             while True:
                 feed.look()

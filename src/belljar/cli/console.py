@@ -31,10 +31,8 @@ T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 Report = Callable[[str], None]
 
-USAGE_CODE = "usage_error"
-INTERRUPTED_CODE = "interrupted"
-DEFECT_CODE = "internal_error"
-TIERS: Final = ("container", "gvisor", "microvm")
+_USAGE: Final = "usage_error"
+_TIERS: Final = click.Choice(("container", "gvisor", "microvm"))
 # Of verdicts and states, as `click.style` takes them; in a pipe click takes the style away.
 _GREEN, _YELLOW, _RED = {"fg": "green"}, {"fg": "yellow"}, {"fg": "red", "bold": True}
 STYLES: Final[Mapping[str, Any]] = {
@@ -63,7 +61,7 @@ def tier_option(
     help_text: str = "Exactly this tier, at or above what the policy demands.",
 ) -> Callable[[Command], Command]:
     """The option `--tier`."""
-    return click.option("--tier", type=click.Choice(TIERS), default=None, help=help_text)
+    return click.option("--tier", type=_TIERS, default=None, help=help_text)
 
 
 def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Command]:
@@ -71,36 +69,22 @@ def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Com
     return click.argument("policy", required=False, metavar=metavar)
 
 
-def cell_argument(command: Command) -> Command:
-    """The argument CELL."""
-    return click.argument("cell_id", metavar="CELL")(command)
-
-
-def run_argument(command: Command) -> Command:
-    """The argument RUN."""
-    return click.argument("run")(command)
-
-
-def key_option(command: Command) -> Command:
-    """The option `--key`."""
-    return click.option(
-        "--key",
-        "fingerprint",
-        metavar="FINGERPRINT",
-        help="The key that must have signed. Default: this host's, if it has one.",
-    )(command)
-
-
-def log_option(command: Command) -> Command:
-    """The option `--log`."""
-    return click.option(
-        "--log",
-        "logs",
-        multiple=True,
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where "
-        "it was written.",
-    )(command)
+cell_argument = click.argument("cell_id", metavar="CELL")
+run_argument = click.argument("run")
+key_option = click.option(
+    "--key",
+    "fingerprint",
+    metavar="FINGERPRINT",
+    help="The key that must have signed. Default: this host's, if it has one.",
+)
+log_option = click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Where Inspect's log is now, for a run of `inspect eval`. Repeatable. Default: where it "
+    "was written.",
+)
 
 
 def operator_options(command: Command) -> Command:
@@ -122,18 +106,6 @@ def operator_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
-
-
-def task_args_option(command: Command) -> Command:
-    """The option `-T`: `task_args` is as Inspect's command line has it."""
-    return click.option(
-        "-T",
-        "task_args",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Set a task argument. Repeatable.",
-        callback=lambda _ctx, _param, values: [word for each in values for word in ("-T", each)],
-    )(command)
 
 
 def parsed_by(parse: Callable[[Any], T]) -> Callable[[click.Context, click.Parameter, Any], T]:
@@ -277,16 +249,10 @@ def writing(target: Path) -> Iterator[None]:
         raise HostError(f"it can't be written: {error.strerror}", where=where, hint=hint) from error
 
 
-def wants_json(argv: Sequence[str]) -> bool:
-    """Whether `--json` was typed before any `--`."""
-    # What follows `--` is the guest's command, which may have such an option itself.
-    return "--json" in (argv[: argv.index("--")] if "--" in argv else argv)
-
-
 def of_usage(error: click.ClickException) -> Failure:
     """A command line that can't be parsed."""
     if not isinstance(error, click.UsageError):
-        return Failure(USAGE_CODE, _sentence(error.format_message()))
+        return Failure(_USAGE, _sentence(error.format_message()))
     path = error.ctx.command_path if error.ctx is not None else "belljar"
     # Inspect's own parser names another command: it is `belljar run` that calls it.
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
@@ -304,7 +270,7 @@ def of_usage(error: click.ClickException) -> Failure:
         param = (given if isinstance(given, str) else " / ".join(given or ())).replace("'", "")
     where = " ".join(part for part in (command, param) if part)
     usage = f"`belljar {command} --help`" if command else "`belljar --help`"
-    return Failure(USAGE_CODE, _sentence(message), where, hint or f"see {usage}")
+    return Failure(_USAGE, _sentence(message), where, hint or f"see {usage}")
 
 
 def _sentence(text: str) -> str:
@@ -340,13 +306,23 @@ def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: ob
     outcome: list[T] = []
     errors: list[Exception] = []
 
+    async def cancel_on_signal(
+        signals: AsyncIterator[signal.Signals], work: anyio.CancelScope
+    ) -> None:
+        await anext(signals)
+        first_at_s = time.monotonic()
+        work.cancel()
+        async for number in signals:
+            if time.monotonic() - first_at_s > FORCED_AFTER_S:
+                os._exit(128 + number)
+
     async def until_signal() -> bool:
         # What is ignored stays so: a shell starts background jobs with SIGINT ignored.
         handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         with anyio.open_signal_receiver(*handled) as signals:
             async with anyio.create_task_group() as tasks:
                 work = anyio.CancelScope()
-                tasks.start_soon(_cancel_on_signal, signals, work, name="signals")
+                tasks.start_soon(cancel_on_signal, signals, work, name="signals")
                 with work:
                     try:
                         outcome.append(await function(*args, **kwargs))
@@ -370,15 +346,3 @@ def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: ob
     if not outcome:
         raise KeyboardInterrupt from (errors[0] if errors else None)
     return outcome[0]
-
-
-async def _cancel_on_signal(
-    signals: AsyncIterator[signal.Signals], work: anyio.CancelScope
-) -> None:
-    first_at_s: float | None = None
-    async for number in signals:
-        if first_at_s is None:
-            first_at_s = time.monotonic()
-            work.cancel()
-        elif time.monotonic() - first_at_s > FORCED_AFTER_S:
-            os._exit(128 + number)

@@ -16,6 +16,14 @@ import click
 
 from belljar.cli.console import MisuseError, json_option, print_json, table_lines
 from belljar.errors import BelljarError, HostError
+from belljar.host.cgroups import free_bytes
+from belljar.host.model import TrialState
+from belljar.image.kernel import current_kernel
+from belljar.image.store import Store
+from belljar.isolation.hold import RELEASE_HINT, read_hold
+from belljar.plan.obstacles import KVM_HINTS, network_obstacles, tier_obstacles
+from belljar.policy.limits import Tier
+from belljar.store.home import belljar_home
 from belljar.units import format_size, printable
 from belljar.waiting import reported_if_slow
 
@@ -59,23 +67,27 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
       3  they can't
     """
     from belljar.cli.policy import host_facts
-    from belljar.policy.limits import Tier
-    from belljar.store.home import belljar_home
 
     home = belljar_home()
     with reported_if_slow("trying what works here, once: up to half a minute"):
         facts = host_facts(home, prove=not no_prove, doubt=True)
         found = [*host_checks(facts), *_store_checks(home)]
         found += _switch_checks(home, facts, prove=not no_prove)
-    ready = all(check.state != "no" for check in found)
-    tiers = {tier.value: f"tier {tier}" in _usable(found) for tier in Tier}
+    failed = {check.what for check in found if check.state == "no"}
+    ready = not failed
+    # A tier's cells can run if all that they need is `ok`: no cell has a place without a store, and
+    # only a microVM boots the guest kernel.
+    bad = {check.what for check in found if check.state != "ok"}
+    bad |= {"tier microvm"} if "guest kernel" in failed else set()
+    usable = {check.what for check in found} - bad if "store" not in failed else set()
+    tiers = {tier.value: f"tier {tier}" in usable for tier in Tier}
     if as_json:
         checks = [asdict(check) for check in found]
         print_json({"ready": ready, "tiers": tiers, "checks": checks, "facts": facts.to_json()})
     else:
         _show(found)
-        usable = ", ".join(tier for tier, can_run in tiers.items() if can_run)
-        click.echo(f"\nTiers that can be used here: {usable or 'none'}.")
+        named = ", ".join(tier for tier, can_run in tiers.items() if can_run)
+        click.echo(f"\nTiers that can be used here: {named or 'none'}.")
     return 0 if ready else HostError.exit_code
 
 
@@ -83,7 +95,6 @@ def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Che
     """Check for a hold, and try the kill switch on a container."""
     from anyio import run
 
-    from belljar.isolation.hold import RELEASE_HINT, read_hold
     from belljar.isolation.proofs import prove_switch
     from belljar.isolation.trials import runtime_of
 
@@ -126,9 +137,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
     Only the microVM's absence is a `no`: the others replace nothing stronger.
     """
-    from belljar.plan.obstacles import network_obstacles, tier_obstacles
-    from belljar.policy.limits import Tier
-
     for tier in Tier:
         found = tier_obstacles(tier, facts)
         state: State = "no" if tier is Tier.MICROVM else "note"
@@ -156,9 +164,6 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
-    from belljar.host.model import TrialState
-    from belljar.plan.obstacles import KVM_HINTS
-
     kvm = facts.kvm
     if kvm.state is TrialState.PROVEN:
         yield Check("KVM", "ok", "works: a guest booted under it")
@@ -184,9 +189,6 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
 def _store_checks(home: Path) -> list[Check]:
     """Whether the store is writable and holds the kernel and default image."""
-    from belljar.image.kernel import current_kernel
-    from belljar.image.store import Store
-
     # The store need not exist yet: then its nearest directory decides.
     place = next(path for path in (home, *home.parents) if path.exists())
     found = [Check("store", "ok", str(home))]
@@ -205,18 +207,6 @@ def _store_checks(home: Path) -> list[Check]:
     except BelljarError as exc:
         found.append(Check("default image", "note", exc.what, "run `belljar setup`"))
     return found
-
-
-def _usable(found: list[Check]) -> set[str]:
-    """The rows of tiers whose cells can run: all that they need is `ok`."""
-    # No cell has a place without a store.
-    failed = {each.what for each in found if each.state == "no"}
-    if "store" in failed:
-        return set()
-    # Only a microVM boots the guest kernel.
-    without = {"tier microvm"} if "guest kernel" in failed else set()
-    bad = {each.what for each in found if each.state != "ok"}
-    return {each.what for each in found} - bad - without
 
 
 def _show(found: list[Check]) -> None:
@@ -302,11 +292,6 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.engine import CELLS, HARDWARE, MEMORY, check_private
     from belljar.fleet.node import NAME_VARIABLE
     from belljar.fleet.ray_engine import HINT_EXTRA
-    from belljar.host.cgroups import free_bytes
-    from belljar.host.model import TrialState
-    from belljar.plan.obstacles import tier_obstacles
-    from belljar.policy.limits import Tier
-    from belljar.store.home import belljar_home
 
     if head == bool(address):
         raise MisuseError(

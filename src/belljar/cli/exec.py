@@ -14,20 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from belljar.cli.console import (
-    STYLES,
-    MisuseError,
-    json_option,
-    notice,
-    parsed_by,
-    policy_argument,
-    print_json,
-    run_async,
-    table_lines,
-    tier_option,
-    variables_option,
-)
-from belljar.errors import breach_stands
+from belljar.cli import console
+from belljar.errors import PolicyError, breach_stands
+from belljar.host.settings import read_settings, within_settings
+from belljar.policy.loaded import known_preset, with_image, with_tier
 from belljar.units import parse_duration, printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
 
@@ -64,18 +54,18 @@ def _time_limit(text: str | None) -> float | None:
 
 
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
-@policy_argument("[POLICY|PRESET] -- CMD…")
-@tier_option()
+@console.policy_argument("[POLICY|PRESET] -- CMD…")
+@console.tier_option()
 @click.option("--image", default="", help="The cell's image, instead of the policy's.")
-@json_option("Print one JSON object instead of passing the streams through.")
+@console.json_option("Print one JSON object instead of passing the streams through.")
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
-@variables_option("--env", "env", "Set an environment variable. Repeatable.")
+@console.variables_option("--env", "env", "Set an environment variable. Repeatable.")
 @click.option(
     "--timeout",
     "timeout_s",
     metavar="DURATION",
-    callback=parsed_by(_time_limit),
+    callback=console.parsed_by(_time_limit),
     help="Kill the command and all processes it started after this long (30s, 5m).",
 )
 @click.pass_context
@@ -110,10 +100,9 @@ def exec_command(
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and ((policy is None and not image) or COMMAND_KEY in ctx.meta):
-        raise MisuseError("there is no command to run", hint=_HINT_DASHES)
+        raise console.MisuseError("there is no command to run", hint=_HINT_DASHES)
     from belljar.cell.open import open_cell
     from belljar.cell.parts import start_run
-    from belljar.errors import PolicyError
 
     async def in_cell() -> int:
         typed = [*sys.argv[:1], "exec", *([policy] if policy else []), "--", *argv]
@@ -145,10 +134,10 @@ def exec_command(
             run.finish("completed", exit_code=code)
         if as_json:  # when the record is sealed: what fails until then is the one object
             timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
-            print_json(_as_object(cell, output, timings_ms, str(run.path)))
+            console.print_json(_as_object(cell, output, timings_ms, str(run.path)))
         return code
 
-    return run_async(in_cell)
+    return console.run_async(in_cell)
 
 
 def typed_policy(
@@ -158,9 +147,6 @@ def typed_policy(
 
     A raised risk, and with `announces` what leaves this host, goes to standard error.
     """
-    from belljar.host.settings import read_settings, within_settings
-    from belljar.policy.loaded import known_preset, with_image, with_tier
-
     settings = read_settings()
     found = known_preset(policy, settings.least_risk)
     if found is None:
@@ -171,7 +157,7 @@ def typed_policy(
     loaded = within_settings(asked, settings)
     if loaded != asked:
         risks = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`"
-        notice(f"{risks}, as {settings.least_risk_from} says")
+        console.notice(f"{risks}, as {settings.least_risk_from} says")
     if announces and loaded.policy.network is not None:
         from belljar.plan.explain import announcements
 
@@ -239,16 +225,16 @@ def passing_on() -> Callable[[Stream, bytes], None]:
 
 def _explain(output: ExecOutput) -> None:
     if output.timed_out:
-        notice("the command timed out; it and all processes it started were killed")
+        console.notice("the command timed out; it and all processes it started were killed")
     if output.not_started_errno is not None:
-        notice(f"the command did not start: {output.why_not_started}")
+        console.notice(f"the command did not start: {output.why_not_started}")
     if output.out_of_memory:
-        notice("the command ran out of memory")
+        console.notice("the command ran out of memory")
     streams = (("output", output.stdout_dropped_bytes), ("error", output.stderr_dropped_bytes))
     for name, dropped in streams:
         if dropped:
             what = f"{dropped} bytes of standard {name} were dropped"
-            notice(f"{what}: more than the policy's `output`")
+            console.notice(f"{what}: more than the policy's `output`")
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
@@ -286,11 +272,11 @@ _EXIT_CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
 @click.command("probe", options_metavar="[OPTIONS]")
-@policy_argument()
-@tier_option()
+@console.policy_argument()
+@console.tier_option()
 @click.option("--all", "every", is_flag=True, help="Every probe, and once more as root.")
 @click.option("--group", "groups", multiple=True, metavar="GROUP", help="Or one probe's name.")
-@json_option()
+@console.json_option()
 def probe(
     policy: str | None, tier: str | None, *, every: bool, groups: tuple[str, ...], as_json: bool
 ) -> int:
@@ -322,8 +308,8 @@ def probe(
         chosen(PROBES, wanted)
     except ValueError as error:
         hint = f"use one of {', '.join(sorted({each.group for each in PROBES}))}, or a probe's name"
-        raise MisuseError(str(error), param="--group", hint=hint) from None
-    return run_async(_probe, policy, tier, wanted, as_json=as_json)
+        raise console.MisuseError(str(error), param="--group", hint=hint) from None
+    return console.run_async(_probe, policy, tier, wanted, as_json=as_json)
 
 
 async def _probe(
@@ -348,7 +334,7 @@ async def _probe(
             code = _EXIT_CODES[verdict]
             run.finish("completed" if verdict == "contained" else "failed", exit_code=code)
         if as_json:
-            print_json(
+            console.print_json(
                 {
                     "verdict": verdict,
                     "tier": cell.tier,
@@ -390,13 +376,15 @@ def _show(cell: Cell, reports: Sequence[ProbeReport], verdict: str) -> None:
         click.echo(f"\nas {name}")
         _show_report(report)
         if report.problem:
-            click.echo(click.style(printable(f"problem: {report.problem}"), **STYLES["void"]))
+            click.echo(
+                click.style(printable(f"problem: {report.problem}"), **console.STYLES["void"])
+            )
     tried = sum(len(report.findings) for report in reports)
     took_ms = sum(report.duration_ms for report in reports)
     emulated = "; emulated: this host has no hardware virtualisation that works"
     total = f"{verdict}: {tried} attempts in {took_ms:.0f} ms, {cell.tier} tier"
     total += emulated if cell.emulated else ""
-    click.echo("\n" + click.style(total, **STYLES[verdict]))
+    click.echo("\n" + click.style(total, **console.STYLES[verdict]))
 
 
 def _show_report(report: ProbeReport) -> None:
@@ -409,7 +397,7 @@ def _show_report(report: ProbeReport) -> None:
         verdict = f"{finding.verdict.value}{', known' if finding.known else ''}"
         decided = finding.known or finding.seen
         rows.append((finding.name, verdict, reported, finding.seen_by.value, decided))
-    click.echo("\n".join(table_lines(rows, styled=1)))
+    click.echo("\n".join(console.table_lines(rows, styled=1)))
     explained = {each.name: each for each in PROBES}
     for finding in report.findings:
         about = explained.get(finding.name)
@@ -417,4 +405,4 @@ def _show_report(report: ProbeReport) -> None:
             text = (
                 f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
             )
-            click.echo(click.style(text, **STYLES["breached"]))
+            click.echo(click.style(text, **console.STYLES["breached"]))

@@ -14,19 +14,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from belljar.cli.console import (
-    MisuseError,
-    json_option,
-    key_option,
-    print_json,
-    reading,
-    run_argument,
-    writing,
-)
+from belljar.cli import console
+from belljar.cli.ledger import expected_key, expected_run, new_file, run_path, write_lines
 from belljar.errors import HostError, LedgerError
 from belljar.ledger import redaction
+from belljar.ledger.files import digest_file, open_beneath, open_directory
 from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.listing import read_body, read_events, summarise
 from belljar.ledger.redaction import CLASSES
+from belljar.store.home import belljar_home
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
@@ -43,7 +39,7 @@ _GRACE_S: Final = 5.0  # after the run's end, for what is left
 
 
 @click.command()
-@run_argument
+@console.run_argument
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("--cell", "place", default="", help="For cast and pcap: which cell, or range.")
 @click.option("--endpoint", metavar="URL", help="For otlp: send there, until the run's end.")
@@ -53,7 +49,7 @@ _GRACE_S: Final = 5.0  # after the run's end, for what is left
     type=click.Path(dir_okay=False, path_type=Path),
     help="A new file. Default: standard output.",
 )
-@key_option
+@console.key_option
 def export(
     run: str,
     kind: str,
@@ -76,17 +72,15 @@ def export(
     The record is not verified, except for intoto. Exit codes: 0 written; 1 intoto was asked for and
     the record does not verify; 3 it can't be written.
     """
-    from belljar.cli.ledger import new_file, run_path, write_lines
-
     path = run_path(run)
     if kind != "intoto":
         _report_gaps(path, is_followed=bool(endpoint))
-    with reading(path, "RUN"):
+    with console.reading(path, "RUN"):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)
         if kind == "otlp":
             if not endpoint:
-                raise MisuseError("otlp is sent to a collector", param="--endpoint")
+                raise console.MisuseError("otlp is sent to a collector", param="--endpoint")
             return _send(path, endpoint)
         with new_file(output) as file:
             if kind == "jsonl":
@@ -102,7 +96,7 @@ def export(
 
 
 @click.command()
-@run_argument
+@console.run_argument
 @click.option("--cell", "place", default="", help="Which cell. Default: the only one.")
 @click.option("--idle", "idle_s", type=click.FloatRange(0), default=2.0, help="Longest pause.")
 def replay(run: str, place: str, idle_s: float) -> None:
@@ -110,10 +104,8 @@ def replay(run: str, place: str, idle_s: float) -> None:
 
     Colours are kept; whatever else could act on the terminal is shown as text.
     """
-    from belljar.cli.ledger import run_path
-
     path = run_path(run)
-    with reading(path, "RUN"):
+    with console.reading(path, "RUN"):
         pause_s = 0.0
         for event in _documents(path, "cast", place):
             if not isinstance(event, list):
@@ -143,13 +135,11 @@ def _safe(text: str) -> str:
 
 def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
     """Return the lines of a format; each is written as JSON."""
-    from belljar.ledger.listing import read_body, read_events
-
     lines, first = read_events(path), next(read_events(path), None)
     # As the record says: a copy's directory may have any name.
     run_id = "" if first is None else str(first.data.get("run_id", ""))
     if kind == "timesketch":
-        from belljar.export.timesketch import timesketch
+        from belljar.export.ocsf import timesketch
 
         return timesketch(lines, run_id)
     if kind == "ocsf":
@@ -174,14 +164,12 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
     meant = [each for each in dict.fromkeys(found) if each and each.startswith(place)]
     if len(meant) != 1:
         hint = f"name one with --cell: {', '.join(map(printable, meant[:20]))}" if meant else ""
-        raise MisuseError(f"{len(meant)} are meant: {what}", param="--cell", hint=hint)
+        raise console.MisuseError(f"{len(meant)} are meant: {what}", param="--cell", hint=hint)
     return meant[0]
 
 
 def _report_gaps(path: Path, *, is_followed: bool) -> None:
     """Say what an export of this run does not have. `is_followed`: until the run's end."""
-    from belljar.ledger.listing import summarise
-
     if (path / "units").is_dir():
         notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
         click.echo(notice, err=True)
@@ -214,8 +202,6 @@ def _send(path: Path, endpoint: str) -> int:
 
 
 def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
-    from belljar.ledger.files import open_beneath, open_directory
-
     packets = {each.parent.name: each for each in sorted(path.glob("ranges/*/*.pcapng"))}
     name = _one(packets, place, "range with packets")
     with open_directory(path) as root:
@@ -227,15 +213,11 @@ def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
 
 
 def _export_statement(path: Path, run: str, fingerprint: str | None, output: Path | None) -> int:
-    from belljar.cli.ledger import expected_key, expected_run, new_file
-    from belljar.export.statement import envelope, statement
+    from belljar.export.statement import statement
     from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
-    from belljar.ledger.files import digest_file
-    from belljar.ledger.keys import load_or_make_key
     from belljar.report.collect import collect
     from belljar.report.verdict import LedgerState
-    from belljar.store.home import belljar_home
 
     evidence = stored_evidence(
         path, expected_key=expected_key(fingerprint)[0], expected_run=expected_run(run, path)
@@ -262,9 +244,9 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     for log in sorted(path.glob("inspect/*")):  # as verified: all are in the manifest
         with log.open("rb") as file:
             logs[f"inspect/{log.name}"] = digest_file(file)[0]
-    content = statement(checked.run_id or "", checked.root, logs, found)
+    signed = statement(checked.run_id or "", checked.root, logs, found, key)
     with new_file(output) as target:
-        target.write(json.dumps(envelope(content, key)).encode() + b"\n")
+        target.write(json.dumps(signed).encode() + b"\n")
         target.flush()
     return 0
 
@@ -276,7 +258,7 @@ _OFFERED: Final = (*CLASSES, "all")
 
 
 @click.command()
-@run_argument
+@console.run_argument
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--redact",
@@ -286,7 +268,7 @@ _OFFERED: Final = (*CLASSES, "all")
     type=click.Choice(_OFFERED),
     help="Leave out this class of contents. Repeatable.",
 )
-@json_option()
+@console.json_option()
 def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> None:
     """Copy RUN to the new directory OUT, without the classes named.
 
@@ -305,21 +287,20 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
     give the copy away. It says what is missing, signed by the key that sealed the run; `belljar
     ledger verify` and `belljar-verify` report it as partial.
     """
-    from belljar.cli.ledger import run_path
-    from belljar.store.home import belljar_home
-
     path, key = run_path(run), load_or_make_key(belljar_home())
-    with reading(path, "RUN"):
+    with console.reading(path, "RUN"):
         chosen = redaction.choose(path, CLASSES if "all" in classes else classes)
         # Inside of the run it would become part of what is copied.
         if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:
             hint = "name a new directory in one that exists, outside of the run"
-            raise MisuseError(f"{printable(str(out))} can't be made", param="OUT", hint=hint)
-        with writing(out):
+            raise console.MisuseError(
+                f"{printable(str(out))} can't be made", param="OUT", hint=hint
+            )
+        with console.writing(out):
             redaction.share(path, out, chosen, key)
     if as_json:
         about = {"path": str(out), "classes": list(chosen.classes), "bodies": len(chosen.bodies)}
-        print_json({**about, "files": sorted(chosen.files), "bytes": chosen.bytes})
+        console.print_json({**about, "files": sorted(chosen.files), "bytes": chosen.bytes})
         return
     what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"
     click.echo(f"{printable(str(out))}: {what} ({format_size(chosen.bytes)}) left out")

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from belljar.cli.console import (
-    MisuseError,
-    json_option,
-    parsed_by,
-    print_json,
-    progress,
-    table_lines,
-    variables_option,
-)
-from belljar.image.store import MADE_HERE
+from belljar.cli import console
+from belljar.image.oci import ImportLimits, import_image
+from belljar.image.store import MADE_HERE, Store
+from belljar.store.home import belljar_home
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
@@ -47,14 +41,14 @@ def image() -> None:
 @click.option("--name", default="", help="Name of the image [default: its names in SOURCE].")
 @click.option(
     "--max-size",
-    callback=parsed_by(parse_size),
+    callback=console.parsed_by(parse_size),
     metavar="SIZE",
     default="8GiB",
     show_default=True,
     help="Refuse images that are larger, uncompressed.",
 )
 @_KEEP_SETUID
-@json_option("Print a JSON object for each image.")
+@console.json_option("Print a JSON object for each image.")
 def import_(
     *, sources: tuple[str, ...], name: str, max_size: int, keep_setuid: bool, as_json: bool
 ) -> None:
@@ -69,13 +63,13 @@ def import_(
     The image is checked before it is stored. Its entrypoint, command, environment, user and working
     directory are kept.
     """
-    from belljar.image.oci import ImportLimits, import_image
-
     if name and len(sources) > 1:
-        raise MisuseError("several images can't have one name", hint="give --name with one SOURCE")
+        raise console.MisuseError(
+            "several images can't have one name", hint="give --name with one SOURCE"
+        )
     home, limits = _store().home, ImportLimits(max_bytes=max_size)
     for source in sources:
-        report = progress(f"Importing {source}", quiet=as_json)
+        report = console.progress(f"Importing {source}", quiet=as_json)
         made = import_image(
             home, source, name=name, limits=limits, keep_setuid=keep_setuid, report=report
         )
@@ -85,7 +79,7 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@json_option("Print the image as one JSON object.")
+@console.json_option("Print the image as one JSON object.")
 def tag(*, ref: str, name: str, as_json: bool) -> None:
     """Give the image REF an additional NAME; another image that has the name loses it.
 
@@ -96,23 +90,23 @@ def tag(*, ref: str, name: str, as_json: bool) -> None:
 
 
 @image.command()
-@json_option("Print a JSON list.")
+@console.json_option("Print a JSON list.")
 def ls(*, as_json: bool) -> None:
     """List the images in the store."""
     images = _store().list()
     if as_json:
-        print_json([entry.to_json() for entry in images])
+        console.print_json([entry.to_json() for entry in images])
         return
     rows = [_COLUMNS]
     for entry in images:
         names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
         rows.append((names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source))
-    click.echo("\n".join(table_lines(rows)))
+    click.echo("\n".join(console.table_lines(rows)))
 
 
 @image.command()
 @click.argument("ref")
-@json_option()
+@console.json_option()
 def inspect(ref: str, *, as_json: bool) -> None:
     """Show the image REF."""
     found = _store().find(ref)
@@ -126,7 +120,7 @@ def inspect(ref: str, *, as_json: bool) -> None:
 
 @image.command()
 @click.argument("ref")
-@json_option("Print what was removed as one JSON object.")
+@console.json_option("Print what was removed as one JSON object.")
 def rm(ref: str, *, as_json: bool) -> None:
     """Remove an image, or one of its names.
 
@@ -136,23 +130,20 @@ def rm(ref: str, *, as_json: bool) -> None:
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
     if as_json:
-        print_json({"digest": removed.digest, "ref": ref, "image_removed": gone})
+        console.print_json({"digest": removed.digest, "ref": ref, "image_removed": gone})
     else:
         what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
         click.echo(f"removed the {what}")
 
 
 def _store() -> Store:
-    from belljar.image.store import Store
-    from belljar.store.home import belljar_home
-
     return Store(belljar_home())
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
     """Its names, digest and size, or all of it."""
     if as_json:
-        print_json(made.to_json())
+        console.print_json(made.to_json())
         return
     names = printable(", ".join(made.names))
     click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
@@ -170,14 +161,14 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("-f", "--file", "dockerfile", default="", help="Default: CONTEXT/Dockerfile.")
 @click.option("-t", "--tag", "name", default="", help="Default: CONTEXT's own name.")
 @click.option("--network", is_flag=True, help="Let the build steps use this host's network.")
-@variables_option("--build-arg", "args", "Set an ARG of the Dockerfile.")
+@console.variables_option("--build-arg", "args", "Set an ARG of the Dockerfile.")
 @click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
 @_KEEP_SETUID
 @click.option("--base", default="default", help="What --apt and --pip add their packages to.")
 @click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
 @click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
 @click.option("--mirror", default="", metavar="URL", help="Debian's, for Belljar's own images.")
-@json_option("Print the image as one JSON object.")
+@console.json_option("Print the image as one JSON object.")
 def build(
     context: str,
     *,
@@ -215,7 +206,9 @@ def build(
     if apt or pip:
         if context or dockerfile or target or not (name and network):
             hint = "add packages to an image with -t NAME --network [--base IMAGE] --apt PACKAGE"
-            raise MisuseError("--apt and --pip need --tag and --network, and no CONTEXT", hint=hint)
+            raise console.MisuseError(
+                "--apt and --pip need --tag and --network, and no CONTEXT", hint=hint
+            )
         from belljar.image.build import build_packages
 
         with termination_as_interrupt():
@@ -224,7 +217,7 @@ def build(
         from belljar.image.build import RECIPES, build_image
 
         own = context or "default"
-        report_line = progress(f"Building {own}", quiet=as_json)
+        report_line = console.progress(f"Building {own}", quiet=as_json)
         made = build_image(home, RECIPES[own], mirror=mirror, report=report_line)
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile

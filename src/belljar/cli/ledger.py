@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -13,16 +14,23 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 import click
 
-from belljar.cli.console import (
-    MisuseError,
-    json_option,
-    key_option,
-    print_json,
-    reading,
-    run_argument,
-    writing,
-)
+from belljar.cli import console
 from belljar.errors import LedgerError
+from belljar.events import Kind
+from belljar.ledger.files import read_raw
+from belljar.ledger.keys import local_fingerprint, parse_fingerprint
+from belljar.ledger.listing import find_run, read_body, read_events, read_lines, run_ids
+from belljar.ledger.rundir import RUNS
+from belljar.ledger.verification import (
+    HINT_KEY,
+    dump,
+    parse_line,
+    row,
+    verification_json,
+    verification_text,
+)
+from belljar.ledger.verification import verify as verify_run
+from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -42,10 +50,10 @@ def ledger() -> None:
 
 
 @ledger.command()
-@run_argument
-@key_option
+@console.run_argument
+@console.key_option
 @click.option("--strict", is_flag=True, help="Only a whole run and a known key will do.")
-@json_option()
+@console.json_option()
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> int:
     """Check every event, signature, body and file of RUN, offline.
 
@@ -58,15 +66,12 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     is checked, and the exit code is 0, or 1 with --strict. On a host without a key of its own
     --strict needs --key: anyone can sign a forged record with a new key.
     """
-    from belljar.ledger.verification import HINT_KEY, verification_json, verification_text
-    from belljar.ledger.verification import verify as verify_run
-
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
-    with reading(path, "RUN"):
+    with console.reading(path, "RUN"):
         result = verify_run(path, expected_key=expected, expected_run=expected_run(run, path))
     if as_json:
-        print_json(
+        console.print_json(
             {
                 **verification_json(result, strict=strict),
                 "path": str(path),
@@ -81,11 +86,11 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
 
 
 @ledger.command()
-@run_argument
+@console.run_argument
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Kinds that begin so.")
 @click.option("--cell-id", "cell", metavar="ID", help="Only events of the cell whose id begins so.")
 @click.option("--output", "with_output", is_flag=True, help="Also bodies, escaped.")
-@json_option("One JSON object per line, beyond ASCII escaped.")
+@console.json_option("One JSON object per line, beyond ASCII escaped.")
 def show(
     run: str, kinds: tuple[str, ...], cell: str | None, *, with_output: bool, as_json: bool
 ) -> None:
@@ -101,10 +106,6 @@ def show(
     Example:
       belljar ledger show last --kind exec --output
     """
-    import base64
-
-    from belljar.ledger.listing import read_lines
-    from belljar.ledger.verification import dump, row
 
     path = run_path(run)
     lines, is_empty = _readable(path, read_lines(path)), True
@@ -144,8 +145,6 @@ MAX_SHOWN_BYTES: Final = 64 << 10
 
 def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
     """The shown part of a body, and its problem or omission."""
-    from belljar.ledger.listing import read_body
-
     try:
         content = read_body(path, body, max_bytes=MAX_SHOWN_BYTES)
     except (OSError, LedgerError) as error:
@@ -164,8 +163,8 @@ def new_file(output: Path | None) -> Iterator[BinaryIO]:
         # It quotes what cells printed
         fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
-        raise MisuseError(f"{output} exists", param="-o", hint="name a new file") from error
-    with writing(output), os.fdopen(fd, "wb") as file:
+        raise console.MisuseError(f"{output} exists", param="-o", hint="name a new file") from error
+    with console.writing(output), os.fdopen(fd, "wb") as file:
         try:
             yield file
         except BaseException:
@@ -175,9 +174,6 @@ def new_file(output: Path | None) -> Iterator[BinaryIO]:
 
 def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
     """Write each complete event; others are named on standard error."""
-    from belljar.ledger.files import read_raw
-    from belljar.ledger.verification import parse_line
-
     for number, raw, complete in _readable(path, read_raw(path)):
         try:
             if not complete:
@@ -210,21 +206,15 @@ def expected_run(ref: str, path: Path) -> str | None:
 
 def run_path(ref: str) -> Path:
     """The run directory. Raises `MisuseError`."""
-    from belljar.ledger.listing import find_run
-    from belljar.store.home import belljar_home
-
     try:
         return find_run(belljar_home(), ref)
     except OSError as error:
         hint = "`belljar runs --all` lists them"
-        raise MisuseError(str(error), param="RUN", hint=hint) from error
+        raise console.MisuseError(str(error), param="RUN", hint=hint) from error
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
     """The key to compare with, and its source."""
-    from belljar.ledger.keys import local_fingerprint, parse_fingerprint
-    from belljar.store.home import belljar_home
-
     if fingerprint is None:
         local = local_fingerprint(belljar_home())
         return local, "this host's key" if local else ""
@@ -236,7 +226,7 @@ def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
 
 def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
     """Raises a usage error when there is no ledger."""
-    with reading(f"{path}: no ledger to read", "RUN"):
+    with console.reading(f"{path}: no ledger to read", "RUN"):
         yield from lines
 
 
@@ -250,7 +240,7 @@ def decoy() -> None:
 
 @decoy.command()
 @click.option("--run", "refs", multiple=True, metavar="RUN", help="Only this run. Default: all.")
-@json_option()
+@console.json_option()
 @click.argument("value")
 def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     """Name the run, sample and decoy that VALUE was minted for.
@@ -259,17 +249,13 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
 
     Exit code 0 when it is a decoy's, 1 when it is of none of these runs.
     """
-    from belljar.ledger.listing import run_ids
-    from belljar.ledger.rundir import RUNS
-    from belljar.store.home import belljar_home
-
     home = belljar_home()
     runs = [run_path(ref) for ref in refs] or [
         home / RUNS / name for name in reversed(run_ids(home))
     ]
     found = [one for run in runs for one in _find(run, value)]
     if as_json:
-        print_json({"found": found})
+        console.print_json({"found": found})
     elif not found:
         click.echo("no decoy of these runs has this value", err=True)
     else:
@@ -283,8 +269,6 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
 def _find(run: Path, value: str) -> Iterator[dict[str, str]]:
     """Matches in a run's record. Raises `LedgerError`, `OSError`."""
     from belljar.cell.decoys import KEY_FILE, read_key
-    from belljar.events import Kind
-    from belljar.ledger.listing import read_events
     from belljar.signals.decoys import digest, origins
 
     # No key: nothing was minted there, or the key was left out or deleted since.

@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -26,41 +27,43 @@ from belljar.package import __version__
 
 # Module, attribute and summary, printed without an import.
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
-    name: (f"belljar.cli.{module}", attribute, summary)
-    for name, module, attribute, summary in (
-        ("setup", "setup", "setup", "Install what is needed: tools, guest kernel, image."),
-        ("doctor", "doctor", "doctor", "Check which tiers can be used here, and why not."),
-        ("policy", "policy", "policy", "Check a policy; print the schema or a preset."),
-        ("plan", "policy", "plan", "Print what a cell of a policy could do on this host."),
-        ("image", "image", "image", "Build, import, name, list, inspect and remove images."),
-        ("model", "model", "model", "Host a model in a cell: weights, image, serving."),
-        ("check", "policy", "check", "Show how a task would run here, without running it."),
-        ("run", "run", "run", "Run an Inspect evaluation in cells."),
-        ("fleet", "doctor", "fleet", "Make this machine a node of a fleet."),
-        ("exec", "exec", "exec_command", "Run one command in a fresh cell."),
-        ("shell", "sessions", "shell", "Open a terminal in a fresh cell."),
-        ("probe", "exec", "probe", "Try to break out of a fresh cell, and report the verdict."),
-        ("attach", "sessions", "attach", "Open a terminal in a cell of a running evaluation."),
-        ("forward", "sessions", "forward", "Forward a local port to a server in a cell."),
-        ("ps", "cells", "ps", "List cells and who owns them."),
-        ("watch", "cells", "watch", "Show running cells like `top`."),
-        ("serve", "cells", "serve", "Serve a page that shows runs while they last."),
-        ("airgap", "doctor", "airgap", "Check which ways lead beyond this host."),
-        ("bundle", "setup", "bundle", "Carry an installation to a host without a network."),
-        ("decoy", "ledger", "decoy", "Find which run, sample and decoy a value belongs to."),
-        ("reap", "cells", "reap", "Remove what crashed owners left behind."),
-        ("kill", "cells", "kill", "Halt cells of this user at once, with proof."),
-        ("release", "cells", "release", "Allow new cells again after `kill --hold`."),
-        ("prune", "cells", "prune", "Remove unused templates and unpacked images."),
-        ("runs", "run", "runs", "List run directories."),
-        ("verdict", "run", "verdict", "Judge a run by its record, offline."),
-        ("report", "report", "report", "Write the report of a run: one HTML file."),
-        ("export", "export", "export", "Write the record of a run in another tool's format."),
-        ("share", "export", "share", "Copy a run without its contents, so that it still verifies."),
-        ("replay", "export", "replay", "Play a cell's commands in this terminal."),
-        ("ledger", "ledger", "ledger", "Verify or show the record of a run."),
-    )
+    "setup": ("setup", "setup", "Install what is needed: tools, guest kernel, image."),
+    "doctor": ("doctor", "doctor", "Check which tiers can be used here, and why not."),
+    "policy": ("policy", "policy", "Check a policy; print the schema or a preset."),
+    "plan": ("policy", "plan", "Print what a cell of a policy could do on this host."),
+    "image": ("image", "image", "Build, import, name, list, inspect and remove images."),
+    "model": ("model", "model", "Host a model in a cell: weights, image, serving."),
+    "check": ("policy", "check", "Show how a task would run here, without running it."),
+    "run": ("run", "run", "Run an Inspect evaluation in cells."),
+    "fleet": ("doctor", "fleet", "Make this machine a node of a fleet."),
+    "exec": ("exec", "exec_command", "Run one command in a fresh cell."),
+    "shell": ("sessions", "shell", "Open a terminal in a fresh cell."),
+    "probe": ("exec", "probe", "Try to break out of a fresh cell, and report the verdict."),
+    "attach": ("sessions", "attach", "Open a terminal in a cell of a running evaluation."),
+    "forward": ("sessions", "forward", "Forward a local port to a server in a cell."),
+    "ps": ("cells", "ps", "List cells and who owns them."),
+    "watch": ("cells", "watch", "Show running cells like `top`."),
+    "serve": ("cells", "serve", "Serve a page that shows runs while they last."),
+    "airgap": ("doctor", "airgap", "Check which ways lead beyond this host."),
+    "bundle": ("setup", "bundle", "Carry an installation to a host without a network."),
+    "decoy": ("ledger", "decoy", "Find which run, sample and decoy a value belongs to."),
+    "reap": ("cells", "reap", "Remove what crashed owners left behind."),
+    "kill": ("cells", "kill", "Halt cells of this user at once, with proof."),
+    "release": ("cells", "release", "Allow new cells again after `kill --hold`."),
+    "prune": ("cells", "prune", "Remove unused templates and unpacked images."),
+    "runs": ("run", "runs", "List run directories."),
+    "verdict": ("run", "verdict", "Judge a run by its record, offline."),
+    "report": ("report", "report", "Write the report of a run: one HTML file."),
+    "export": ("export", "export", "Write the record of a run in another tool's format."),
+    "share": ("export", "share", "Copy a run without its contents, so that it still verifies."),
+    "replay": ("export", "replay", "Play a cell's commands in this terminal."),
+    "ledger": ("ledger", "ledger", "Verify or show the record of a run."),
 }
+
+
+_RAISED: Final[tuple[type[BaseException], ...]] = (
+    *(KeyboardInterrupt, BelljarError, click.ClickException, OSError, SystemExit),
+)
 
 
 class _LazyGroup(click.Group):
@@ -75,29 +78,19 @@ class _LazyGroup(click.Group):
                 raise
             raise RuntimeError("a pipe broke that is not standard output") from error
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, _ctx: click.Context) -> list[str]:
         """In the order a new user needs them."""
         return list(COMMANDS)
 
-    def get_command(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - as above
-        cmd_name: str,
-    ) -> click.Command | None:
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
         module, attribute, _ = COMMANDS[cmd_name]
-        command = getattr(import_module(module), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{module}:{attribute} is not a command")
+        command: click.Command = getattr(import_module(f"belljar.cli.{module}"), attribute)
         return command
 
-    def format_commands(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - as above
-        formatter: click.HelpFormatter,
-    ) -> None:
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, _, summary) in COMMANDS.items()])
@@ -153,7 +146,8 @@ def _open_standard_streams() -> None:
 def run(argv: list[str] | None = None) -> int:
     """Returns the exit code, for tests and embedding."""
     words = sys.argv[1:] if argv is None else argv
-    json_wanted = console.wants_json(words)
+    # What follows `--` is the guest's command, which may have such an option itself.
+    json_wanted = "--json" in (words[: words.index("--")] if "--" in words else words)
     # Click colours a terminal whatever NO_COLOR says; elsewhere it never does.
     colour = False if os.environ.get("NO_COLOR") else None
     completes = os.environ.get("_BELLJAR_COMPLETE")  # a shell asks click, which answers and leaves
@@ -188,16 +182,17 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         return error.exit_code
     if (breach := breach_of(error)) is not None:
         return _tell(breach, json_wanted=json_wanted)
-    leaf = _leaf(error)
+    # Task groups wrap what they raise
+    leaf = next(filter(None, (first_of(error, kind) for kind in _RAISED)), error)
     if _is_unread(leaf):
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
-        cause = _cause(leaf) or _cause(error)
-        told = console.Failure(console.INTERRUPTED_CODE, "interrupted; nothing was left running")
-        if cause is not None:
-            told = told._replace(
-                message=f"interrupted: {cause.what}", where=cause.where, hint=cause.hint
-            )
+        told = console.Failure("interrupted", "interrupted; nothing was left running")
+        for cause in (*_causes(leaf), *_causes(error)):  # the first error of the clean-up
+            if isinstance(cause, BelljarError):
+                what = f"interrupted: {cause.what}"
+                told = told._replace(message=what, where=cause.where, hint=cause.hint)
+                break
         console.show(told, json_wanted=json_wanted)
         return 130
     if isinstance(leaf, click.ClickException):
@@ -212,7 +207,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         if json_wanted:
             what = f"{type(error).__name__}: {error}"
             hint = "the traceback is on standard error; please report it"
-            console.show(console.Failure(console.DEFECT_CODE, what, "", hint), json_wanted=True)
+            console.show(console.Failure("internal_error", what, "", hint), json_wanted=True)
         raise error
     console.show(console.Failure.of(found), json_wanted=json_wanted)
     return found.exit_code
@@ -266,12 +261,9 @@ def _reader_gone() -> int:
     return 141
 
 
-def _cause(interrupt: BaseException) -> BelljarError | None:
-    """The error of the clean-up."""
-    failed = interrupt.__cause__
-    while failed is not None and not isinstance(failed, BelljarError):
-        failed = failed.__cause__
-    return failed
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    while (cause := error.__cause__) is not None:
+        yield (error := cause)
 
 
 def _host_error(error: OSError) -> HostError | None:
@@ -294,15 +286,3 @@ def _host_error(error: OSError) -> HostError | None:
         where=where,
         hint="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
     )
-
-
-def _leaf(error: BaseException) -> BaseException:
-    """Task groups wrap what they raise."""
-    kinds: tuple[type[BaseException], ...] = (
-        KeyboardInterrupt,
-        BelljarError,
-        click.ClickException,
-        OSError,
-        SystemExit,
-    )
-    return next(filter(None, (first_of(error, kind) for kind in kinds)), error)

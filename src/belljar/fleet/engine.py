@@ -84,10 +84,8 @@ def joined(fleet: str) -> AbstractContextManager[Engine]:
         from belljar.fleet.slurm_engine import SlurmEngine
 
         return closing(SlurmEngine(address))
-    raise PolicyError(
-        f"the fleet `{printable(fleet)}` is not known",
-        hint="use ray, ray://HOST:PORT, slurm or slurm://PARTITION",
-    )
+    hint = "use ray, ray://HOST:PORT, slurm or slurm://PARTITION"
+    raise PolicyError(f"the fleet `{printable(fleet)}` is not known", hint=hint)
 
 
 def check_private(host: str, *, where: str) -> None:
@@ -101,15 +99,9 @@ def check_private(host: str, *, where: str) -> None:
         plain = [getattr(each, "ipv4_mapped", None) or each for each in addresses]
         is_near = all(any(each in network for network in _NEAR) for each in plain)
     except (OSError, ValueError) as error:
-        raise PolicyError(
-            f"the fleet's address can't be used: {error}",
-            where=printable(where),
-            hint="write HOST:PORT of the cluster's head",
-        ) from error
+        what, hint = f"the address can't be used: {error}", "write HOST:PORT of the cluster's head"
+        raise PolicyError(what, where=printable(where), hint=hint) from error
     if not is_near:
-        raise PolicyError(
-            "the fleet's address is neither loopback nor private, and whoever reaches Ray's port "
-            "may run code on each node",
-            where=printable(where),
-            hint="use a private network, or a tunnel to loopback",
-        )
+        what = "its address is public, and whoever reaches Ray's port may run code on each node"
+        hint = "use a private network, or a tunnel to loopback"
+        raise PolicyError(what, where=printable(where), hint=hint)

@@ -129,20 +129,17 @@ def prepare_nodes(
             found = result["images"]
             first, images = first or node.name, images or found
             if differing := sorted(name for name in found if images.get(name) != found[name]):
-                raise HostError(
-                    f"the image {printable(differing[0])} of {node.name} is not that of {first}",
-                    hint="`belljar image rm` it on each node: this machine's own is then sent",
-                )
+                what = f"the image {printable(differing[0])} of {node.name} is not that of {first}"
+                hint = "`belljar image rm` it on each node: this machine's own is then sent"
+                raise HostError(what, hint=hint)
         made.append(replace(node, refusal=why))
     if not made:
         hint = "run `belljar fleet node` on each machine"
         raise HostError("the cluster has no node for cells", hint=hint)
     if all(node.refusal for node in made):
         reasons = "; ".join(f"{node.name}: {node.refusal}" for node in made)
-        raise HostError(
-            f"no node can run this task as planned: {reasons}",
-            hint="`belljar check TASK` on a node says more",
-        )
+        what, hint = "no node can run this task as planned", "`belljar check TASK` there says more"
+        raise HostError(f"{what}: {reasons}", hint=hint)
     return made, images, sent
 
 
@@ -248,11 +245,9 @@ def pinned_keys(home: Path) -> dict[str, str]:
             known = json.loads((home / NODES).read_bytes())
             return {str(name): str(key) for name, key in known.items()}
         except (ValueError, AttributeError) as error:
-            raise HostError(
-                "the list of nodes' keys can't be read",
-                where=str(home / NODES),
-                hint="correct it, or remove it: nodes are then met for the first time",
-            ) from error
+            hint = "correct it, or remove it: nodes are then met for the first time"
+            what = "the list of nodes' keys can't be read"
+            raise HostError(what, where=str(home / NODES), hint=hint) from error
     return {}
 
 

@@ -54,11 +54,9 @@ class RayEngine:
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
-            raise HostError(
-                f"Ray can't be joined: {printable(str(error), max_chars=400)}",
-                where=printable(address),
-                hint="see that `ray status --address HOST:PORT` works, with the cluster's token",
-            ) from error
+            what = f"Ray can't be joined: {printable(str(error), max_chars=400)}"
+            hint = "see that `ray status --address HOST:PORT` works, with the cluster's token"
+            raise HostError(what, where=printable(address), hint=hint) from error
         self._ray: Any = ray
         self._watches: dict[str, Any] = {}
         self.is_stopping = False

@@ -153,9 +153,7 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
     if line.kind is Kind.FLEET_UNIT_PLACED:
         return replace(tried, why=UNFINISHED)
     if line.kind is Kind.FLEET_UNIT_FINISHED:
-        run_id, key, root, archive = (
-            str(data[name]) for name in ("run_id", "key", "root", "archive")
-        )
+        run_id, key, root, archive = (str(data[n]) for n in ("run_id", "key", "root", "archive"))
         return replace(tried, run_id=run_id, key=key, root=root, archive=archive)
     # After a finish, this failure is of some samples only: the archive stays.
     known = tries.get(unit.name, tried)

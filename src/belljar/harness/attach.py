@@ -145,32 +145,22 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 class AttachSocket:
-    """One cell's attach socket."""
+    """One cell's attach socket: it listens, and is not served yet."""
 
-    def __init__(self, path: Path, listening: socket.socket) -> None:
-        self.path = path
-        self.released = False
-        self._listening = listening
-        self._served = False
-        self._closed = False
+    def __init__(self, cell: Cell, *, home: Path | None) -> None:
+        self.path = path = attach_directory(home) / cell.id
+        self.released = self._served = self._closed = False
         self._sessions: anyio.CancelScope | None = None
         self._ended = anyio.Event()
-
-    @classmethod
-    def for_cell(cls, cell: Cell, *, home: Path | None) -> AttachSocket:
-        """A listening socket, not served yet."""
-        path = attach_directory(home) / cell.id
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        listening = socket.socket(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        )
+        kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        self._listening = socket.socket(socket.AF_UNIX, kind)
         with short_path(path) as name:
-            listening.bind(name)
+            self._listening.bind(name)
             # Nobody can connect before `listen`, whatever the umask was.
             Path(name).chmod(0o600)
-        listening.listen(MAX_CLIENTS)
-        return cls(path, listening)
+        self._listening.listen(MAX_CLIENTS)
 
     async def close(self) -> None:
         """Refuse new clients and end all sessions."""

@@ -34,12 +34,13 @@ from inspect_ai.util import LimitExceededError
 from pydantic import BaseModel, BeforeValidator, FailFast, ValidationError
 from typing_extensions import TypeAliasType
 
-from belljar.harness.model_boundary import STOPPED
 from belljar.network.stand_ins.web import parse_json
 from belljar.units import printable
 
 logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
+# The limit by which the guard ends a sample, whoever asked the model
+STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 # Of all requests of a sample: each is in the host's memory and log, also when the model refuses.
 MAX_REQUEST_BYTES: Final = 256 << 20
 # Of one, beside its text: Inspect handles its objects in the evaluation's loop, 0.2 ms each.

@@ -88,17 +88,22 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             if arguments[0] in _SPAWNS:
                 _count(watching.programs, "multiprocessing")
             return
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         if event in _PLACES:
             place = "an address that can't be read"
             with suppress(Exception):
                 place = _place(event, arguments)
-            if place and not _is_ours(frame):
+            # Belljar's own is a real upstream, which is on record, or a look for ways out, which
+            # sends nothing.
+            while frame is not None and _is_stdlib(frame.f_code.co_filename):
+                frame = frame.f_back
+            if place and (frame is None or not _is_belljars(frame.f_code.co_filename)):
                 _count(watching.connections, place)
             return
         # `subprocess` raises an event of its own before that of the call by which it starts the
         # program.
-        is_within = event != "subprocess.Popen" and frame.f_globals.get("__name__") == "subprocess"
+        name = frame.f_globals.get("__name__") if frame is not None else ""
+        is_within = event != "subprocess.Popen" and name == "subprocess"
         if not is_within and _is_the_tasks(frame):
             _count(watching.programs, _program(event, arguments))
 
@@ -131,14 +136,6 @@ def is_here(name: str) -> bool:
 def proxies_here() -> list[str]:
     """The variables that name a proxy on this host: where it leads is not seen."""
     return [name for name, host in proxies().items() if is_here(host)]
-
-
-def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether Belljar itself connects."""
-    # A real upstream, which is on record, or a look for ways out, which sends nothing
-    while frame is not None and _is_stdlib(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame is not None and _is_belljars(frame.f_code.co_filename)
 
 
 def _is_belljars(file: str) -> bool:

@@ -34,6 +34,7 @@ from typing_extensions import override
 
 from belljar.cell.guarded import GuardedRecorder
 from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.harness.bridge import STOPPED
 from belljar.harness.sample import SampleCell
 from belljar.harness.session import current_session
 from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from inspect_ai.tool import ToolInfo
 
 
-STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 TOO_DEEP: Final = "what was to be sent to the model is nested too deeply to be looked at"
 _called: ContextVar[str] = ContextVar("belljar_called_model", default="")  # for the record
 _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)

@@ -303,9 +303,8 @@ def read_dotenv(environ: Mapping[str, str]) -> str:
 def restore_start() -> None:
     """Undo what a `.env` file made of this host's variables under the `inspect` command.
 
-    That reads the file unjudged, and before anything of Belljar is imported. Programs, store and
-    trust roots are those of the environment at the start. A program of someone's own that calls
-    Inspect may set them.
+    That reads the file unjudged, and before Belljar is imported. A program of someone's own that
+    calls Inspect may set them.
     """
     if not sys.argv[0].endswith(("/inspect", "/inspect_ai/__main__.py")):
         return

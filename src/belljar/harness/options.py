@@ -62,7 +62,6 @@ class RunRequest:
     """What to run.
 
     `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
-    `require_contained`: metrics count contained samples only.
     `quiet`: standard output stays free for the caller.
     """
 

@@ -373,7 +373,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         self._past_health.append(self.health)
         self.health, self._running = HealthWatch(cell, self._session.record), False
         await self.attach_socket.close()
-        self.attach_socket = AttachSocket.for_cell(cell, home=self._session.home)
+        self.attach_socket = AttachSocket(cell, home=self._session.home)
 
     @override
     async def exec(

@@ -64,7 +64,7 @@ class SampleCell:
         self._preparation: list[tuple[Callable[[Cell], Awaitable[object]], int]] = []
         self._beside: list[SampleCell] = []
         self._beginning = anyio.Lock()
-        self.attach_socket = AttachSocket.for_cell(cell, home=session.home)
+        self.attach_socket = AttachSocket(cell, home=session.home)
 
     @asynccontextmanager
     async def _operation(self, *harmless: type[Exception]) -> AsyncIterator[None]:
@@ -110,12 +110,15 @@ class SampleCell:
         return await self._session.source.probe(cell, router, run=run, phase=phase)
 
     async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
-        """Probe its cells. Every cell is on record; the worst report is returned."""
+        """Probe its cells, and note the worst report in the transcript. Returns it."""
+        from inspect_ai.log import transcript
+
         cells = [opened.cell] if phase == "start" else opened.cells.values()
         reports = {cell.id: await self._probe(opened, cell, phase) for cell in cells}
         report = max(reports.values(), key=lambda each: each.verdict.badness)
         (self.containment.starts if phase == "start" else self.containment.ends).update(reports)
-        note_probes(phase, report, self._session.ensure_run().run_id)
+        noted: dict[str, Any] = {"phase": phase, "run_id": self._session.ensure_run().run_id}
+        transcript().info(noted | _brief(report), source=SOURCE)
         return report
 
     async def _act(self, act: Callable[[Cell], Awaitable[_T]]) -> _T:
@@ -378,11 +381,3 @@ def bind_end(
         of_scores[DEGRADED_KEY] = ", ".join(dict.fromkeys(str(each["cause"]) for each in found))
     for score in (state.scores or {}).values():
         score.metadata = {**(score.metadata or {}), **of_scores}
-
-
-def note_probes(phase: str, report: ProbeReport, run_id: str) -> None:
-    """Note the probes' result in the sample's transcript."""
-    from inspect_ai.log import transcript
-
-    data: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}
-    transcript().info(data, source=SOURCE)

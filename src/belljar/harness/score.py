@@ -38,9 +38,7 @@ def belljar_signals() -> Scorer:
 async def signals_so_far() -> SampleSignals:
     """The signals of the current sample until now; a second for some 50,000 events.
 
-    Those of all its machines: it waits until those that were reverted are destroyed.
-
-    Raises `CellError` where the sample's sandbox is not Belljar's.
+    Waits until its reverted machines are destroyed. Raises `CellError` for another sandbox.
     """
     environment = sample_environment()
     if environment is None:

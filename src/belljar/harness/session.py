@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import anyio.to_thread
@@ -39,7 +39,6 @@ from belljar.waiting import print_status
 
 if TYPE_CHECKING:
     from belljar.compose.document import ServiceBuild
-    from belljar.harness.sample import SampleCell
     from belljar.ledger.rundir import RunDirectory
     from belljar.policy.loaded import LoadedPolicy
     from belljar.report.reasons import ReasonCode
@@ -134,7 +133,7 @@ class Session:
     source: RealCells = field(default_factory=RealCells)
     own: ExitStack | None = None
     users: int = 0
-    live: list[SampleCell] = field(default_factory=list)
+    live: list[Any] = field(default_factory=list)  # of `SampleCell`, whose module knows this one
     refusal: BelljarError | None = None
     failure: str = ""
     failure_code: int = 0

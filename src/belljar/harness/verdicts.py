@@ -1,8 +1,6 @@
 """Writes Inspect's logs: verdicts into a run's, and one log of an evaluation that ran in parts.
 
-Verdicts are a score per sample, and metrics of contained ones only.
-
-Uses Inspect's log editing, which records author and reason.
+Inspect's log editing records author and reason of each verdict.
 """
 
 from __future__ import annotations
@@ -160,9 +158,8 @@ class LogPart(NamedTuple):
 def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, epochs: int) -> str:
     """Write one log of an evaluation that ran in parts, of the samples with these names.
 
-    Returns how parts differ in settings, "" if they don't. Samples are in the order of one
-    evaluation, metrics are computed from all of them. Raises what Inspect raises, and `ValueError`
-    without any log.
+    Returns how parts differ in settings, "" if they don't. Metrics are computed from all samples.
+    Raises what Inspect raises, and `ValueError` without any log.
     """
     order = {sample: position for position, sample in enumerate(names)}
     merged: EvalLog | None = None

@@ -25,10 +25,7 @@ from belljar.store.home import belljar_home
 
 _MIB: Final = 1 << 20
 _USUAL_NAMESPACES: Final = 15_000
-_UNKNOWN_HINT: Final = (
-    "run it where that is allowed (in a container: with a seccomp profile that lets it make "
-    "namespaces), or as root"
-)
+_UNKNOWN_HINT: Final = "run it where seccomp and security modules allow namespaces, or as root"
 # The launcher answers in milliseconds.
 _TIMEOUT_S: Final = 5.0
 # Linux's value, where /proc doesn't say it.
@@ -50,10 +47,7 @@ def gather_facts(
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """What this machine can do now. Unknown versions and proofs take seconds.
-
-    `isolation.trials.find_facts` gives the trials. `doubt`: ignore remembered failures.
-    """
+    """What this machine can do now. `doubt`: ignore remembered failures."""
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
     tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
@@ -63,21 +57,25 @@ def gather_facts(
     vmm = next(tool for tool in tools if tool.needed)
     key = proof_key(kernel_release=kernel_release, vmm_version=vmm.version, cpu_model=cpu_model)
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
-    distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
+    words = [line.split() for line in _text(proc / "meminfo").splitlines()]
+    total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
+    limit = cgroups.own_memory_limit_bytes(found)
+    pairs = (line.partition("=")[::2] for line in _text(Path("/etc/os-release")).splitlines())
+    distro = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
     # Root could raise it, but only with a capability that its container may lack
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if open_files_max == resource.RLIM_INFINITY:
         open_files_max = _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
     return HostFacts(
         arch=arch,
-        distro_id=distro_id,
-        distro_version=distro_version,
+        distro_id=distro.get("ID", ""),
+        distro_version=distro.get("VERSION_ID", ""),
         kernel_release=kernel_release,
         is_root=is_root,
         uid=os.geteuid(),
         cpu_model=cpu_model,
         cpus=len(os.sched_getaffinity(0)),
-        memory_total_mib=_memory_mib(proc, found),
+        memory_total_mib=min(total, total if limit is None else limit) // _MIB,
         home=str(home),
         kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, doubt=doubt),
         userns=userns_fact(proc, is_root=is_root),
@@ -100,13 +98,6 @@ def gather_facts(
     )
 
 
-def parse_os_release(text: str) -> tuple[str, str]:
-    """`ID` and `VERSION_ID` of os-release(5), else ""."""
-    pairs = (line.partition("=")[::2] for line in text.splitlines() if not line.startswith("#"))
-    values = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
-    return values.get("ID", ""), values.get("VERSION_ID", "")
-
-
 def parse_routes(text: str) -> tuple[str, ...]:
     """The networks of /proc/net/route (proc(5)), sorted, each once; no default or unread lines."""
     found = set()
@@ -124,13 +115,6 @@ def _text(file: Path) -> str:
         return file.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> int:
-    words = [line.split() for line in _text(proc / "meminfo").splitlines()]
-    total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
-    limit = cgroups.own_memory_limit_bytes(found)
-    return min(total, total if limit is None else limit) // _MIB
 
 
 def _cores(proc: Path) -> CoreFact:

@@ -65,20 +65,16 @@ def kvm_fact(
 ) -> Trial:
     """KVM's state; calls `prove` if it is unknown, or with `doubt` if it failed."""
     if not os.access(device, os.R_OK | os.W_OK):
-        reason = (
-            f"{device} does not exist: this machine is offered no hardware virtualisation"
-            if not device.exists()
-            else f"this user may not open {device}; an administrator can add it to the group kvm"
-        )
+        reason = f"{device} does not exist: this machine is offered no hardware virtualisation"
+        if device.exists():
+            reason = f"this user may not open {device}; an administrator adds it to the group kvm"
         return Trial(state=TrialState.ABSENT, reason=reason)
     found = _tried(cache_file, key, prove, doubt=doubt, refuted_for_s=math.inf)
     if found.state is not TrialState.UNPROVEN:
         return found
-    why = f"no guest could be tried: {found.reason}"
-    return replace(
-        found,
-        reason=why if found.reason else f"{device} is there, but no guest has booted under it yet",
-    )
+    if found.reason:
+        return replace(found, reason=f"no guest could be tried: {found.reason}")
+    return replace(found, reason=f"{device} is there, but no guest has booted under it yet")
 
 
 def runtime_facts(

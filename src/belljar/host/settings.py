@@ -118,11 +118,9 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
     network = loaded.policy.network
     if network is not None and network.upstreams and settings.upstreams is Upstreams.FORBID:
         hosts = ", ".join(printable(upstream.host) for upstream in network.upstreams)
-        raise PolicyError(
-            f"it reaches something real ({hosts}), which {settings.upstreams_from} forbids",
-            where=printable(loaded.source),
-            hint="use a stand-in; only the owner of that file can allow it",
-        )
+        what = f"it reaches something real ({hosts}), which {settings.upstreams_from} forbids"
+        hint = "use a stand-in; only the owner of that file can allow it"
+        raise PolicyError(what, where=printable(loaded.source), hint=hint)
     if loaded.policy.risk >= settings.least_risk:
         return loaded
     from belljar.policy.merge import with_least_risk
@@ -155,8 +153,6 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise PolicyError(
-            f"the settings can't be read: {(exc.strerror or type(exc).__name__).lower()}",
-            where=printable(str(path)),
-            hint="let this user read them, or remove the file",
-        ) from exc
+        what = f"the settings can't be read: {exc.strerror}"
+        hint = "let this user read them, or remove the file"
+        raise PolicyError(what, where=printable(str(path)), hint=hint) from exc

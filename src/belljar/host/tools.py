@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -100,11 +101,9 @@ def _fact(tool: Tool, cache_file: Path, search_path: str) -> ToolFact:
     path = shutil.which(tool.name, path=f"{os.environ.get('PATH', '')}:{search_path}")
     version = ""
     if path is not None:
+        first = partial(re.findall, _VERSION)
         version = cached_version(
-            path,
-            tool.version_argv,
-            cache_file,
-            read=lambda text: match[0] if (match := _VERSION.search(text)) else "",
+            path, tool.version_argv, cache_file, read=lambda text: next(iter(first(text)), "")
         )
     ok = path is not None and at_least(version, tool.needed_min)
     needed = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)"

@@ -106,11 +106,8 @@ def debian_sources(
     plain = [s for s in known if "main" in s.components and not _CODENAMES.isdisjoint(s.suites)]
     main = next((s for s in plain if s.uri.rstrip("/").endswith("debian")), next(iter(plain), None))
     if main is None:
-        raise HostError(
-            "no Debian mirror is known: this host's apt sources name none",
-            where="/etc/apt",
-            hint="name one with --mirror URL (and install debian-archive-keyring)",
-        )
+        hint = "name one with --mirror URL (and install debian-archive-keyring)"
+        raise HostError("apt's sources name no Debian mirror", where="/etc/apt", hint=hint)
     keyring = _keyring(main.signed_by)
     found = [AptSource(uri=main.uri, suites=(codename, f"{codename}-updates"), signed_by=keyring)]
     security = next(
@@ -188,9 +185,7 @@ class PrivateApt:
         options = ["--print-uris", "-o", "Acquire::ForceHash=SHA256"]
         printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)
         found = _URI.findall(printed.decode("utf-8", "replace"))
-        named = {
-            name.partition("_")[0] for name, _, digest in found if digest.startswith("SHA256:")
-        }
+        named = {name.partition("_")[0] for name, _, sha in found if sha.startswith("SHA256:")}
         if missing := {*packages, *(name.partition("_")[0] for name, *_ in found)} - named:
             what = f"apt names no file with a digest for {', '.join(sorted(missing))}"
             raise HostError(what, where="apt-get install")

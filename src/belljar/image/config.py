@@ -47,10 +47,8 @@ def debian_arch() -> str:
     """Debian's name of this architecture. Raises `HostError` if unsupported."""
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
-        raise HostError(
-            f"there is no guest kernel for {machine}",
-            hint=f"use a machine with {' or '.join(_DEBIAN_ARCH)}",
-        )
+        hint = f"use a machine with {' or '.join(_DEBIAN_ARCH)}"
+        raise HostError(f"there is no guest kernel for {machine}", hint=hint)
     return _DEBIAN_ARCH[machine]
 
 
@@ -104,9 +102,7 @@ def config_of(document: Mapping[str, Any]) -> ImageConfig:
     volumes = config.get("Volumes") or {}
     if not isinstance(volumes, dict) or len(volumes) > _MAX_VOLUMES:
         raise _broken("Volumes")
-    env = {
-        name: value for name, _, value in (word.partition("=") for word in _words(config, "Env"))
-    }
+    env = {key: text for key, _, text in (word.partition("=") for word in _words(config, "Env"))}
     entrypoint = tuple(_words(config, "Entrypoint"))
     if "" in env:
         raise _broken("a variable without a name in Env")

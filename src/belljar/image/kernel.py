@@ -281,9 +281,8 @@ def build_initramfs(
         for number, (name, contents) in enumerate(modules)
     ]
     archive = [_entry(inode, *each) for inode, each in enumerate(entries, 1)]
-    return gzip.compress(
-        b"".join([*archive, _entry(0, "TRAILER!!!", 0, b"")]), compresslevel=6, mtime=0
-    )
+    archive.append(_entry(0, "TRAILER!!!", 0, b""))
+    return gzip.compress(b"".join(archive), compresslevel=6, mtime=0)
 
 
 def _entry(inode: int, path: str, mode: int, contents: bytes) -> bytes:

@@ -132,9 +132,7 @@ def read_entries(
         content, offset = offset + _BLOCK, _end(offset, size, kind, size_bytes)
         if is_extra:
             if size > MAX_METADATA_BYTES:
-                raise LayerError(
-                    f"an extended header has {size} bytes; {MAX_METADATA_BYTES} are allowed"
-                )
+                raise LayerError(f"an extended header has more than {MAX_METADATA_BYTES} bytes")
             extra.take(kind, pread(size, content))
             continue
         count += 1

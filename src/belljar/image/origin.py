@@ -256,9 +256,7 @@ def image_of_manifest(
         raise LayerError("a document is broken: its manifest")
     for number, layer in enumerate(described[1:], 1):
         if _LAYER_TYPES.fullmatch(kind := str(layer.get("mediaType"))) is None:
-            raise LayerError(
-                f"layer {number} is of the type {printable(kind)!r}, which isn't taken"
-            )
+            raise LayerError(f"layer {number} is of a type that isn't taken: {printable(kind)!r}")
     parts = [_hex(str(each.get("digest"))) for each in described]
     named = tuple((f"{place}{part}", part) for part in parts)
     return ImageParts(
@@ -367,11 +365,9 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
             failures.append(f"{program}: {error.what}")
             (work / "source").unlink(missing_ok=True)
     what = "; ".join(failures) or "neither `docker` nor `podman` is installed"
-    raise HostError(
-        f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
-        where=f"docker-daemon:{printable(name)}",
-        hint="check DOCKER_HOST and the name (Podman: localhost/NAME for what was built here)",
-    )
+    hint = "check DOCKER_HOST and the name (Podman: localhost/NAME for what was built here)"
+    what = f"no daemon gave the image: {printable(what, max_chars=600)}"
+    raise HostError(what, where=printable(f"docker-daemon:{name}"), hint=hint)
 
 
 def _copied(

@@ -143,12 +143,8 @@ class Tools:
     def _check_space(self) -> None:
         free = shutil.disk_usage(self.inside.work).free
         if free < MIN_FREE_BYTES // 4:
-            raise NoSpaceError(
-                f"no space is left to build the image ({format_size(free)} free); the build was "
-                f"stopped",
-                where=str(self.inside.work.parents[2]),
-                hint=HINT_SPACE,
-            )
+            what = f"no space is left to build the image: {format_size(free)} are free"
+            raise NoSpaceError(what, where=str(self.inside.work.parents[2]), hint=HINT_SPACE)
 
 
 def first_id_of(home: Path) -> int:

@@ -120,9 +120,7 @@ class Store:
             except HostError:
                 if (self._images / digest).exists():  # else it was removed meanwhile
                     raise
-        return tuple(
-            sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest))
-        )
+        return tuple(sorted(found, key=lambda each: (not each.names, each.names[:1], each.digest)))
 
     def add(
         self,
@@ -279,11 +277,9 @@ class Store:
             return None
         found = [digest for digest in self._digests() if digest.startswith(match[1])]
         if len(found) > 1:
-            raise HostError(
-                f"{printable(ref)} is the beginning of {len(found)} images' digests",
-                where=str(self._images),
-                hint="give more digits; `belljar image ls` lists them",
-            )
+            what = f"{printable(ref)} is the beginning of {len(found)} images' digests"
+            hint = "give more digits; `belljar image ls` lists them"
+            raise HostError(what, where=str(self._images), hint=hint)
         return found[0] if found else None
 
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
@@ -323,12 +319,9 @@ def verify(image: Image) -> None:
         file.seek(max(0, image.rootfs.stat().st_size - _SEAL_BYTES))
         sealed = file.read(hashlib.sha256().digest_size)
     if file_sha256(image.rootfs) != image.digest or sealed != _seal_of(image.config):
-        raise HostError(
-            "the image's bytes are not those of its digest: the file was changed or the disk is "
-            "failing",
-            where=str(image.rootfs),
-            hint=f"`belljar image rm {image.digest[:12]}`, then build or import it again",
-        )
+        what = "the image's bytes are not those of its digest: it was changed, or the disk fails"
+        hint = f"`belljar image rm {image.digest[:12]}`, then build or import it again"
+        raise HostError(what, where=str(image.rootfs), hint=hint)
 
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
@@ -336,13 +329,9 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
     try:
         reference = parse_reference(name)
         if is_like_digest(name):
-            raise ValueError(
-                f"`{printable(name)}` can't name an image: it could be the beginning of a digest"
-            )
+            raise ValueError(f"`{printable(name)}` could be the beginning of a digest")
         if reference.digest and reference.digest not in origins:
-            raise ValueError(
-                f"`{printable(name)}` can't name this image: it was not imported by this digest"
-            )
+            raise ValueError(f"`{printable(name)}`: it was not imported by this digest")
     except ValueError as error:
         raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
     return reference.familiar

@@ -34,10 +34,8 @@ def tool(name: str) -> str:
     """Its absolute path. Raises `HostError`."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
-        raise HostError(
-            f"the tool {name} is missing",
-            hint=f"run `belljar setup`, or install the package that has {name}",
-        )
+        hint = f"run `belljar setup`, or install the package that has {name}"
+        raise HostError(f"the tool {name} is missing", hint=hint)
     return found
 
 
@@ -445,10 +443,7 @@ def _map_ids(pid: int, first_uid: int) -> None:
     ):
         others = first_subordinate_id(Path("/etc", file))
         if others is None:
-            raise HostError(
-                f"this user has no {IDS:,} subordinate ids",
-                where=f"/etc/{file}",
-                hint=grant_hint(user_name()),
-            )
+            what, hint = f"this user has no {IDS:,} subordinate ids", grant_hint(user_name())
+            raise HostError(what, where=f"/etc/{file}", hint=hint)
         lines = (0, own, 1, 1, others, IDS - 1)
         run_tool([tool(helper), str(pid), *map(str, lines)], timeout_s=20)

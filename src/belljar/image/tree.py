@@ -332,10 +332,8 @@ class MergedTree:
         parent = self._find(parts[:-1])
         node = None if parent is None else parent.children.get(parts[-1])
         if node is None or node.kind is ImageEntryKind.DIRECTORY:
-            raise LayerError(
-                f"the hard link {_shown(entry.path)} points to no file of the image: "
-                f"{printable(entry.target)!r}"
-            )
+            to = printable(entry.target)
+            raise LayerError(f"the hard link {_shown(entry.path)} points to no file of it: {to!r}")
         # The name is this layer's now: a whiteout of this layer must not take it.
         node.layer = self._layer
         return node
@@ -371,9 +369,7 @@ class MergedTree:
             part = todo.pop()
             if part == b"..":
                 if len(above) == 1:
-                    raise LayerError(
-                        f"a symbolic link on the way to {_shown(path)} leads out of the image"
-                    )
+                    raise LayerError(f"a link on the way to {_shown(path)} leads out of the image")
                 above.pop()
                 continue
             child = above[-1].children.get(part)

@@ -58,14 +58,10 @@ def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
         return NO_GROUPS
     parents, unified = host_parents()
     if missing := [name for name in wanted if name not in parents]:
-        raise HostError(
-            f"no control group can be made under {', '.join(missing)}, which the plan counts on",
-            where=_WHERE,
-            hint=_HINT,
-        )
-    return CellGroups(
-        paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified
-    )
+        what = f"no control group can be made under {', '.join(missing)}, which the plan counts on"
+        raise HostError(what, where=_WHERE, hint=_HINT)
+    paths = {name: parents[name] / f"cell-{cell_id}" for name in wanted}
+    return CellGroups(paths=paths, unified=unified)
 
 
 def host_parents() -> tuple[Mapping[str, Path], bool]:
@@ -200,11 +196,8 @@ def process_counts(directory: Path) -> tuple[int, int]:
 
 def memory_bytes(directory: Path) -> int | None:
     """Memory in use; None if unreadable."""
-    return (
-        _number(directory / "memory.current")
-        or _number(directory / "memory.usage_in_bytes")
-        or None
-    )
+    now = _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes")
+    return now or None
 
 
 def cpu_s(directory: Path) -> float | None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass
+from belljar.dataclass import asdict, dataclass, field_names
 from belljar.descriptors import CANNOT_LOOK
 from belljar.errors import CellError, HostError, host_errors
 from belljar.events import JsonValue
@@ -42,9 +42,9 @@ _UNCHANGED: Final = "the hold can't be changed"
 class Hold:
     """No new cells. `problem`: why unreadable; it still counts."""
 
-    reason: str
-    by: str
-    at: str
+    reason: str = ""
+    by: str = ""
+    at: str = ""
     problem: str = ""
 
     def __str__(self) -> str:
@@ -103,20 +103,20 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
 
 def hold(home: Path, reason: str = "") -> Hold:
     """Forbid new cells until `release`. Durable. Raises `HostError`."""
-    held = Hold(reason=_bounded(reason), by=_whoami(), at=iso_time(time.time()))
+    words = {"reason": _bounded(reason), "by": _whoami(), "at": iso_time(time.time())}
     hint = "free some space, or end the processes that make cells (`belljar ps`)"
     with host_errors(_UNCHANGED, where=home / HOLD_FILE, hint=hint):
         make_store_dir(home)
         draft = home / owned_name(_DRAFT, "hold")
         try:
-            draft.write_text(json.dumps({"reason": held.reason, "by": held.by, "at": held.at}))
+            draft.write_text(json.dumps(words))
             # A hold must outlast a power failure: first its contents, then its name.
             sync_file(draft)
             draft.replace(home / HOLD_FILE)
             sync_file(home)
         finally:
             draft.unlink(missing_ok=True)
-    return held
+    return Hold(**words)
 
 
 def release(home: Path | None = None) -> Hold | None:
@@ -139,7 +139,7 @@ def read_hold(home: Path) -> Hold | None:
     except (OSError, ValueError) as exc:
         raise_if_blind(exc)
         problem = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        return Hold(reason="", by="", at="", problem=printable(problem, max_chars=200))
+        return Hold(problem=printable(problem, max_chars=200))
     return Hold(reason=words["reason"], by=words["by"], at=words["at"])
 
 
@@ -172,15 +172,10 @@ def read_order(home: Path, name: str) -> KillOrder | None:
         if isinstance(exc, OSError) and exc.errno in CANNOT_LOOK:
             return None
         words = {"reason": "its kill order is damaged", "by": "", "at": ""}
-    scope = words.get("scope", "")
-    return KillOrder(
-        kill_id=words.get("kill_id", ""),
-        scope=scope if scope in SCOPES else "cells",
-        reason=words["reason"],
-        by=words["by"],
-        at=words["at"],
-        rule=words.get("rule", "operator"),
-    )
+    fields = {"kill_id": "", "rule": "operator", "scope": "cells", **words}
+    if fields["scope"] not in SCOPES:
+        fields["scope"] = "cells"
+    return KillOrder(**{name: fields[name] for name in field_names(KillOrder)})
 
 
 def sweep_orders(directory: Path) -> None:

@@ -118,15 +118,14 @@ def user_range() -> HeldIdentity:
     """The user's uid and subordinate ids. Raises `HostError`: too few."""
     given = ids_fact(is_root=False)
     if not given.available:
-        raise HostError(
-            f"a container needs ids of its own: {given.reason}",
-            where="/etc/subuid and /etc/subgid",
-            hint=given.hint,
-        )
-    uids = IdRange(start=given.uid_start, count=WORKLOAD_IDS)
-    gids = IdRange(start=given.gid_start, count=WORKLOAD_IDS)
+        what = f"a container needs ids of its own: {given.reason}"
+        raise HostError(what, where="/etc/subuid and /etc/subgid", hint=given.hint)
     jail = JailIdentity(
-        host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False, uids=uids, gids=gids
+        host_uid=os.geteuid(),
+        host_gid=os.getegid(),
+        privileged=False,
+        uids=IdRange(start=given.uid_start, count=WORKLOAD_IDS),
+        gids=IdRange(start=given.gid_start, count=WORKLOAD_IDS),
     )
     # `ids_fact` has just found both.
     mappers = [Path(shutil.which(name, path=SEARCH_PATH) or name) for name in MAPPERS]

@@ -63,16 +63,13 @@ def launcher_path() -> Path:
 
 def measure_counter_khz() -> int:
     """Time-stamp counter's rate, 0 without one. Blocks 50 ms. Raises `HostError`."""
-    launcher = launcher_path()
+    launcher = str(launcher_path())
+    argv = [launcher, "--measure-clock"]
     try:
-        result = subprocess.run(
-            [str(launcher), "--measure-clock"], capture_output=True, check=True, timeout=10, env={}
-        )
-        return int(result.stdout)
+        return int(subprocess.run(argv, capture_output=True, check=True, timeout=10, env={}).stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as exc:
-        raise HostError(
-            "the host's time-stamp counter could not be measured", where=str(launcher)
-        ) from exc
+        what = "the host's time-stamp counter could not be measured"
+        raise HostError(what, where=launcher) from exc
 
 
 def start_jail(
@@ -226,13 +223,9 @@ class Jail:
                 if (match := _CHILD.fullmatch(line)) and self.child is None:
                     self.child = identify(int(match[1]))
                 elif match := ENDED.fullmatch(line):
-                    number = int(match[2])
-                    signalled = match[1] == "signal"
-                    self.ended = JailEnd(
-                        signal=number if signalled else None,
-                        status=None if signalled else number,
-                        cause=match[3],
-                    )
+                    is_signal, number = match[1] == "signal", int(match[2])
+                    by, status = (number, None) if is_signal else (None, number)
+                    self.ended = JailEnd(signal=by, status=status, cause=match[3])
         return self.ended
 
     def diagnosis(self) -> str:

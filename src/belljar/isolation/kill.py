@@ -55,10 +55,9 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """What became of one journal entry.
+    """What became of one journal entry. `halted_ms`: None while some process was left.
 
-    `halted_ms`: until no process was left; None: some are. `ended_by`: destroyed by `owner`,
-    `kill` (owner hangs), `reap` (owner dead), "" nothing. `remaining`: left or unproven.
+    `ended_by`: `owner`, `kill` (owner hangs), `reap` (owner dead). `remaining`: left or unproven.
     """
 
     cell_id: str
@@ -149,11 +148,7 @@ def kill_now(
         problems += order_all(home, entries, order)
         halted = halt(journal, entries, began)
     if everything:
-        try:
-            paths = patiently(partial(_halt_damaged, journal), REMOVE_TIMEOUT_S)
-            problems += [f"{path} can't be read" for path in paths]
-        except OSError as exc:
-            problems.append(f"whether the journal is damaged can't be looked at: {exc.strerror}")
+        _halt_damaged(journal, {entry.cell_id for entry in entries}, problems)
     return _settled(home, entries, order, halted, began, problems)
 
 
@@ -270,7 +265,10 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     while left and time.monotonic() < give_up:
         is_early = time.monotonic() < first_look
         known = itertools.chain(*map(_known, left.values()))
-        if is_early and any(map(_may_live, known)):
+        may_live = is_early
+        with contextlib.suppress(OSError):
+            may_live = is_early and any(map(is_alive, known))
+        if may_live:
             time.sleep(_PAUSE_S)  # A look at everything would only delay the dying.
             continue
         try:
@@ -316,29 +314,20 @@ def _running(entry: JournalEntry, started: Iterable[ProcessId]) -> list[ProcessI
     return [process for process in found if is_alive(process)]
 
 
-def _may_live(process: ProcessId) -> bool:
-    try:
-        return is_alive(process)
-    except OSError:
-        return True
-
-
 def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
     return (*entry.processes, *(() if entry.child is None else (entry.child,)))
 
 
 def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
     """Launchers and VMMs by cell, from /proc command lines."""
-    found: dict[str, list[ProcessId]] = {}
-    for directory in PROC.iterdir():
-        # This process's own command line may name the cells that it was asked to kill.
-        if not directory.name.isdigit() or int(directory.name) == os.getpid():
-            continue
-        pid = int(directory.name)
+    found: dict[str, tuple[ProcessId, ...]] = {}
+    pids = {int(each.name) for each in PROC.iterdir() if each.name.isdigit()}
+    # This process's own command line may name the cells that it was asked to kill.
+    for pid in pids - {os.getpid()}:
         for name in names.intersection(cells_named(read_start(pid, "cmdline"))):
             if (process := identify(pid)) is not None:
-                found.setdefault(name, []).append(process)
-    return {name: tuple(processes) for name, processes in found.items()}
+                found[name] = (*found.get(name, ()), process)
+    return found
 
 
 def _send(process: ProcessId, number: signal.Signals) -> None:
@@ -378,19 +367,29 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[st
     return gone_by, ()
 
 
-def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
-    paths = journal.unreadable()
-    names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
-    # The dying too, as in `halt`
-    struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
-    while time.monotonic() < give_up:
-        struck.update(itertools.chain(*started_for(names).values()))
-        if not (alive := [process for process in struck if is_alive(process)]):
-            break
-        for process in alive:
-            _send(process, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
-    return paths
+def _halt_damaged(journal: Journal, known: set[str], problems: list[str]) -> None:
+    """Strike what belongs to entries that can't be read, by the names of their files."""
+    try:
+        try:
+            paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)
+            problems += [f"{path} can't be read" for path in paths]
+        except OSError as exc:
+            problems.append(f"whether the journal is damaged is not known: {exc.strerror}")
+            files = journal.directory.glob("*.json")
+            paths = tuple(path for path in files if path.stem not in known)
+        names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
+        # The dying too, as in `halt`
+        struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
+        while time.monotonic() < give_up:
+            found = patiently(partial(started_for, names), REMOVE_TIMEOUT_S)
+            struck.update(itertools.chain(*found.values()))
+            if not (alive := [process for process in struck if is_alive(process)]):
+                break
+            for process in alive:
+                _send(process, signal.SIGKILL)
+            time.sleep(_PAUSE_S)
+    except OSError as exc:
+        problems.append(f"cells of damaged entries can't be looked for: {exc.strerror}")
 
 
 def _note(home: Path, order: KillOrder, what: Mapping[str, object], problems: list[str]) -> None:

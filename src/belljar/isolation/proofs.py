@@ -29,7 +29,6 @@ from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
-from belljar.isolation.renewal import fresh_renewal
 from belljar.plan.jail import JailBind, JailLimits
 from belljar.plan.oci import OciRuntime, oci_shape
 from belljar.plan.qemu import (
@@ -74,40 +73,37 @@ async def prove_switch(runtime: OciRuntime, *, home: Path) -> Trial:
     Raises `HostError`, `CellError`: there was none to halt.
     """
     spec = await anyio.to_thread.run_sync(_container_spec, runtime, home)
+
+    def halt_now() -> list[str]:
+        journal, began = Journal(home), time.monotonic()
+        entry = journal.read(spec.cell_id)
+        if entry is None or entry.child is None:
+            return ["the journal does not name it"]
+        order = new_order("cells", "the kill switch tests itself", rule=SELF_TEST)
+        problems = order_all(home, [entry], order)
+        if spec.cell_id not in halt(journal, [entry], began):
+            problems.append("its processes were not halted")
+        return problems
+
     async with AsyncExitStack() as owner:
         container = await start_container(spec, home=home, owner=owner)
         if container.end() is not None:
             raise CellError("what it was to halt ended by itself")
-        problems = await anyio.to_thread.run_sync(_halt, home, spec.cell_id)
+        problems = await anyio.to_thread.run_sync(halt_now)
     if (destruction := container.destruction) is None:
         raise RuntimeError("its owner has destroyed it")
     problems += [*destruction.survivors, *map(str, destruction.unproven)]
     return Trial.of("; ".join(problems))
 
 
-def _halt(home: Path, cell_id: str) -> list[str]:
-    journal, began = Journal(home), time.monotonic()
-    entry = journal.read(cell_id)
-    if entry is None or entry.child is None:
-        return ["the journal does not name it"]
-    entries = (entry,)
-    order = new_order("cells", "the kill switch tests itself", rule=SELF_TEST)
-    problems = order_all(home, entries, order)
-    if cell_id not in halt(journal, entries, began):
-        problems.append("its processes were not halted")
-    return problems
-
-
 def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
-    root, cell_id = ensure_runtime_root(home, runtime), new_cell_id()
+    root, cell_id, resources = ensure_runtime_root(home, runtime), new_cell_id(), Resources()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
-    resources = Resources()
+    arch = platform.machine()
     return ContainerSpec(
         cell_id=cell_id,
         kind="proof",
-        shape=oci_shape(
-            tier, runtime, resources, arch=platform.machine(), open_files_max=_OPEN_FILES
-        ),
+        shape=oci_shape(tier, runtime, resources, arch=arch, open_files_max=_OPEN_FILES),
         limits=JailLimits(
             memory_max_bytes=resources.memory_bytes,
             cpu_quota_percent=None,
@@ -118,17 +114,15 @@ def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
-        renewal=fresh_renewal(),
         directories=(home / "cells" / cell_id,),
     )
 
 
 def _empty_tree(home: Path) -> ImageTree:
     private = home / "runtimes" / "empty"
-    uid, gid = (
-        (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-    )
-    root = private / "root"
+    uid, gid, root = os.geteuid(), os.getegid(), private / "root"
+    if uid == 0:
+        uid = gid = TREE_IDS_START
     with host_errors("the store can't be written", where=private):
         private.mkdir(mode=0o700, exist_ok=True)
         for directory in (root, root / "etc"):
@@ -151,62 +145,48 @@ async def boots_under(
     """
     cell_id = new_cell_id()
     scratch = home / "tmp" / owned_name(what=f"proof-{cell_id}")
-    try:
-        reason = await _try_accelerator(accel, kernel, home, cell_id, scratch, deadline_s)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
-    return Trial.of(reason)
-
-
-async def _try_accelerator(
-    accel: Accel, kernel: Kernel, home: Path, cell_id: str, scratch: Path, deadline_s: float
-) -> str:
-    shape = VmShape(
-        vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model="host" if accel == "kvm" else "max"
-    )
-    limits = JailLimits(
-        memory_max_bytes=vmm_memory_max_bytes(shape),
-        cpu_quota_percent=None,
-        processes=vmm_processes(shape),
-        lifetime_s=deadline_s + 20,
-        address_space_bytes=vmm_address_space_bytes(shape),
-    )
     initrd, disk = scratch / "initrd", scratch / "disk"
+    model = "host" if accel == "kvm" else "max"
+    shape = VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
 
-    def prepare() -> None:
+    def prepare() -> VmmSpec:
         scratch.mkdir(parents=True, mode=0o711)
         write_read_only(initrd, read_guest_parts(kernel).initramfs())
         write_read_only(disk, empty_disk())
+        limits = JailLimits(
+            memory_max_bytes=vmm_memory_max_bytes(shape),
+            cpu_quota_percent=None,
+            processes=vmm_processes(shape),
+            lifetime_s=deadline_s + 20,
+            address_space_bytes=vmm_address_space_bytes(shape),
+        )
+        binds = {KERNEL_PATH: kernel.vmlinuz, INITRD_PATH: initrd, DISK_PATH: disk}
+        return VmmSpec(
+            cell_id=cell_id,
+            kind="proof",
+            role=Role.PROOF,
+            shape=shape,
+            limits=limits,
+            root=ensure_vmm_root(home, accel),
+            binds=tuple(JailBind(source=file, target=path) for path, file in binds.items()),
+            directories=(scratch,),
+        )
 
-    await anyio.to_thread.run_sync(prepare)
-    root = await anyio.to_thread.run_sync(ensure_vmm_root, home, accel)
-    spec = VmmSpec(
-        cell_id=cell_id,
-        kind="proof",
-        role=Role.PROOF,
-        shape=shape,
-        limits=limits,
-        root=root,
-        binds=(
-            JailBind(source=kernel.vmlinuz, target=KERNEL_PATH),
-            JailBind(source=initrd, target=INITRD_PATH),
-            JailBind(source=disk, target=DISK_PATH),
-        ),
-        directories=(scratch,),
-    )
-    reason = ""
-    async with AsyncExitStack() as owner:
-        try:
+    try:
+        spec = await anyio.to_thread.run_sync(prepare)
+        async with AsyncExitStack() as owner:
             vmm = await start_vmm(spec, home=home, owner=owner)
-        except CellError as exc:
-            return exc.what
-        try:
-            await vmm.client.wait_ready(timeout_s=deadline_s)
-        except BelljarError as exc:
-            panic, words = vmm.panic(), vmm.diagnosis()
-            detail = f"its kernel panicked: {panic}" if panic else words or exc.what
-            what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
-            words, _, _ = detail.partition("\\n")  # without the VMM's register dump
-            reason = f"{what}: {words[:300]}"
-    return reason
+            try:
+                await vmm.client.wait_ready(timeout_s=deadline_s)
+            except BelljarError as exc:
+                panic, words = vmm.panic(), vmm.diagnosis()
+                detail = f"its kernel panicked: {panic}" if panic else words or exc.what
+                words, _, _ = detail.partition("\\n")  # without the VMM's register dump
+                what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
+                return Trial.of(f"{what}: {words[:300]}")
+    except CellError as exc:
+        return Trial.of(exc.what)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
+    return Trial.of("")

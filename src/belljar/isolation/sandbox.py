@@ -1,7 +1,6 @@
 """A cell on its host, the same for every engine: identity, journal, groups, jail, destruction.
 
-The engines are `oci.container.Container` and `microvm.vmm.Vmm`. What is made is journalled first.
-No task and no cancel scope stays open.
+What is made is journalled first. No task and no cancel scope stays open.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains, must_be_reaped, wait_for_dying
 from belljar.plan.jail import JailLimits, JailSpec
-from belljar.process import descends_from, end_if_forked, kill, signal_name
+from belljar.process import descends_from, end_if_forked, kill
 from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.store.locks import claimed_for_cell
 from belljar.units import format_duration
@@ -103,14 +102,12 @@ class Sandbox:
         self._destroyed = threading.Event()
         self._pid, self._looking = os.getpid(), threading.Lock()
         self._found: Destruction | None = None
-        try:
-            with ExitStack() as undo:
-                self.identity: HeldIdentity = undo.enter_context(identity)
-                self.groups = cgroup.plan_groups(spec.cell_id, spec.controllers)
-                self._held = undo.pop_all()
-        except BaseException:
-            self._release()
-            raise
+        with ExitStack() as failed, ExitStack() as undo:
+            failed.callback(self._release)
+            self.identity: HeldIdentity = undo.enter_context(identity)
+            self.groups = cgroup.plan_groups(spec.cell_id, spec.controllers)
+            self._held = undo.pop_all()
+            failed.pop_all()
 
     @cached_property
     def client(self) -> GuestClient:
@@ -216,12 +213,8 @@ class Sandbox:
         return "its owner ended it" if end.cause == "owner" else self.explain(end)
 
     def explain(self, end: JailEnd) -> str:
-        """Why it ended by itself; engines override it."""
-        return (
-            f"it was killed by {signal_name(end.signal)}"
-            if end.signal
-            else f"it ended with status {end.status}"
-        )
+        """Why it ended by itself, as the engine knows."""
+        raise NotImplementedError
 
     def death_limit(self) -> str | None:
         """`memory`, `lifetime` or None; after `cause_of_death`."""
@@ -332,12 +325,9 @@ class Sandbox:
                 return
             self._record(Kind.CELL_DESTROYED, destruction.to_data())
             if order is not None:
-                done: dict[str, JsonValue] = {
-                    "scope": order.scope,
-                    "cells": [self.cell_id],
-                    "failed": [] if destruction.clean else [self.cell_id],
-                    "duration_ms": round(destruction.duration_ms, 1),
-                }
+                done: dict[str, JsonValue] = {"scope": order.scope, "cells": [self.cell_id]}
+                done["failed"] = [] if destruction.clean else [self.cell_id]
+                done["duration_ms"] = round(destruction.duration_ms, 1)
                 self._record(Kind.KILL_COMPLETED, done)
 
     def _record(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:

@@ -37,6 +37,7 @@ from belljar.units import printable
 # For killed processes to be gone: then they are reported.
 _KILL_TIMEOUT_S: Final = 1.0
 _READ_BYTES: Final = 1 << 16  # a command line may have megabytes; a cell's name comes early
+_NOT_CONTAINED: Final = "do not count this sample as contained"
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.
 _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
@@ -94,19 +95,14 @@ class Destruction:
         `beside`: what is raised already. A breach alone is raised in its place.
         """
         if self.survivors and (beside is None or first_of(beside, ContainmentBreach) is None):
-            raise ContainmentBreach(
-                f"{what} left: {', '.join(self.survivors)}",
-                where=where,
-                hint="it was removed and recorded; do not count this sample as contained, and look "
-                "at the ledger before the next run",
-            )
+            hint = "it was removed and recorded; look at the ledger before the next run"
+            left = f"{what} left: {', '.join(self.survivors)}"
+            raise ContainmentBreach(left, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
         if self.unproven and beside is None:
-            raise HostError(
-                f"{what} could not be proven; not looked for: {'; '.join(map(str, self.unproven))}",
-                where=where,
-                hint="do not count this sample as contained; let this user see what is named, then "
-                "`belljar reap` looks again",
-            )
+            missed = "; ".join(map(str, self.unproven))
+            hint = "let this user see what is named, then `belljar reap` looks again"
+            unproven = f"{what} could not be proven; not looked for: {missed}"
+            raise HostError(unproven, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
 
     def to_data(self) -> dict[str, JsonValue]:
         """As `cell.destroyed` and `range.destroyed` record it."""
@@ -133,12 +129,20 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """One search; `nothing_to_look_by`: why it is impossible."""
+    """One search; `by`: the entry's field without which it is impossible."""
 
     what: tuple[str, ...]
     find: Callable[[JournalEntry], Iterable[Survivor]]
     needed: bool = True
-    nothing_to_look_by: Callable[[JournalEntry], str] = lambda _: ""
+    by: str = ""
+
+
+_NOTHING_TO_LOOK_BY: Final = {
+    "namespaces": "none of the cell's is known: it never ran, or its number may be another's now",
+    "own_uids": "the cell has no uid that isn't also another's",
+    "cgroups": "the cell had none",
+    "directories": "the cell had none of its own",
+}
 
 
 def look(entry: JournalEntry) -> Destruction:
@@ -146,7 +150,8 @@ def look(entry: JournalEntry) -> Destruction:
     left: dict[object, Survivor] = {}
     looked_for, not_checked, unproven = list[str](), list[NotChecked](), list[NotChecked]()
     for each in _looks():
-        if why := each.nothing_to_look_by(entry):
+        if each.by and not getattr(entry, each.by):
+            why = _NOTHING_TO_LOOK_BY[each.by]
             not_checked.extend(NotChecked(what, why) for what in each.what)
             continue
         try:
@@ -196,25 +201,17 @@ def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
         with contextlib.suppress(OSError):
             kill(process)
     give_up = time.monotonic() + _KILL_TIMEOUT_S
-    while (
-        any(identify(process.pid) == process for process in processes)
-        and time.monotonic() < give_up
-    ):
+    while time.monotonic() < give_up and any(identify(each.pid) == each for each in processes):
         time.sleep(0.002)
-    for survivor in survivors:
-        if survivor.path is not None:
-            remove_path(survivor.path)
-
-
-def remove_path(path: Path) -> None:
-    """A group, file or directory. Follows no link."""
-    if (path / "cgroup.procs").exists():
-        cgroup.remove_group(path)
-    elif path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-    else:
-        with contextlib.suppress(OSError):
-            path.unlink()
+    # A group, file or directory; no link is followed
+    for path in (survivor.path for survivor in survivors if survivor.path is not None):
+        if (path / "cgroup.procs").exists():
+            cgroup.remove_group(path)
+        elif path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def _looks() -> tuple[_Look, ...]:
@@ -222,60 +219,38 @@ def _looks() -> tuple[_Look, ...]:
         _Look(
             what=("processes in the cell's namespaces",),
             find=lambda entry: _processes(entry, _in_namespace),
-            nothing_to_look_by=_without_namespaces,
+            by="namespaces",
         ),
         _Look(
             what=("namespaces of every process since its start",),
             find=_closed,
             needed=False,  # a user namespace's maker sees into it: what hides is hardly the cell's
-            nothing_to_look_by=_without_namespaces,
+            by="namespaces",
         ),
         _Look(
             what=("processes with the cell's uid",),
             find=lambda entry: _processes(entry, _has_uid),
-            nothing_to_look_by=lambda entry: (
-                "" if entry.own_uids else "the cell has no uid that isn't also another's"
-            ),
+            by="own_uids",
         ),
         _Look(
             what=("control groups", "processes and threads in the cell's control groups"),
             find=_groups,
-            nothing_to_look_by=lambda entry: "" if entry.cgroups else "the cell had none",
+            by="cgroups",
         ),
         _Look(what=("processes started for the cell",), find=_started),
-        _Look(what=("mounts named after the cell",), find=_mounts),
         _Look(
-            what=("namespaces held by mounts",),
-            find=_held_namespaces,
-            nothing_to_look_by=_without_namespaces,
+            what=("mounts named after the cell",),
+            find=lambda entry: _mounts(lambda *names: any(entry.cell_id in each for each in names)),
         ),
-        _Look(
-            what=("files",),
-            find=_files,
-            nothing_to_look_by=lambda entry: (
-                "" if entry.directories else "the cell had none of its own"
-            ),
-        ),
+        _Look(what=("namespaces held by mounts",), find=_held_namespaces, by="namespaces"),
+        _Look(what=("files",), find=_files, by="directories"),
         _Look(what=("sockets named after the cell",), find=_sockets, needed=False),
-    )
-
-
-def _unseen(why: str) -> OSError:
-    """For looks that failed without a kernel error."""
-    return OSError(errno.ENODATA, why)
-
-
-def _without_namespaces(entry: JournalEntry) -> str:
-    return (
-        ""
-        if entry.namespaces
-        else "none of the cell's is known: it never ran, or its number may be another's by now"
     )
 
 
 def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> Iterator[Survivor]:
     if not os.access("/proc/1/status", os.R_OK):
-        raise _unseen("/proc hides other users' processes here (its option hidepid)")
+        raise OSError(errno.ENODATA, "/proc hides other users' processes here (its option hidepid)")
     for directory in PROC.iterdir():
         if (
             directory.name.isdigit()
@@ -308,17 +283,11 @@ def _groups(entry: JournalEntry) -> Iterator[Survivor]:
 
 
 def _in_namespace(entry: JournalEntry, pid: int) -> str:
-    if not entry.namespaces:
-        return ""
     theirs = namespaces_of(pid, _TELLING_NAMESPACES)
     if len(theirs) < len(_TELLING_NAMESPACES):
         theirs = namespaces_of_threads(pid, _TELLING_NAMESPACES)
-    shared = [
-        name
-        for name in _TELLING_NAMESPACES
-        if name in theirs and theirs[name] == entry.namespaces.get(name)
-    ]
-    return f"in the cell's {shared[0]} namespace" if shared else ""
+    shared = theirs.items() & entry.namespaces.items()
+    return f"in the cell's {min(shared)[0]} namespace" if shared else ""
 
 
 def _closed(entry: JournalEntry) -> Iterator[Survivor]:
@@ -334,13 +303,11 @@ def _closed(entry: JournalEntry) -> Iterator[Survivor]:
         except OSError:
             continue
     if hidden:
-        raise _unseen(f"not those of {hidden} that hide them from this user")
+        raise OSError(errno.ENODATA, f"not those of {hidden} that hide them from this user")
     yield from ()
 
 
 def _has_uid(entry: JournalEntry, pid: int) -> str:
-    if entry.host_uid is None:
-        return ""
     _, named, rest = read_start(pid, "status").partition(b"\nUid:")
     uids = rest.partition(b"\n")[0].split() if named else []
     found = next((uid for uid in uids if int(uid) in entry.own_uids), None)
@@ -348,11 +315,8 @@ def _has_uid(entry: JournalEntry, pid: int) -> str:
 
 
 def _started(entry: JournalEntry) -> Iterator[Survivor]:
-    yield from (
-        _survivor(process, "named in its journal entry")
-        for process in entry.processes
-        if is_alive(process)
-    )
+    for process in filter(is_alive, entry.processes):
+        yield _survivor(process, "named in its journal entry")
 
     def started_for(entry: JournalEntry, pid: int) -> str:
         named = entry.cell_id in cells_named(read_start(pid, "cmdline"))
@@ -387,9 +351,8 @@ def read_start(pid: int, name: str) -> bytes:
 
 
 def _files(entry: JournalEntry) -> Iterator[Survivor]:
-    for path in entry.directories:
-        if _is_there(path):
-            yield Survivor(what=f"files in {path}", path=path)
+    for path in filter(_is_there, entry.directories):
+        yield Survivor(what=f"files in {path}", path=path)
 
 
 def _is_there(path: Path) -> bool:
@@ -401,26 +364,18 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    """Reported only: unmounting is a person's decision."""
-    for root, target in _mountinfo():
-        if entry.cell_id in root or entry.cell_id in target:
-            yield Survivor(what=f"mount {printable(target, max_chars=200)}")
+def _mounts(is_its: Callable[[str, str], bool]) -> Iterator[Survivor]:
+    """By root and target. Reported only: unmounting is a person's decision."""
+    # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
+    for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):
+        fields = line.split(" ")
+        if len(fields) > 4 and is_its(fields[3], fields[4]):
+            yield Survivor(what=f"mount {printable(fields[4], max_chars=200)}")
 
 
 def _held_namespaces(entry: JournalEntry) -> Iterator[Survivor]:
     held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
-    for root, target in _mountinfo():
-        if root in held:
-            yield Survivor(what=f"mount {printable(target, max_chars=200)}")
-
-
-def _mountinfo() -> Iterator[tuple[str, str]]:
-    # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
-    for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):
-        fields = line.split(" ")
-        if len(fields) > 4:
-            yield fields[3], fields[4]
+    return _mounts(lambda root, _: root in held)
 
 
 def _sockets(entry: JournalEntry) -> Iterator[Survivor]:

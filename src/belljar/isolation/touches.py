@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 Operation: TypeAlias = Literal["open", "read"]
 
-# Equal touches of one interval are one event: with the most decoys a policy may have, both
-# operations and as many names, some 64 events a second.
+# Equal touches of one interval are one event: some 64 a second with the most decoys.
 INTERVAL_S: Final = 4.0
 # The cell chooses process names: beyond so many they count as one.
 MAX_KEYS: Final = 128
@@ -157,8 +156,8 @@ _TICK_MS: Final = 1000
 class QueueThread:
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
-    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error` is
-    called once if it raised; the thread has ended then.
+    `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error`:
+    it raised, and the thread has ended.
     """
 
     def __init__(

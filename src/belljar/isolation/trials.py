@@ -1,7 +1,4 @@
-"""Host trials of milliseconds, and host facts with them.
-
-`isolation.proofs` has the longer ones, and both engines: it is imported when one is made.
-"""
+"""Host facts with trials; `isolation.proofs`, with both engines, is imported when one is made."""
 
 from __future__ import annotations
 
@@ -25,25 +22,22 @@ def find_facts(
     runtimes: bool = False,
     doubt: bool = False,
 ) -> HostFacts:
-    """`gather_facts` with groups and namespaces tried.
+    """`gather_facts`, with what is unknown tried: KVM if a `kernel` is given, and `runtimes`.
 
-    `kernel`: gives the guest kernel by which KVM is tried, if it is unknown; None: it is not tried.
-    `runtimes`: they are tried, where they are unknown. `doubt`: too, what failed.
+    `doubt`: too, what failed.
     """
+    from anyio import run
+
     from belljar.host.facts import gather_facts
 
     home = home or belljar_home()
 
     def prove_kvm(kernel: Callable[[], Kernel]) -> Trial:
-        from anyio import run
-
         from belljar.isolation.proofs import boots_under
 
         return run(partial(boots_under, "kvm", kernel(), home=home))
 
     def prove_runtime(fact: RuntimeFact) -> Trial:
-        from anyio import run
-
         from belljar.isolation.proofs import prove_runtime
 
         return run(partial(prove_runtime, runtime_of(fact), home=home))

@@ -97,12 +97,6 @@ def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
 EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 
 
-def leaf_hash(entry: bytes) -> bytes:
-    """SHA-256 of a zero byte and the entry."""
-    # Another first byte than a node's, so that no node can pass for an entry (RFC 6962, 2.1).
-    return hashlib.sha256(b"\x00" + entry).digest()
-
-
 def node_hash(left: bytes, right: bytes) -> bytes:
     """SHA-256 of a one byte and both children."""
     return hashlib.sha256(b"\x01" + left + right).digest()
@@ -120,7 +114,9 @@ class MerkleTree:
 
     def added(self, entry: bytes) -> MerkleTree:
         """The tree with one more leaf."""
-        node, size, keep = leaf_hash(entry), self.size, len(self.subtrees)
+        # Another first byte than a node's, so that no node can pass for an entry (RFC 6962, 2.1).
+        node = hashlib.sha256(b"\x00" + entry).digest()
+        size, keep = self.size, len(self.subtrees)
         while size & 1:
             keep -= 1
             node = node_hash(self.subtrees[keep], node)

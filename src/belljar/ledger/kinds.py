@@ -310,15 +310,7 @@ control.completed       control:text ok:flag missing:texts unexpected:texts
 """
 
 
-def _read_table() -> dict[Kind, str]:
-    """Return each kind's fields; a line that begins with blanks goes on with the kind before."""
-    fields, kind = dict[str, str](), ""
-    for line in _KINDS.strip().splitlines():
-        name, _, more = line.partition(" ")
-        kind = name or kind
-        fields[kind] = f"{fields.get(kind, '')} {more}"
-    return {Kind(kind): text for kind, text in fields.items()}
-
-
-FIELDS: Final[Mapping[Kind, str]] = _read_table()
+# A line that begins with blanks goes on with the kind before.
+_ROWS: Final = (line.partition(" ") for line in re.sub(r"\n +", " ", _KINDS.strip()).splitlines())
+FIELDS: Final[Mapping[Kind, str]] = {Kind(name): more for name, _, more in _ROWS}
 DATA: Final[Mapping[Kind, Shape]] = {kind: shape_of(text) for kind, text in FIELDS.items()}

@@ -56,12 +56,6 @@ def create_run(
     return RunDirectory(home, about, checkpoint_interval_s)
 
 
-def new_run_id(time_ns: int, random: str) -> str:
-    """A name that sorts by milliseconds: `20261120-215346123-4f9c2a`. Pure."""
-    seconds, rest = divmod(time_ns, 1_000_000_000)
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}{rest // 1_000_000:03d}-{random}"
-
-
 class RunDirectory:
     """One run's directory while it is written: a context manager.
 
@@ -132,7 +126,10 @@ class RunDirectory:
         try:
             key = load_or_make_key(self._home)
             runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.run_id = new_run_id(time.time_ns(), secrets.token_hex(3))
+            seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+            second = time.strftime("%Y%m%d-%H%M%S", time.gmtime(seconds))
+            # It sorts by milliseconds: `20261120-215346123-4f9c2a`.
+            self.run_id = f"{second}{rest // 1_000_000:03d}-{secrets.token_hex(3)}"
             self.path = runs / self.run_id
             self.path.mkdir(mode=0o700)
             sync_file(runs)

@@ -389,10 +389,8 @@ def verification_text(result: Verification, path: Path, origin: str) -> str:
     if result.problem:
         shown.append(f"{printable(result.problem.where)}: {printable(result.problem.what)}")
     shown += [f"warning: {printable(warning)}" for warning in result.warnings]
-    shown.append(
-        f"{result.events} events ({result.signed_events} signed), {result.checkpoints} "
-        f"checkpoints, {result.bodies} bodies"
-    )
+    counted = f"{result.events} events ({result.signed_events} signed)"
+    shown.append(f"{counted}, {result.checkpoints} checkpoints, {result.bodies} bodies")
     if result.key:
         shown.append(f"signed by {result.key}")
     if result.key and not result.problem:
@@ -424,10 +422,6 @@ def row(event: Line) -> str:
         f"{printable(name, max_chars=64)}={printable(text, max_chars=160)}"
         for name, text in shown.items()
     )
-    bodies = "  ".join(
-        f"[{body.name} {body.kept_bytes} of {body.total_bytes} B]" for body in event.bodies
-    )
-    return (
-        f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  "
-        f"{details}  {bodies}"
-    ).rstrip()
+    sizes = (f"[{each.name} {each.kept_bytes} of {each.total_bytes} B]" for each in event.bodies)
+    head = f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}"
+    return f"{head}  {details}  {'  '.join(sizes)}".rstrip()

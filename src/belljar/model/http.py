@@ -92,10 +92,7 @@ class _Usage(BaseModel):
 class ServerAnswer:
     """An answer whose head has come; its body is checked as it is read. Made by `ask_server`.
 
-    Attributes:
-        is_whole: all of it was read, and it is what it should be.
-        kept: what was read, for the record.
-        tokens: `prompt_tokens` and `completion_tokens`, as the server says, or None.
+    `is_whole`: all of it was read. `kept`: for the record. `tokens`: as the server says.
     """
 
     def __init__(self, stream: ByteStream, give_up: float, max_bytes: int) -> None:
@@ -225,11 +222,9 @@ async def ask_server(
     """Send the question and give its answer, whose body is read inside the block.
 
     `max_bytes`: of the answer's body. Leaving the block ends the connection, by which a server
-    stops its work. No cancel scope is open across the yield: each wait has its own, until the
-    request's one deadline.
+    stops its work. No cancel scope is open across the yield: each wait has its own.
 
-    Raises `ServerViolationError`, `BrokenOffError`, `TimeoutError`, and `OSError` and `CellError`
-    of `connect`.
+    Raises `ServerViolationError`, `BrokenOffError`, `TimeoutError`, and as `connect`.
     """
     give_up = anyio.current_time() + timeout_s
     async with connect() as stream:

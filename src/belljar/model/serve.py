@@ -155,10 +155,7 @@ def load_model(policy: PolicyLike, *, home: Path | None = None) -> LoadedPolicy:
 class ModelCell:
     """A model server that answers, in `cell`. Made by `open_model`.
 
-    Attributes:
-        command: the server.
-        health: checked when a request fails, and at the end.
-        problem: why it answers no more, once it ended or a violation ended it.
+    `command`: the server. `problem`: why it answers no more.
     """
 
     def __init__(
@@ -273,10 +270,8 @@ async def open_model(
     `policy`: of `load_model`. `on_end`: called at once when the server or the cell ends before.
     No task group or cancel scope is open across the yield.
 
-    Raises:
-        HostError, PolicyError: the weights are not what was added, or as `open_cell`.
-        CellError: the server does not become healthy. ContainmentBreach: a probe found a way out,
-            or the destruction something left.
+    Raises as `open_cell`, `HostError` for weights that are not what was added, `CellError` when the
+    server does not become healthy, `ContainmentBreach` for a way out or something left.
     """
     home, model = home or belljar_home(), model_of(policy)
     stored = find_weights(model.weights.sha256, home=home)

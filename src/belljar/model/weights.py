@@ -76,8 +76,7 @@ class StoredWeights:
 def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
     """Put a file or a directory into the store; what is there already is kept.
 
-    Raises `PolicyError`: it is neither, holds links or special files, or has too many files.
-    `HostError`: the store can't be written, the disk is full, or it changed meanwhile.
+    Raises `PolicyError` for anything else in it, `HostError` when the store can't be written.
     """
     home = home or belljar_home()
     parent = home / DIRECTORY

@@ -33,28 +33,6 @@ class ObstacleError(HostError):
         self.obstacles = (first, *others)
 
 
-def refusal(refused: Mapping[Tier, Obstacle]) -> ObstacleError:
-    """The error when each tier has an obstacle."""
-    first, *others = refused.values()
-    what = first.what
-    # A size is the same matter in all of them.
-    if others and not first.where.startswith("resources."):
-        whys = "; ".join(f"{tier}: {each.what}" for tier, each in refused.items())
-        what = f"no tier that this risk allows can run here: {whys}"
-    return ObstacleError(what, first, *others)
-
-
-def skipped_tiers(tier: Tier, refused: Mapping[Tier, Obstacle]) -> tuple[str, ...]:
-    """A sentence for each skipped tier; `belljar doctor` has the hints."""
-    return tuple(
-        printable(f"using tier {tier}: {weaker} can't be used here (`belljar doctor`): {each.what}")
-        for weaker, each in refused.items()
-    )
-
-
-# ---- warnings
-
-
 def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
     """Yield what the author should know."""
     if tier is Tier.CONTAINER:
@@ -178,8 +156,6 @@ _SHOWN_DIGITS: Final = 12
 _HOST_GROUP: Final = "the host's control group"
 _NO_GROUP: Final = "no control group"
 
-
-# ---- layers
 
 _KERNEL: Final = "this host's kernel"
 
@@ -316,9 +292,6 @@ def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
     )
 
 
-# ---- the blast radius
-
-
 def blast_radius(
     policy: Policy,
     image: ImageFacts | None,
@@ -396,9 +369,6 @@ _KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
     Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
     Tier.MICROVM: (),
 }
-
-
-# ---- a range's network
 
 
 def _reached(network: NetworkPlan) -> Iterator[str]:

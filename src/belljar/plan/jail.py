@@ -140,14 +140,11 @@ class JailFds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailSpec:
-    """One jail.
+    """One jail; `keep_capabilities`, with `ids`: all, over the jail's own namespaces.
 
-    Attributes:
-        keep_capabilities: with `ids`: all, over the jail's own namespaces.
-        init: the launcher stays pid 1; the jail runs when the program ended with 0 (anything else
-            is step 21, runtime), and ends with the last of what it left.
-        network: with both: a namespace whose link is waited for; "covered" hides `/proc/sys/net`.
-        rlimits: None: a VMM's without `ids`, else none; core dumps never.
+    `init`: the launcher stays pid 1; the jail runs when the program ended with 0 (anything else is
+    step 21, runtime), and ends with the last of what it left. `network`: a namespace whose link is
+    waited for; "covered" hides `/proc/sys/net`. `rlimits` None: a VMM's without `ids`, else none.
     """
 
     cell_id: str

@@ -100,7 +100,11 @@ def make_plan(
         policy, facts, demanded, user=user, has_port=has_port or is_attached
     )
     env = {**(image.env if image else {}), **policy.env}
-    sentences = explain.skipped_tiers(isolation.tier, skipped)
+    why = "can't be used here (`belljar doctor`)"  # which has the hints
+    sentences = tuple(
+        printable(f"using tier {isolation.tier}: {weaker} {why}: {each.what}")
+        for weaker, each in skipped.items()
+    )
     warnings = (*sentences, *isolation.warnings)
     if network is not None and network.upstreams:
         hosts = ", ".join(printable(item.host) for item in network.upstreams)
@@ -166,10 +170,13 @@ def _choose(
         if unfit is None:
             return isolation, refused
         refused[tier] = unfit
-    raise explain.refusal(refused)
-
-
-# ---- one tier
+    first, *others = refused.values()
+    what = first.what
+    # A size is the same matter in all of them.
+    if others and not first.where.startswith("resources."):
+        whys = "; ".join(f"{tier}: {each.what}" for tier, each in refused.items())
+        what = f"no tier that this risk allows can run here: {whys}"
+    raise explain.ObstacleError(what, first, *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,19 +81,11 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """What the plans of all tiers say of one cell.
+    """What the plans of all tiers say of one cell; `tier` is never less than `demanded_tier`.
 
-    Attributes:
-        demanded_tier: what the policy demands; `tier`, what the cell gets, is never less.
-        emulated: of a virtual machine only: without hardware virtualisation.
-        image: None when it isn't built: such a plan can be read, not carried out.
-        layers: outermost first.
-        jail_controllers: the control groups that the jail is put under.
-        memory_by_rlimit: `memory` is not among them: the jail's address space is bounded instead.
-        env: the image's with the policy's over it.
-        skipped_tiers: of the warnings, which tiers were skipped, and why.
-        network: the range's; None: the cell has no network device at all.
-        rights: what the workload may do inside beyond an ordinary container's.
+    `image` None: not built, so the plan can be read, not carried out. `layers`: outermost first.
+    `memory_by_rlimit`: the `memory` controller is missing, the jail's address space is bounded
+    instead. `skipped_tiers`: of the warnings. `network` None: the cell has no network device.
     """
 
     policy: Policy

@@ -44,11 +44,6 @@ def marked(mark: int) -> Statement:
     return {"mangle": {"key": MARK, "value": mark}}
 
 
-def option(name: str) -> Statement:
-    """Goes on when the packet has this IPv4 option."""
-    return match({"ip option": {"name": name}}, right=True)
-
-
 def destination() -> Statement:
     """Where a packet goes, as a set's element."""
     return {"concat": [DADDR, L4PROTO, field("th", "dport")]}
@@ -86,18 +81,6 @@ def goto(chain: str) -> Statement:
     """The other chain decides."""
     return {"goto": {"target": chain}}
 
-
-def jump(chain: str) -> Statement:
-    """The other chain decides, or this one goes on."""
-    return {"jump": {"target": chain}}
-
-
-def log(group: int, prefix: str, snap_bytes: int) -> Statement:
-    """Copies the packet's beginning to the group's listener (NFLOG)."""
-    return {"log": {"prefix": prefix, "group": group, "snaplen": snap_bytes}}
-
-
-# ---- rendered and listed rules, compared
 
 # What the kernel numbers and counts itself: two listings of the same rules differ in it.
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})

@@ -56,9 +56,6 @@ _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _MAX_PATTERN_CHARS: Final = 80
 
 
-# ---- tiers
-
-
 def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
     """Why no cell can run in the tier here."""
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts))
@@ -154,8 +151,6 @@ def _no_ids(needing: str, fact: IdsFact) -> Obstacle:
     return Obstacle(ObstacleCode.NO_IDS, what, fact.hint or "run as root")
 
 
-# ---- what a policy asks for
-
 # Why a tier grants no more rights.
 _NOT_GRANTED: Final = {
     Tier.CONTAINER: "its kernel is this host's",
@@ -237,9 +232,6 @@ def size_obstacles(
         yield Obstacle(ObstacleCode.TOO_LITTLE_MEMORY, what, hint, "resources.memory")
 
 
-# ---- a range's network
-
-
 def network_obstacles(
     facts: HostFacts, kinds: Collection[str] | None = None
 ) -> tuple[Obstacle, ...]:
@@ -285,8 +277,6 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
     if not facts.is_root and not facts.ids.available:
         yield _no_ids(needing, facts.ids)
 
-
-# ---- crashes
 
 # A plain name makes the kernel write a file and start no program (core(5)).
 _CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"

@@ -208,9 +208,6 @@ def _devices(fds: VmFds, *, has_data_disk: bool) -> tuple[str, ...]:
     )
 
 
-# ---- templates
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInputs:
     """What a template is made from and for. Digests are lower-case hex SHA-256.
@@ -230,17 +227,14 @@ class TemplateInputs:
     data_digest: str = ""
     preload: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, object]:
-        """What the key is the digest of."""
-        formats = {
-            "template": TEMPLATE_FORMAT,
-            "argv": ARGV_FORMAT,
-            "command_line": KERNEL_COMMAND_LINE,
-        }
-        return {"formats": formats, **asdict(self)}
-
 
 def template_key(inputs: TemplateInputs) -> str:
     """64 hex digits, equal for equal inputs only."""
-    text = json.dumps(inputs.document(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    formats = {
+        "template": TEMPLATE_FORMAT,
+        "argv": ARGV_FORMAT,
+        "command_line": KERNEL_COMMAND_LINE,
+    }
+    document = {"formats": formats, **asdict(inputs)}
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -281,8 +281,9 @@ def _checked() -> Iterator[Rule]:
     """What no packet of a cell may be, whatever its destination."""
     yield [nft.FRAGMENT, _to(DropReason.FRAGMENT)]
     # Before all other options, so that an attempt to be routed past the rules has its own name.
-    yield [nft.option("lsrr"), _to(DropReason.SOURCE_ROUTE)]
-    yield [nft.option("ssrr"), _to(DropReason.SOURCE_ROUTE)]
+    for option in ("lsrr", "ssrr"):
+        found = nft.match({"ip option": {"name": option}}, right=True)
+        yield [found, _to(DropReason.SOURCE_ROUTE)]
     # A header of five words has no options (RFC 791).
     yield [nft.match(nft.field("ip", "hdrlength"), 5, "!="), _to(DropReason.OPTIONS)]
     multicast = {"prefix": {"addr": "224.0.0.0", "len": 4}}
@@ -329,7 +330,9 @@ def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
 
 def _log(reason: DropReason) -> Rule:
     """Also counted: the kernel may drop records."""
-    return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
+    # The packet's beginning goes to the group's listener (NFLOG).
+    log = {"log": {"prefix": reason, "group": LOG_GROUP, "snaplen": LOG_SNAP_BYTES}}
+    return [nft.counter(_LOGGED), log]
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
@@ -337,7 +340,7 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), _to(DropReason.SPOOFED)]
     yield [nft.match(nft.NFPROTO, "ipv6"), _to(DropReason.IPV6)]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), _to(DropReason.SPOOFED)]
-    yield [nft.jump(_CHECK)]
+    yield [{"jump": {"target": _CHECK}}]
     if port.name in services.apart:  # before answers are let through: a forged one is none
         apart = nft.match(nft.DADDR, f"@apart_{port.outer_device}")
         yield [apart, _to(DropReason.NEIGHBOUR)]

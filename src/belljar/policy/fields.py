@@ -286,7 +286,14 @@ _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
 # A last label like these makes an address of the name for some clients (WHATWG URL, 3.5).
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 # For a hint alone: no port has a protocol that nobody wrote.
-_USUAL: Final = {80: "http", 443: "tls", 8443: "tls", 25: "smtp", 587: "smtp", 465: "smtps"}
+USUAL_PROTOCOLS: Final = {
+    80: "http",
+    443: "tls",
+    8443: "tls",
+    25: "smtp",
+    587: "smtp",
+    465: "smtps",
+}
 
 
 def read_host(value: object) -> str:
@@ -355,12 +362,6 @@ def read_port(value: object) -> object:
         hint = did_you_mean(protocol, PROTOCOLS)
         raise ValueError(f"{quoted(protocol)} is not one of {listed(PROTOCOLS)}{hint}")
     return Port(number=read_number(int(number)), protocol=protocol)
-
-
-def usual_protocol(number: int, allowed: tuple[str, ...]) -> str:
-    """The usual protocol at a port, or the first that is allowed."""
-    usual = _USUAL.get(number, "")
-    return usual if usual in allowed else allowed[0]
 
 
 class Port(Strict):

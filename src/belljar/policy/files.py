@@ -115,9 +115,6 @@ def check_below(path: Path, directory: Path) -> None:
         )
 
 
-# ---- trees
-
-
 class EntryKind(Enum):
     """What an entry is; others are refused."""
 
@@ -165,7 +162,7 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
         for entry in _entries(fd, "", os.fstat(fd), max_entries):
             entries.append(entry)
             if len(entries) > max_entries:
-                raise _too_many(max_entries)
+                raise ValueError(f"more than {max_entries:,} files and directories")
     return Tree(source=source, entries=tuple(entries))
 
 
@@ -193,7 +190,7 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
     with os.scandir(fd) as listed:  # no more names are read than are allowed, and one
         names = sorted(entry.name for entry in islice(listed, max_entries + 1))
     if len(names) > max_entries:
-        raise _too_many(max_entries)
+        raise ValueError(f"more than {max_entries:,} files and directories")
     for name in names:
         at = f"{path}/{name}" if path else name
         # Bytes that are no UTF-8 come as surrogates, which neither JSON nor the cell's files can
@@ -215,10 +212,6 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
                 os.close(inner)
         else:
             yield from _entries(fd, at, below, max_entries)
-
-
-def _too_many(max_entries: int) -> ValueError:
-    return ValueError(f"more than {max_entries:,} files and directories")
 
 
 def link_stays(path: str, link: str) -> bool:

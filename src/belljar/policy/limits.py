@@ -98,8 +98,6 @@ class Resources:
         )
 
 
-# ---- tools of the evaluation that act outside of a cell
-
 # Stands alone: no other pattern is read, so a name with a star in it is a name.
 ANY: Final = "*"
 
@@ -132,8 +130,6 @@ def default_host_tools(risk: Risk) -> HostTools:
     """The rule of a policy that says nothing."""
     return REFUSE if risk >= Risk.HIGH else REPORT
 
-
-# ---- rights inside a cell
 
 # In the order of their numbers: a name in the wrong place would grant another right.
 _NAMES: Final = (

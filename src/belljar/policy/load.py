@@ -160,7 +160,14 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
     """Return a text's policy and problems."""
     tree = yaml_tree.read_tree(text)
     if ("belljar",) not in tree.keys and (isinstance(tree.value, dict) or tree.problems):
-        return Examined(None, (_no_policy(tree, text),))
+        first = next(iter(tree.problems), None)
+        # It may be anyone's secret: nothing of it is shown.
+        if first is None or len(text) <= yaml_tree.MAX_BYTES:
+            mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
+            what = "is not valid YAML for a policy, and has" if first is not None else "has"
+            why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
+            first = Problem(mark=mark, field="", message=why)
+        return Examined(None, (first,))
     if tree.problems:
         return Examined(None, tuple(tree.problems))
     if not isinstance(tree.value, dict):
@@ -186,17 +193,6 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
 def _problem(tree: YamlTree, path: yaml_tree.Path, message: str, *, key: bool = False) -> Problem:
     mark = yaml_tree.closest_mark(tree, path, key=key)
     return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
-
-
-def _no_policy(tree: YamlTree, text: bytes) -> Problem:
-    """It may be anyone's secret: nothing of it is shown."""
-    first = next(iter(tree.problems), None)
-    if first is not None and len(text) > yaml_tree.MAX_BYTES:
-        return first  # says nothing of what the file holds
-    mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
-    what = "is not valid YAML for a policy, and has" if first is not None else "has"
-    why = f"not a policy: it {what} no field `belljar`, as in `belljar: 1`"
-    return Problem(mark=mark, field="", message=why)
 
 
 def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetails

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass, fields, replace
+from belljar.dataclass import asdict, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import (
@@ -56,9 +56,6 @@ _CONTENT: Final[Mapping[str, Any]] = {
     "env": {},
     "files": (),
 }
-
-
-# ---- the rule
 
 
 def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
@@ -126,8 +123,8 @@ def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
 
 def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
     """Each limit the smaller of both."""
-    names = [field.name for field in fields(Resources)]
-    return Resources(**{name: min(getattr(ours, name), getattr(theirs, name)) for name in names})
+    pairs = asdict(theirs)
+    return Resources(**{name: min(most, pairs[name]) for name, most in asdict(ours).items()})
 
 
 def _no_milder(ours: GuardRules) -> GuardRules:
@@ -225,9 +222,6 @@ def _directory(
     return needed[0] if needed else files
 
 
-# ---- the wanted policy
-
-
 def above_floor(
     base: LoadedPolicy, asked: Mapping[str, Any], tier: str | None, floor: LoadedPolicy | None
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
@@ -262,10 +256,9 @@ def under_policy(
     `own`: the task's own policy. `asked`: its compose file, in a policy's terms. Raises
     `PolicyError`.
     """
-    content = _content(run_policy, own, asked)
-    network = _network(run_policy, own, asked)
-    changes = {**_CONTENT, **content.changes, **network.changes}
-    found: list[Difference] = []
+    content, files_base, of_content = _content(run_policy, own, asked)
+    network, network_base, of_network = _network(run_policy, own, asked)
+    changes, found = {**_CONTENT, **content, **network}, list[Difference]()
     if own is not None:
         if own.policy.host:
             changes["host"] = own.policy.host
@@ -283,21 +276,18 @@ def under_policy(
     wanted = run_policy.policy.model_copy(update=changes)  # `bounded` validates it
     base = _directory(
         wanted,
-        files=content.base,
-        network=network.base,
+        files=files_base,
+        network=network_base,
         guard=run_policy.base,
         source=run_policy.source,
     )
     made = bounded(replace(run_policy, policy=wanted, base=base), run_policy)
-    found += (*content.differences, *network.differences)
+    found += (*of_content, *of_network)
     return made, (*found, *looser(wanted, made.policy, by="the policy"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    changes: Mapping[str, Any]
-    base: Path | None
-    differences: tuple[Difference, ...] = ()
+# What changes, the directory of the files in it, and what is told of it.
+_Chosen: TypeAlias = tuple[dict[str, Any], Path | None, list[Difference]]
 
 
 def _content(
@@ -310,8 +300,9 @@ def _content(
         task["env"] = {**task.get("env", {}), **asked["env"]}
     found: list[Difference] = []
     if "image" in task:
+        why = "the policy's is not used: the task brings an image of its own"
         found = [
-            _ignored(name, "the policy's is not used: the task brings an image of its own")
+            _fact(name, why, DifferenceKind.DROPPED, where="policy")
             for name, value in operator.items()
             if value not in (_CONTENT[name], task.get(name))
         ]
@@ -320,7 +311,7 @@ def _content(
     if "env" in changes:
         changes["env"] = {**operator.get("env", {}), **task.get("env", {})}
     base = own.base if own is not None and "files" in task else run_policy.base
-    return _Chosen(changes, base, tuple(found))
+    return changes, base, found
 
 
 def _written(policy: Policy) -> dict[str, Any]:
@@ -341,16 +332,14 @@ def _network(
     facts: list[Difference] = []
     if wanted == NO_NETWORK or services is not None:
         if operator is not None:
-            facts = [_ignored("network", "the policy's is not there: the task has its own")]
+            why = "the policy's is not there: the task has its own"
+            facts = [_fact("network", why, DifferenceKind.DROPPED, where="policy")]
         own_network = None if wanted == NO_NETWORK else services
         base = run_policy.base if wanted == NO_NETWORK else base
-        return _Chosen({"network": own_network}, base, tuple(facts))
+        return {"network": own_network}, base, facts
     if task is not None and task != operator:
         facts = [_fact("network", "as --policy says, instead of the task's own")]
-    return _Chosen({}, run_policy.base, tuple(facts))
-
-
-# ---- differences from what is wanted
+    return {}, run_policy.base, facts
 
 
 def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
@@ -405,7 +394,3 @@ def _fact(
 ) -> Difference:
     where, key = printable(where), printable(key)
     return Difference(kind=kind, where=where, key=key, detail=detail)
-
-
-def _ignored(key: str, detail: str) -> Difference:
-    return _fact(key, detail, DifferenceKind.DROPPED, where="policy")

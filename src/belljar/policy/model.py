@@ -30,6 +30,7 @@ from belljar.policy.guarding import (
     DEFAULT_ACTIONS,
     GUARD_CLASSES,
     LOGIN_SERVICES,
+    OWN_CELL,
     SERVICE_PORTS,
     SERVICE_ROWS,
     STANDARD_DECOYS,
@@ -50,7 +51,7 @@ from belljar.policy.limits import (
     default_host_tools,
     demanded_tier,
 )
-from belljar.policy.network import Network, check_services, read_network
+from belljar.policy.network import Network, read_network
 from belljar.policy.sections import (
     IMAGE,
     FilesField,
@@ -60,7 +61,7 @@ from belljar.policy.sections import (
     ResourcesField,
     Rights,
 )
-from belljar.policy.stand_ins import TargetStandIn
+from belljar.policy.stand_ins import MetadataStandIn, TargetStandIn
 from belljar.units import listed, quoted
 
 # Each is minted, placed and watched before a sample begins.
@@ -437,9 +438,30 @@ class Policy(Strict):
     @field_validator("decoys", mode="after")
     @classmethod
     def _services_have_a_network(cls, decoys: DecoysField, info: ValidationInfo) -> DecoysField:
-        # Otherwise the network was refused, and a second message would only repeat that.
-        if "network" in info.data:
-            check_services(decoys, info.data["network"])
+        if "network" not in info.data:
+            return decoys  # it was refused, and a second message would only repeat that
+        network: Network | None = info.data["network"]
+        stand_ins = {} if network is None else network.stand_ins
+        names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
+        has_metadata = any(isinstance(item, MetadataStandIn) for item in stand_ins.values())
+        for index, decoy in enumerate(decoys):
+            if not decoy.is_service:
+                continue
+            if network is None or not network.has_cells:
+                why = "a service needs a network (`network: {default: deny}`)"
+                raise AtError(why, index, "kind")
+            if decoy.id in stand_ins or decoy.id == OWN_CELL:
+                raise AtError(f"{quoted(decoy.id)} is already a cell or stand-in", index, "id")
+            if decoy.kind is DecoyKind.METADATA:
+                if has_metadata:
+                    raise AtError("only one metadata service is allowed", index, "kind")
+                has_metadata = True
+                continue
+            is_taken = decoy.host in names or decoy.host in kinds.METADATA_NAMES
+            if is_taken or len(names) >= kinds.MAX_NAMES:
+                why = f"{quoted(decoy.host)} is already a name in this network, or one too many"
+                raise AtError(why, index, "place")
+            names.add(decoy.host)
         return decoys
 
     def __hash__(self) -> int:

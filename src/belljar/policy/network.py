@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy.fields import MAX_NAMES, MAX_PORTS, AtError, HostNames, Ports, Strict, list_of
-from belljar.policy.guarding import OWN_CELL, DecoyKind, DecoySpec
+from belljar.policy.guarding import OWN_CELL
 from belljar.policy.stand_ins import (
     MODELS,
     NETWORKS,
@@ -208,29 +208,3 @@ def read_network(value: object) -> object:
         return value
     what = "`none` or a mapping with `stand_ins` and `default`"
     raise kinds.expected(what, value)
-
-
-def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
-    """Raise `AtError` for services that the network can't have."""
-    names = set() if network is None else {pattern for pattern, _, _ in network.patterns()}
-    metadata = [
-        name
-        for name, item in (network.stand_ins.items() if network is not None else ())
-        if isinstance(item, MetadataStandIn)
-    ]
-    for index, decoy in enumerate(decoys):
-        if not decoy.is_service:
-            continue
-        if network is None or not network.has_cells:
-            raise AtError("a service needs a network (`network: {default: deny}`)", index, "kind")
-        if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
-            raise AtError(f"{quoted(decoy.id)} is already a cell or stand-in", index, "id")
-        if decoy.kind is DecoyKind.METADATA:
-            if metadata:
-                raise AtError("only one metadata service is allowed", index, "kind")
-            metadata.append(decoy.id)
-            continue
-        if decoy.host in names or decoy.host in kinds.METADATA_NAMES or len(names) >= MAX_NAMES:
-            why = f"{quoted(decoy.host)} is already a name in this network, or one too many"
-            raise AtError(why, index, "place")
-        names.add(decoy.host)

@@ -229,9 +229,6 @@ def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
     return ours if ours is None or floor is None else ours.common(floor)
 
 
-# ---- tools of the evaluation that act outside of a cell
-
-
 def _read_host_tools(value: object) -> HostTools | None:
     if value is None or isinstance(value, HostTools):
         return value

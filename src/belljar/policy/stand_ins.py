@@ -92,8 +92,13 @@ class StandIn(Strict):
     def spoken_ports(self) -> tuple[tuple[int, str], ...]:
         """Every port with its protocol, defaults filled in."""
         ports = self.ports or tuple(kinds.Port(number=number) for number in self.usual_ports)
+        usual = {
+            number: protocol
+            for number, protocol in kinds.USUAL_PROTOCOLS.items()
+            if protocol in self.protocols
+        }
         return tuple(
-            (port.number, port.protocol or kinds.usual_protocol(port.number, self.protocols))
+            (port.number, port.protocol or usual.get(port.number, self.protocols[0]))
             for port in ports
         )
 

@@ -53,21 +53,20 @@ _PROGRAM: Final = "sh"
 
 
 class Probed(Protocol):
-    """What is needed of a cell; `belljar.cell.Cell` is one."""
+    """What is needed of a cell; `belljar.cell.Cell` is one.
+
+    `host_pid`: its outermost process, as the host counts.
+    """
 
     id: str
     plan: Plan
     has_port: bool
 
     @property
-    def tier(self) -> str:
-        """How it is isolated."""
-        ...
+    def tier(self) -> str: ...  # noqa: D102 - above
 
     @property
-    def host_pid(self) -> int | None:
-        """Its outermost process, as the host counts."""
-        ...
+    def host_pid(self) -> int | None: ...  # noqa: D102 - above
 
     async def run_probe_program(
         self,
@@ -95,9 +94,9 @@ def chosen(probes: Sequence[Probe], which: str | Sequence[str]) -> tuple[Probe, 
     if which == QUICK:
         return tuple(probe for probe in probes if probe.quick)
     names = [which] if isinstance(which, str) else list(which)
-    for name in names:
-        if not any(name in (probe.name, probe.group) for probe in probes):
-            raise ValueError(f"there is no probe or group {printable(name, max_chars=80)}")
+    known = {word for probe in probes for word in (probe.name, probe.group)}
+    for name in (each for each in names if each not in known):
+        raise ValueError(f"there is no probe or group {printable(name, max_chars=80)}")
     return tuple(probe for probe in probes if probe.name in names or probe.group in names)
 
 
@@ -223,22 +222,15 @@ async def _attempt(
 def _completed(
     cell: Probed, report: ProbeReport, output: bytes, *, phase: str, actor: Actor
 ) -> Event:
+    told = (Verdict.VOID, Verdict.BREACHED)
+    shown = [each for each in report.findings if each.verdict in told or each.known]
     data: dict[str, JsonValue] = {
-        "which": report.which,
+        **report.to_json(),
         "phase": phase,
-        "user": report.user,
         "tier": cell.tier,
-        "verdict": report.verdict.value,
         "probes": len(report.findings),
         "counts": {verdict.value: len(report.of(verdict)) for verdict in Verdict},
-        "digest": report.digest,
-        "duration_ms": round(report.duration_ms, 3),
-        "problem": report.problem,
-        "findings": [
-            finding.to_json()
-            for finding in report.findings
-            if finding.verdict is not Verdict.CONTAINED or finding.known
-        ],
+        "findings": [each.to_json() for each in shown],
     }
     findings = json.dumps([each.to_json() for each in report.findings]).encode()
     contents = {"findings": findings, "output": output}.items()

@@ -14,22 +14,15 @@ from typing import Any, Final
 from belljar.dataclass import asdict
 from belljar.differences import sentences
 from belljar.probe.model import Verdict
+from belljar.report import samples
 from belljar.report.cells import CellFindings
-from belljar.report.entries import entries_of
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
-from belljar.report.remarks import (
-    differing,
-    model_sentence,
-    problems_and_errors,
-    range_sentences,
-    run_remarks,
-)
-from belljar.report.samples import Row, RunFindings, Transcript, headline
 from belljar.report.signals import Blind, SignalCode
 from belljar.report.source import (
     MAX_LISTED,
     RunSource,
+    entries_of,
     facts_of,
     graph_of,
     plan_of,
@@ -49,23 +42,23 @@ MAX_SAMPLE_BYTES: Final = 2 << 20
 MAX_UNITS: Final = 2000  # samples, and cells and ranges of none
 MAX_CELLS: Final = 20  # of a sample, whose probes and proofs are shown
 _MAX_NAME_CHARS: Final = 200
+_SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
 
 
-def collect(findings: RunFindings, source: RunSource | None = None) -> dict[str, Any]:
+def collect(findings: samples.RunFindings, source: RunSource | None = None) -> dict[str, Any]:
     """Return all that the text and the JSON show of a run; with `source`, all of a page, too."""
     facts: dict[str, Any] = {
-        "run_id": findings.run_id,
+        **{
+            name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
+        },
         "verdict": findings.verdict.value,
-        "outcome": findings.outcome,
-        "exit_code": findings.exit_code,
-        "headline": headline(findings),
+        "headline": samples.headline(findings),
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
-        "problems_and_errors": problems_and_errors(findings),
-        "remarks": run_remarks(findings),
-        "differences": differing(findings.rows),
+        "problems_and_errors": samples.problems_and_errors(findings),
+        "remarks": samples.run_remarks(findings),
+        "differences": samples.differing(findings.rows),
         "unsealed_logs": list(findings.unsealed_logs),
-        "left_out": findings.left_out,
         "samples": [_sample(row) for row in findings.rows],
         "reused_samples": [
             {
@@ -89,51 +82,42 @@ def collect(findings: RunFindings, source: RunSource | None = None) -> dict[str,
 def _model_cell(cell: CellFindings) -> dict[str, Any]:
     return {
         "cell": cell.cell_id,
-        "tier": cell.tier,
-        "emulated": cell.emulated,
+        **{name: getattr(cell, name) for name in ("tier", "emulated", "death")},
         **(asdict(cell.model) if cell.model is not None else {}),
-        "death": cell.death,
         "degraded": None if cell.degraded is None else asdict(cell.degraded),
         "probes": [asdict(each) for each in cell.probings],
         "destroyed": cell.is_proven,
         "lasted_s": round(cell.lasted_s, 3),
-        "text": model_sentence(cell),
+        "text": samples.model_sentence(cell),
     }
 
 
-def _sample(row: Row) -> dict[str, Any]:
+def _sample(row: samples.Row) -> dict[str, Any]:
+    about, cells = row.transcript, row.cells
     return {
-        "task": row.transcript.task,
-        "sample": row.transcript.sample,
-        "epoch": row.transcript.epoch,
-        "name": row.transcript.name,
-        "scores": dict(row.transcript.scores),
-        "error": row.transcript.error,
-        "notes": list(row.transcript.notes),
-        "remarks": row.remarks,
+        **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},
+        "scores": dict(about.scores),
+        "notes": list(about.notes),
         "verdict": row.verdict.value,
         "reasons": [reason.to_json() for reason in row.reasons],
         "differences": [fact.data() for fact in row.differences],
         "degraded": [{"cell": cell, **asdict(each)} for cell, each in row.degraded],
-        "cells": [cell.cell_id for cell in row.cells],
-        "reverts": row.reverts,
-        "tier": row.cells[0].tier if row.cells else "",
-        "emulated": any(cell.emulated for cell in row.cells),
-        "commands": sum(cell.commands for cell in row.cells),
-        "bytes_in": sum(cell.bytes_in for cell in row.cells),
-        "bytes_out": sum(cell.bytes_out for cell in row.cells),
-        "lasted_s": round(sum(cell.lasted_s for cell in row.cells), 3),
-        "destroyed": row.destroyed,
-        "probed": row.probed,
+        "cells": [cell.cell_id for cell in cells],
+        "tier": cells[0].tier if cells else "",
+        "emulated": any(cell.emulated for cell in cells),
+        **{name: sum(getattr(cell, name) for cell in cells) for name in _SUMS},
+        "lasted_s": round(sum(cell.lasted_s for cell in cells), 3),
+        **{name: getattr(row, name) for name in ("reverts", "destroyed", "probed", "remarks")},
         "probes": [
-            {"cell": cell.cell_id, **asdict(each)} for cell in row.cells for each in cell.probings
+            {"cell": cell.cell_id, **asdict(each)} for cell in cells for each in cell.probings
         ],
         "ranges": [
-            {**each.to_json(), "sentences": list(range_sentences(each))} for each in row.ranges
+            {**each.to_json(), "sentences": list(samples.range_sentences(each))}
+            for each in row.ranges
         ],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
-        "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
+        "limits_hit": sorted({limit for cell in cells for limit in cell.limits}),
         "only_in_transcript": len(row.transcript_gap.unfounded),
         "tools": [use.to_json() for use in tool_uses(row.tools)],
     }
@@ -142,7 +126,9 @@ def _sample(row: Row) -> dict[str, Any]:
 # --- what only a page shows
 
 
-def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) -> dict[str, Any]:
+def _page(
+    findings: samples.RunFindings, facts: Mapping[str, Any], source: RunSource
+) -> dict[str, Any]:
     verification, timelines = source.verification, source.timelines
     chosen, left_out = _units(findings, facts, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
@@ -179,7 +165,7 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
     }
 
 
-def _sentence(findings: RunFindings, counts: Mapping[str, int]) -> str:
+def _sentence(findings: samples.RunFindings, counts: Mapping[str, int]) -> str:
     count = len(findings.rows)
     if findings.verdict is Verdict.BREACHED:
         return (
@@ -208,12 +194,12 @@ def _outside(uses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _missing(
-    findings: RunFindings, units: Sequence[Mapping[str, Any]]
+    findings: samples.RunFindings, units: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int | None]]:
     """Problems of the run, then each reason and blind spot with the count of its samples."""
-    samples = (unit for unit in units if unit["kind"] == "sample")
+    found = (unit for unit in units if unit["kind"] == "sample")
     each = Counter(
-        text for unit in samples for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
+        text for unit in found for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
     )
     problems = texts_of(dict.fromkeys(map(str, findings.problems)))
     known = [(text, None) for text in problems if text not in each]
@@ -223,8 +209,8 @@ def _missing(
 
 
 def _units(
-    findings: RunFindings, facts: Mapping[str, Any], source: RunSource
-) -> tuple[list[tuple[str, Row, Mapping[str, Any]]], int]:
+    findings: samples.RunFindings, facts: Mapping[str, Any], source: RunSource
+) -> tuple[list[tuple[str, samples.Row, Mapping[str, Any]]], int]:
     """The units of the page in order, of very many the worst; and how many others there are.
 
     Each has its kind: a sample, or what belongs to none: a cell, a range, the run itself.
@@ -234,8 +220,8 @@ def _units(
     ]
 
     def add(kind: str, name: str, reasons: Sequence[Reason], **parts: Any) -> None:  # noqa: ANN401
-        transcript = Transcript(task="", sample=name, epoch=1, uuid="")
-        row = Row(transcript=transcript, reasons=tuple(reasons), **parts)
+        transcript = samples.Transcript(task="", sample=name, epoch=1, uuid="")
+        row = samples.Row(transcript=transcript, reasons=tuple(reasons), **parts)
         units.append((kind, row, _sample(row)))
 
     if any(source.timelines.counts([RUN]).values()):
@@ -254,7 +240,7 @@ def _units(
 
 
 def _unit(
-    kind: str, row: Row, found: Mapping[str, Any], source: RunSource, share: int
+    kind: str, row: samples.Row, found: Mapping[str, Any], source: RunSource, share: int
 ) -> dict[str, Any]:
     """What it did, its proofs of destruction, and a sample's score and signals."""
     cells, ranges, timelines = row.cells, row.ranges, source.timelines
@@ -274,7 +260,6 @@ def _unit(
         "kind": kind,
         "name": shown(found["name"], max_chars=_MAX_NAME_CHARS),
         "task": shown(found["task"], max_chars=_MAX_NAME_CHARS),
-        "verdict": found["verdict"],
         "score": shown(score, max_chars=_MAX_NAME_CHARS),
         "reasons": texts_of((each["text"] for each in found["reasons"]), room),
         "missing": texts_of(
@@ -292,9 +277,7 @@ def _unit(
         + sum(cell.model.requests for cell in cells if cell.model),
         "refusals": counts[Group.REFUSAL],
         "probed": sum(timelines.probed.get(place, 0) for place in places),
-        "bytes_in": found["bytes_in"],
-        "bytes_out": found["bytes_out"],
-        "lasted_s": found["lasted_s"],
+        **{name: found[name] for name in ("bytes_in", "bytes_out", "lasted_s", "verdict")},
         "destroyed": all(each.is_proven for each in (*cells, *ranges)),
         "proofs": list(_proofs(listed, ranges[:MAX_CELLS], room // MAX_CELLS)),
         "graphs": [graph_of(each, source) for each in ranges[:MAX_CELLS]],
@@ -310,8 +293,8 @@ def _unit(
     }
 
 
-def _remarks(row: Row, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from (model_sentence(cell) for cell in row.cells if cell.model)
+def _remarks(row: samples.Row, found: Mapping[str, Any]) -> Iterator[str]:
+    yield from (samples.model_sentence(cell) for cell in row.cells if cell.model)
     if found["error"]:
         yield f"error: {found['error']}"
     yield from found["remarks"]

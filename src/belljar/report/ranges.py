@@ -23,6 +23,9 @@ _COUNTED_LOST: Final = {
 }
 
 
+_SHOWN: Final = ("packets", "requests_between_cells", "requests_refused")
+
+
 @dataclass(slots=True, kw_only=True)
 class Counts:
     """Counts by name, bounded by `MAX_NAMED` names; `more` counts all other names."""
@@ -127,12 +130,10 @@ class RangeFindings(Ending):
         """As JSON values."""
         counted = ("names_found", "names_refused", "attempts", "tls_refused", "limits")
         return {
+            **{name: getattr(self, name) for name in _SHOWN},
             "range": self.range_id,
             "cells": dict(self.cells),
-            "packets": self.packets,
             "requests_in_all": self.requests,
-            "requests_between_cells": self.requests_between_cells,
-            "requests_refused": self.requests_refused,
             "flows": [asdict(flow) for flow in self.flows.values()],
             **{name: asdict(getattr(self, name)) for name in counted},
             "reasons": [reason.to_json() for reason in self.reasons],

@@ -117,36 +117,22 @@ class ReasonCode(Sentence):
 
 
 # Only what was seen to get through, or over; whatever is merely not proven is void.
-_BREACHES: Final = frozenset(
-    {
-        ReasonCode.PROBES_BREACHED,
-        ReasonCode.REVERT_UNCLEAN,
-        ReasonCode.RANGE_BREACHED,
-        ReasonCode.SCORER_BREACHED,
-        ReasonCode.DECOY_CARRIED,
-    }
-)
+_BREACHES: Final = {
+    *(ReasonCode.PROBES_BREACHED, ReasonCode.REVERT_UNCLEAN, ReasonCode.RANGE_BREACHED),
+    *(ReasonCode.SCORER_BREACHED, ReasonCode.DECOY_CARRIED),
+}
 
 # Causes that void every sample of a run.
-RECORD_IN_DOUBT: Final = frozenset(
-    {
-        ReasonCode.AIR_GAP_BROKEN,
-        ReasonCode.AIR_GAP_UNPROVEN,
-        ReasonCode.LEDGER_BAD,
-        ReasonCode.LEDGER_UNFINISHED,
-        ReasonCode.RUN_END_MISSING,
-    }
-)
+RECORD_IN_DOUBT: Final = {
+    *(ReasonCode.AIR_GAP_BROKEN, ReasonCode.AIR_GAP_UNPROVEN, ReasonCode.LEDGER_BAD),
+    *(ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING),
+}
 
 # The causes that the record may give for an error of the run; any other is `RUN_ERROR`.
-CAUSES_OF_STOPS: Final = frozenset(
-    {
-        ReasonCode.OTHER_PROVIDER,
-        ReasonCode.LATE_HOST_TOOL,
-        ReasonCode.UNITS_DIFFER,
-        ReasonCode.VERDICTS_NOT_IN_LOG,
-    }
-)
+CAUSES_OF_STOPS: Final = {
+    *(ReasonCode.OTHER_PROVIDER, ReasonCode.LATE_HOST_TOOL),
+    *(ReasonCode.UNITS_DIFFER, ReasonCode.VERDICTS_NOT_IN_LOG),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

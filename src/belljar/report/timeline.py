@@ -150,15 +150,12 @@ class Timelines:
 
     def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
         """The messages of one sample: time, as in the ledger, author and text."""
-        kept = self._keep(transcript_of(uuid), Group.TRANSCRIPT)
+        about: dict[str, Any] = {"place": transcript_of(uuid), "group": Group.TRANSCRIPT}
+        kept = self._keep(about["place"], Group.TRANSCRIPT)
         for time, who, text in turns:
+            what, author = shown(text, max_chars=MAX_TURN_CHARS), shown(who, max_chars=100)
             entry = TimelineEntry(
-                seq=-1 - kept.count,
-                time=time,
-                place=transcript_of(uuid),
-                group=Group.TRANSCRIPT,
-                what=shown(text, max_chars=MAX_TURN_CHARS),
-                outcome=shown(who, max_chars=100),
+                seq=-1 - kept.count, time=time, what=what, outcome=author, **about
             )
             kept.add(entry)
 
@@ -292,7 +289,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
         outcome=_filled("{verdict}: {reason}" if is_refused else outcome, line),
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
-        notes=[*_headers(data, ">"), *_findings(data)],
+        notes=[*_headers(data, ">"), *map(_finding, (data.get("findings") or ())[:MAX_NOTES])],
         bodies=[*line.bodies[:MAX_BODIES]],
     )
 
@@ -326,11 +323,8 @@ def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
     ]
 
 
-def _findings(data: Mapping[str, Any]) -> list[str]:
-    return [
-        shown(": ".join(str(each[name]) for name in _OF_FINDING if name in each))
-        for each in (data.get("findings") or ())[:MAX_NOTES]
-    ]
+def _finding(found: Mapping[str, Any]) -> str:
+    return shown(": ".join(str(found[name]) for name in _OF_FINDING if name in found))
 
 
 # Of a probe's finding or of an air gap's check: each has some of these.

@@ -83,11 +83,6 @@ def iban(stream: RandomStream) -> str:
     return f"DE{check:02}{account}"
 
 
-def password(stream: RandomStream) -> str:
-    """Of a login."""
-    return stream.text(20)
-
-
 def host_name(stream: RandomStream, service: str) -> str:
     """A unique name in a private domain."""
     return f"{service}-{stream.take(5).hex()}.{DOMAIN}"

@@ -197,8 +197,6 @@ def _unescaped(
     return Decoded((escape.name,), b"".join(out), start, end, locate)
 
 
-# --- compressed data ---
-
 # RFC 1952, RFC 1950 at each level of zlib's with the usual window, RFC 8878, and a zip's local
 # header.
 MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
@@ -298,9 +296,6 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
     return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most)
 
 
-# --- what is worth decoding further ---
-
-
 def is_plain(data: bytes) -> bool:
     """Whether data is printable ASCII."""
     return not data.translate(None, _TEXT)
@@ -333,8 +328,6 @@ _ZLIB: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if
 # Three or four bytes: rare enough to be looked for anywhere.
 _STARTS: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name != "zlib"))
 
-
-# --- look-alikes ---
 
 # Mostly Cyrillic, Greek and phonetic letters, which NFKD doesn't make Latin ones.
 _CONFUSABLES: Final = str.maketrans(

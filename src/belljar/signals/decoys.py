@@ -30,7 +30,6 @@ from belljar.signals.credentials import (
     iban,
     make_credentials,
     openssh_private,
-    password,
     people,
     public_blob,
     public_line,
@@ -138,7 +137,7 @@ def _ssh(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None
 
 def _dotenv(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Files:
     if login is None:
-        word, secret, host = password(stream), stream.take(32).hex(), host_name(stream, "db")
+        word, secret, host = stream.text(20), stream.take(32).hex(), host_name(stream, "db")
         env: Mapping[str, str] = {"DATABASE_URL": f"postgresql://app:{word}@{host}:5432/app"}
         values = {"database_password": word, "secret_key": secret, "host": host}
     else:
@@ -230,7 +229,7 @@ def _url(spec: DecoySpec) -> str:
 
 
 def _http(stream: RandomStream, spec: DecoySpec) -> Service:
-    user, word = "admin", password(stream)
+    user, word = "admin", stream.text(20)
     rows, values = _customers(stream, spec.count)
     url, session = _url(spec), stream.text(32)  # One session, of everyone who has signed in.
     signed_in = f"form.username == '{user}' and form.password == '{word}'"
@@ -250,14 +249,14 @@ def _http(stream: RandomStream, spec: DecoySpec) -> Service:
 
 
 def _redis(stream: RandomStream, spec: DecoySpec) -> Service:
-    word = password(stream)
+    word = stream.text(20)
     url = f"redis://:{word}@{spec.host}:{spec.port}/0"
     login = Login(spec.host, spec.port, "default", word, url, {"REDIS_URL": url})
     return login, {"password": word}, {"password": word}
 
 
 def _postgres(stream: RandomStream, spec: DecoySpec) -> Service:
-    user, database, word = "crm_app", "crm", password(stream)
+    user, database, word = "crm_app", "crm", stream.text(20)
     url = f"postgresql://{user}:{word}@{spec.host}:{spec.port}/{database}"
     login = Login(spec.host, spec.port, user, word, url, {"DATABASE_URL": url})
     return login, {"user": user, "password": word, "database": database}, {"password": word}
@@ -311,7 +310,7 @@ def _mcp(stream: RandomStream, spec: DecoySpec) -> Service:
 
 
 def _ssh_server(stream: RandomStream, spec: DecoySpec) -> Service:
-    user, word = "deploy", password(stream)
+    user, word = "deploy", stream.text(20)
     seed, host_seed = stream.take(32), stream.take(32)
     known = fingerprint(public_blob(public_of(seed)))
     port = "" if spec.port == SERVICE_PORTS[K.SSH][0] else f":{spec.port}"

@@ -250,13 +250,6 @@ def contact_of(part: Carried, hit: Hit) -> Contact:
     return Contact.USED if re.search(_PRESENTED, before) and not is_file else Contact.SENT
 
 
-_KINDS: Final[Mapping[Contact, Kind]] = {
-    Contact.TAKEN: Kind.DECOY_TAKEN,
-    Contact.USED: Kind.DECOY_USED,
-    Contact.SENT: Kind.DECOY_SENT,
-}
-
-
 def event_of(
     part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action
 ) -> Event:
@@ -264,7 +257,7 @@ def event_of(
     if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
     value_id, origin = hit.value_id, {}
-    kind = _KINDS[contact_of(part, hit)]
+    kind = Kind(f"decoy.{contact_of(part, hit)}")
     if hit.source == ValueSource.FOREIGN:
         from_cell, _, value_id = value_id.partition("/")
         kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}

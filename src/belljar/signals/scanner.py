@@ -157,11 +157,9 @@ def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
 
 
 def _gaps(piece: bytes) -> set[bytes]:
-    marked = bytes(_MARK if byte in _KEPT else byte for byte in piece)
-    return set(marked.split(bytes([_MARK]))) - {b""}
-
-
-_MARK: Final = 0x80  # Stands for any kept byte; itself kept, so no separator.
+    # 0x80 stands for any kept byte; itself kept, it is no separator.
+    marked = bytes(0x80 if byte in _KEPT else byte for byte in piece)
+    return set(marked.split(b"\x80")) - {b""}
 
 
 class _Automaton:
@@ -189,8 +187,6 @@ class _Automaton:
             for form in forms:
                 yield last, form
 
-
-# --- scans ---
 
 MAX_HITS: Final = 10_000  # Of one scan.
 MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.

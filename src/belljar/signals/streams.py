@@ -253,9 +253,6 @@ def _together(results: Iterable[Scanned]) -> Scanned:
     return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
 
 
-# --- fields that are joined across requests ---
-
-
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:

@@ -157,9 +157,7 @@ class Journal:
             self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> JournalEntry | None:
-        """The current entry; None if missing or damaged. Raises `OSError` for want of descriptors
-        or memory, as all that reads the journal.
-        """
+        """The current entry; None if missing or damaged. Raises `OSError` if it can't look."""
         return _read(self._path(cell_id))
 
     def describe(self, cell_id: str, about: CellAbout) -> None:

@@ -135,20 +135,14 @@ def test_a_bundle_with_a_fault_installs_nothing(
 
 
 def install(
-    bundle: Path,
-    home: Path,
-    key: SigningKey,
-    *,
-    packages: bool = False,
-    allow_older: bool = False,
-    report: Report = silent,
+    bundle: Path, home: Path, key: SigningKey, *, allow_older: bool = False, report: Report = silent
 ) -> None:
     """Only the store."""
     install_bundle(
         home,
         bundle,
         expected_key=key.fingerprint,
-        packages=packages,
+        packages=False,
         allow_older=allow_older,
         report=report,
     )
@@ -158,16 +152,8 @@ def install(
 @pytest.mark.parametrize(
     "path",
     [
-        *(
-            "../x",
-            "/etc/passwd",
-            "share/docs/../../x",
-            "share/docs//x",
-            "share/docs/.x",
-            "-x",
-            "a/",
-        ),
-        *("a\n", ""),
+        *("../x", "/etc/passwd", "share/docs/../../x", "share/docs//x", "share/docs/.x"),
+        *("-x", "a/", "a\n", ""),
     ],
 )
 def test_a_path_that_leaves_the_bundle_is_refused(path: str, bundle: Path, key: SigningKey) -> None:

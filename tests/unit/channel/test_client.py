@@ -19,39 +19,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 # ---- what it promises
 
 
-async def test_credit_is_returned_as_output_is_taken() -> None:
-    """The guest gets credit only for what the consumer took, in batches."""
-    async with talking() as (guest, client), client.open_exec(FLOOD) as running:
-        await client.ping()
-        while guest.ops[1].credit:
-            await client.ping()
-        await client.ping()
-        assert guest.credits == []
-        _, chunk = await anext(running)
-        assert len(chunk) == 1 << 20
-        await anext(running)
-        assert sum(guest.credits) == 1 << 20
-
-
 # ---- many at once
-
-
-@pytest.mark.promise("4.3")
-async def test_a_thousand_queue_in_order() -> None:
-    """No more run at once than the limit; the rest start in the order they came; each gets its own
-    answer."""
-    async with talking(max_ops=8) as (guest, client):
-        answers = {}
-
-        async def one(number: int) -> None:
-            answers[number] = (await client.exec(CAT, input=str(number).encode())).stdout
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(1000):
-                tasks.start_soon(one, number)
-    assert answers == {number: str(number).encode() for number in range(1000)}
-    assert guest.most_at_once <= 8
-    assert guest.started_order == list(range(1, 1001))
 
 
 # ---- endings

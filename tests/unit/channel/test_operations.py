@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
 
 import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
-from tests.fakes.talking import CAT, FLOOD, HANG, talking
+from tests.fakes.talking import CAT, talking
 
 from belljar.channel import ExecRequest, Timeout
 from belljar.channel.operations import OwnReads
@@ -60,18 +59,6 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
             await client.exec(ExecRequest(argv=["heavy"], max_stdout_bytes=1 << 30))
         assert scope.cancelled_caught
         assert (await client.exec(CAT, input=b"on")).stdout == b"on"
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_asyncios_own_cancellation() -> None:
-    """A task cancelled by asyncio itself (Ctrl-C, `wait_for`), which knows no shields, is cleaned
-    up after as well."""
-    async with talking() as (guest, client):
-        for request in (HANG, FLOOD):
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(client.exec(request, input=b"x" * 600_000), 0.1)
-            assert guest.ops == {}
-        assert (await client.exec(ExecRequest(argv=["cat"]), input=b"on")).stdout == b"on"
 
 
 @pytest.mark.promise("5.6")

@@ -26,7 +26,7 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.messages import Data, Fatal, Frozen, GuestEvent
+from belljar.channel.messages import Data, Fatal, Frozen
 from belljar.channel.wire import HostConnection
 from belljar.errors import ProtocolViolation
 
@@ -181,21 +181,6 @@ def listener() -> HostConnection:
     wire.send_ping(7)
     wire.send_data(1, bytes(10))
     return wire
-
-
-@settings(max_examples=200)
-@given(cuts=st.lists(st.integers(0, 66_000), max_size=40))
-def test_pieces_make_no_difference(cuts: list[int]) -> None:
-    """However the bytes are cut, the events are the same, and never more than one frame is held
-    back."""
-    said, expected = b"".join(conversation()), listener().feed(b"".join(conversation()))
-    wire, events, at = listener(), list[GuestEvent](), 0
-    for cut in [*sorted(cuts), len(said)]:
-        events += wire.feed(said[at:cut])
-        at = max(at, cut)
-        assert len(wire._pending) < 12 + 65_536
-    assert events == expected
-    assert len(expected) == 8
 
 
 @pytest.mark.promise("4.1")

@@ -82,7 +82,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         def fail() -> None:
             raise error
 
-        monkeypatch.setattr("belljar.isolation.reap.list_cells", fail)
+        monkeypatch.setattr("belljar.cli.cells.list_cells", fail)
         return belljar(["ps", *words])
 
     return run_it

@@ -69,7 +69,7 @@ def test_what_is_not_proven_is_2(
     (store / "journal" / f"{MINE}.json").write_text("{")
     assert run(["kill", "--all"]) == 2
     assert MINE in capsys.readouterr().out
-    monkeypatch.setattr("belljar.isolation.reap.reap", stubborn)
+    monkeypatch.setattr("belljar.cli.cells.reap_cells", stubborn)
     assert run(["reap"]) == 2
     assert capsys.readouterr().out == f"{DEAD}: still there: a mount\\x1b\n"
 

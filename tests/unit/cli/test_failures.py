@@ -1,14 +1,21 @@
-"""How commands fail: one message for a person, one JSON object for a program, whatever failed."""
+"""How commands end: messages, exit codes, JSON, signals, and where input and output may not lead."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+from tests.unit.ledger.conftest import make_run
 
+from belljar.cli.console import run_async
 from belljar.cli.main import run
 from belljar.errors import (
     BelljarError,
@@ -90,3 +97,176 @@ def test_an_interrupt_or_a_defect_is_an_object_too(
     with pytest.raises(ZeroDivisionError):
         failing(ZeroDivisionError("mine"), "--json")
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "internal_error"
+
+
+def test_interrupts_are_130(failing: Failing, capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone, in a group, or beside an error that the interrupt caused."""
+    group = BaseExceptionGroup("tasks", [KeyboardInterrupt(), CellError("closed")])
+    for error in (KeyboardInterrupt(), click.Abort(), group):
+        assert failing(error) == 130
+        assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["runs --json", "run --help", "export last --format jsonl"])
+def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Path) -> None:
+    """The exit code is a shell's for SIGPIPE, not a failed evaluation's; whatever prints."""
+    make_run(tmp_path)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "belljar", *words.split()],
+            env={**os.environ, "BELLJAR_HOME": str(tmp_path)},
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.promise("1.3")
+def test_a_lack_of_descriptors_is_the_hosts(
+    failing: Failing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it comes from."""
+    lack = OSError(errno.EMFILE, "Too many open files")
+    caused = caused_by(CellError("it could not be made"), lack)
+    for error in (lack, caused, ExceptionGroup("tasks", [lack])):
+        assert failing(error) == 3
+        assert "ulimit -n" in capsys.readouterr().err
+
+
+def caused_by(error: BaseException, cause: BaseException) -> BaseException:
+    """The error with its cause."""
+    error.__cause__ = cause
+    return error
+
+
+def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside an interrupt or a lack of descriptors, hidden by what was raised while it was handled,
+    and though it can't be told: nobody reads, the disk is full, Ctrl-C."""
+    breach, lack = ContainmentBreach("a survivor"), OSError(errno.EMFILE, "Too many open files")
+    looped = CellError("its own cause")
+    looped.__cause__ = looped
+    for error in (
+        breach,
+        caused_by(ContainmentBreach("a survivor"), lack),
+        BaseExceptionGroup("tasks", [KeyboardInterrupt(), breach, looped]),
+        caused_by(KeyboardInterrupt(), breach),
+        caused_by(LedgerError("no space left"), BaseExceptionGroup("tasks", [lack, breach])),
+        BaseExceptionGroup("tasks", [lack, caused_by(CellError("it is gone"), breach)]),
+    ):
+        assert failing(error) == 2
+    assert failing(looped) == 5
+    for untold in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
+
+        def show(*_: object, untold: BaseException = untold, **__: object) -> None:
+            raise untold
+
+        with monkeypatch.context() as only:
+            only.setattr("belljar.cli.console.show", show)
+            only.setattr("belljar.cli.main._reader_gone", lambda: 141)
+            assert failing(breach) == 2
+
+
+def test_no_command_succeeds_by_sys_exit(failing: Failing) -> None:
+    """A library's or a task's `sys.exit(0)` would read as "contained"."""
+    for error in (SystemExit(0), SystemExit(), SystemExit("x")):
+        with pytest.raises(RuntimeError):
+            failing(error)
+
+
+@pytest.fixture
+def unusable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store that can't be one, not even for root."""
+    home = tmp_path / "file" / "store"
+    home.parent.write_text("")
+    monkeypatch.setenv("BELLJAR_HOME", str(home))
+    return home
+
+
+@pytest.mark.parametrize(
+    "words", [["exec", "--", "true"], ["ps"], ["runs"], ["image", "import", "oci-archive:/nowhere"]]
+)
+def test_a_store_that_can_not_be_used_is_this_hosts(
+    words: list[str], unusable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever meets it first: exit 3, one message that names the place and `BELLJAR_HOME`."""
+    assert run(words) == 3
+    said = capsys.readouterr().err
+    assert str(unusable) in said
+    assert "BELLJAR_HOME" in said
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["policy schema", "export"])
+def test_output_that_can_not_be_written_is_one_message(
+    command: str, unbuffered: str, tmp_path: Path
+) -> None:
+    """A full disk behind standard output: exit 3, what happened and what to do, no traceback."""
+    words = [*command.split(), *([str(make_run(tmp_path))] if command == "export" else [])]
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "belljar", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert ran.returncode == 3
+    said = "belljar: standard output can't be written: No space left on device"
+    assert ran.stderr.splitlines()[0] == said
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_descriptor_is_an_empty_one(closed: str) -> None:
+    """Its number is no file's of ours: `main` puts /dev/null there, and ends as it would have."""
+    look = (
+        "import os,sys; from belljar.cli import main as m; m._open_standard_streams();"
+        " os._exit(os.open('.', 0) < 3 or None in (sys.stdin, sys.stdout, sys.stderr))"
+    )
+    argv = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", look]
+    assert subprocess.run(argv, check=False).returncode == 0
+
+
+JAIL_DIED = CellError("the jail ended while it came up", where="jail of cell c-0")
+
+
+async def fail_of(error: Exception, number: int | None) -> None:
+    """Fail, just after a signal came that the loop has not taken in yet."""
+    if number is not None:
+        os.kill(os.getpid(), number)
+    raise error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_fails_of_a_signal_is_an_interruption(number: int) -> None:
+    """A child that got the signal may be gone before ours is heard: the interruption says so."""
+    before = signal.signal(
+        number, signal.SIG_DFL
+    )  # one that was ignored at the start (`nohup`) stays so
+    try:
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            run_async(fail_of, JAIL_DIED, number)
+    finally:
+        signal.signal(number, before)
+    assert interrupt.value.__cause__ is JAIL_DIED
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (JAIL_DIED, None),
+        (ContainmentBreach("out"), signal.SIGINT),
+        (ZeroDivisionError(), signal.SIGINT),
+    ],
+)
+def test_no_signal_hides_a_breach_or_a_defect(error: Exception, number: int | None) -> None:
+    """Nor is anything an interruption without a signal."""
+    with pytest.raises(type(error)) as raised:
+        run_async(fail_of, error, number)
+    assert raised.value is error

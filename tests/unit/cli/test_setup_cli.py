@@ -10,7 +10,7 @@ import pytest
 
 from belljar.cli import setup
 from belljar.cli.main import run
-from belljar.cli.setup import BACKPORTS_FILE, install_line, needs, plan_setup
+from belljar.cli.setup import BACKPORTS_FILE, install_line, needs
 from belljar.image.apt import AptSource, parse_sources
 
 MAIN = AptSource(
@@ -72,18 +72,6 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     trixie = install_line(wanted, "trixie", [MAIN]).split(" && ")
     assert len(trixie) == 2
     assert "-t" not in trixie[1].split()
-
-
-@pytest.mark.parametrize(("system", "codename"), [("fedora", "42"), ("debian", "bullseye")])
-def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
-    system: str, codename: str, host: Host, tmp_path: Path
-) -> None:
-    """Every missing tool by name, and no step at all."""
-    host.release = {"ID": system, "VERSION_CODENAME": codename, "PRETTY_NAME": "Another"}
-    steps, problem = plan_setup(tmp_path)
-    assert not steps
-    assert problem is not None
-    assert all(need.command in problem.what for need in NEEDS)
 
 
 def test_a_failing_tool_names_the_log(

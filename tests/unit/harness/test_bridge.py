@@ -19,8 +19,7 @@ from inspect_ai.util import LimitExceededError
 from inspect_ai.util._concurrency import init_concurrency
 from tests.unit.harness.runs import MODEL, evaluated
 
-from belljar.harness.bridge import ModelBridge, conversation_of, read_request
-from belljar.harness.model_boundary import STOPPED
+from belljar.harness.bridge import STOPPED, ModelBridge, conversation_of, read_request
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,7 @@ from belljar.ledger.verification import verify
 from belljar.policy.load import policy_of
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
-from belljar.report.remarks import differing
+from belljar.report.samples import differing
 from belljar.report.verdict import judge
 
 TASK = """

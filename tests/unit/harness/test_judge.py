@@ -22,8 +22,7 @@ from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
 from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.remarks import problems_and_errors
-from belljar.report.samples import RunFindings, Transcript
+from belljar.report.samples import RunFindings, Transcript, problems_and_errors
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 

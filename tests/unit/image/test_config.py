@@ -80,16 +80,6 @@ def test_a_check_is_a_command_or_for_the_images_shell() -> None:
     assert not any(image_health(read(Healthcheck=check)) for check in none)
 
 
-def test_docker_waits_as_long() -> None:
-    """Of times that are not given, Docker's are used; they are bounded as a compose file's are."""
-    usual = image_health(read(Healthcheck={"Test": ["CMD", "up"]}))
-    assert usual == {"command": ["up"], "retries": 90, "interval": 1, "timeout": 30, "within": 180}
-    largest = dict.fromkeys(TIMES, (1 << 63) - 1)
-    longest = image_health(read(Healthcheck={"Test": ["CMD", "up"], **largest}))
-    most = {"retries": 1000, "interval": 86.4, "timeout": 300, "within": 86400}
-    assert longest == {"command": ["up"], **most}
-
-
 UP = {"Test": ["CMD", "up"]}
 REFUSED: list[dict[str, Any]] = [
     *({"Healthcheck": check} for check in ({"Test": "up"}, {"Test": ["CMD"]})),

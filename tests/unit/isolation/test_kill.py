@@ -294,8 +294,8 @@ def test_what_was_never_struck_is_kept_on_record(
 def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: str
 ) -> None:
-    """Its entry: it is a problem. Its group: it is ended by what is known of it, and not proven.
-    The other is halted and proven at once."""
+    """Its entry: it is a problem, and ended by its file's name. Its group: it is ended by what is
+    known of it. Neither is proven. The other is halted and proven at once."""
     group, refused = tmp_path / f"cell-{CELL}", OSError(errno.ENOMEM, "Cannot allocate memory")
     read_text, read_group = Path.read_text, cgroup.processes_in
 
@@ -309,15 +309,14 @@ def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
             raise refused
         return read_group(directory, threads=threads)
 
-    with a_process() as one, a_process() as other:
+    with a_process("--cell", CELL) as one, a_process() as other:
         Journal(tmp_path).write(entry_of(CELL, child=one, cgroups=(group,)))
         Journal(tmp_path).write(entry_of(OTHER, child=other))
         with monkeypatch.context() as patched:
             patched.setattr(Path, "read_text", text)
             patched.setattr(cgroup, "processes_in", processes)
             report = kill_now(tmp_path, (), everything=True)
-        left = one if blind == "entry" else None
-        assert (identify(one.pid), identify(other.pid)) == (left, None)
+        assert (identify(one.pid), identify(other.pid)) == (None, None)
     cells = {cell.cell_id: cell for cell in report.cells}
     assert cells[OTHER].ok
     assert not report.ok

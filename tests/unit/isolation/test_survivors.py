@@ -95,7 +95,7 @@ def test_a_look_that_was_refused_is_not_claimed(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.promise("6.1")
-@pytest.mark.parametrize("blind", ["_processes", "_groups", "_mountinfo", "_is_there"])
+@pytest.mark.parametrize("blind", ["_processes", "_groups", "_mounts", "_is_there"])
 def test_without_a_look_that_is_needed_nothing_is_proven(
     blind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +136,7 @@ def test_reaping_goes_on_until_everything_could_be_seen(
     """A cell that could not be looked for whole stays in the journal, and its reaping says why."""
     dead = orphan(tmp_path)
     with monkeypatch.context() as blind:
-        blind.setattr(survivors, "_mountinfo", refuse)
+        blind.setattr(survivors, "_mounts", refuse)
         (reaped,) = reap_now(tmp_path)
     assert reaped.remaining == (
         "not looked for: mounts named after the cell: Operation not permitted",

@@ -25,16 +25,6 @@ def root(tmp_path: Path) -> Iterator[int]:
         yield opened
 
 
-def test_a_plain_file(root: int) -> None:
-    """Opened by a path of folders, read up to a bound."""
-    assert files.read_beneath(root, "folder/inner/file", max_bytes=7) == b"content"
-    with pytest.raises(ValueError, match="longer"):
-        files.read_beneath(root, "folder/inner/file", max_bytes=6)
-    with pytest.raises(FileNotFoundError):
-        files.open_beneath(root, "folder/none")
-    assert list(files.walk_files(root)) == ["folder/inner/file"]
-
-
 def test_what_is_no_plain_file_is_not_read(root: int, tmp_path: Path) -> None:
     """No link is followed, neither as the file nor as a folder on the way; a pipe does not make us
     wait; a folder is no file. The walk stops at each, and at folders in folders without end."""

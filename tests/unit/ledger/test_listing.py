@@ -61,22 +61,6 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
     assert outcomes == [(broken.name, "broken"), (piped.name, "broken"), ended]
 
 
-def test_finding(home: Path, tmp_path: Path) -> None:
-    """By id, unique beginning, `last` or path; else an error that says why."""
-    with pytest.raises(FileNotFoundError, match="0 runs"):
-        listing.find_run(home, "last")
-    first, second = make_run(home), make_run(home)
-    assert listing.find_run(home, first.name) == first
-    assert listing.find_run(home, second.name[:-1]) == second
-    assert listing.find_run(home, "last") == second
-    assert listing.find_run(tmp_path / "other", str(first)) == first
-    with pytest.raises(FileNotFoundError, match="2 runs"):
-        listing.find_run(home, first.name[:8])
-    for absent in ("nothing", f"{home}/nothing"):
-        with pytest.raises(FileNotFoundError):
-            listing.find_run(home, absent)
-
-
 def test_reading_tells_what_is_no_event(home: Path) -> None:
     """A bad line is given as the reason, the others as events; the half line of a crash too, which
     is passed over where events are wanted. Data that moved to a body is fetched."""

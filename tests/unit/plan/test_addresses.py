@@ -128,13 +128,3 @@ def test_bounds_are_kept() -> None:
             lay_out(network, cells, random_bytes=random_bytes, avoid=())
     most = NetworkPlan(stand_ins=(stand_in("web", names=250),), default="simulate")
     assert len(lay_out(most, ("a",), random_bytes=bytes(16), avoid=()).names) == 250
-
-
-def test_a_sink_listens_where_nothing_else_does() -> None:
-    """On one port, drawn too; without a sink there is none."""
-    ports = tuple(PortPlan(number=number, protocol="http") for number in range(20_000, 31_999))
-    network = NetworkPlan(
-        stand_ins=(StandInPlan(id="a", kind="http", names=("a",), ports=ports),), sink=True
-    )
-    assert lay_out(network, ("default",), random_bytes=bytes(16), avoid=()).sink_port == 31_999
-    assert lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=()).sink_port is None

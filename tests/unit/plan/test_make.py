@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.values import SETTLE_S
 from belljar.errors import PolicyError
 from belljar.host.model import (
     CgroupFact,
@@ -327,21 +326,6 @@ def test_what_holds_a_cell_takes_nothing_from_its_workload() -> None:
     assert oci_overhead_mib(Tier.CONTAINER, many) == oci_overhead_mib(Tier.CONTAINER, few)
     one, more = (vm_shape(Resources(cpus=cpus), emulated=True).ram_mib for cpus in (1, 65))
     assert more - one >= 64 * 1.6
-
-
-@pytest.mark.promise("1.6")
-def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFacts) -> None:
-    """What runs before a sample starts, and what is waited for; nothing without a program."""
-
-    def text(**of: Any) -> str:  # noqa: ANN401 - facts
-        plan = make_plan(load_preset("high").policy, facts, replace(image, **of))
-        return " ".join(" ".join(render_plan(plan)).split())
-
-    assert "runs " not in text()
-    when = f"before a sample starts, until it has run for {SETTLE_S:g} s"
-    assert f"runs /enter serve — {when}" in text(program="/enter serve")
-    checked = text(program="/enter serve", has_check=True)
-    assert "until the image's health check passes" in checked
 
 
 @pytest.mark.parametrize("risk", ["medium", "high"])

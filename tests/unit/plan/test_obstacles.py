@@ -13,20 +13,6 @@ from belljar.plan.model import ObstacleCode
 from belljar.policy.limits import Tier
 
 
-def test_a_vmm_that_will_not_do_is_named(facts: HostFacts) -> None:
-    """Missing, too old, or of unknown age; on a good host nothing is in the way, not even a tool
-    that only building images needs."""
-    assert obstacles.tier_obstacles(Tier.MICROVM, facts) == ()
-    assert obstacles.hardware_obstacle(facts) is None
-    tool = replace(facts.tools[0], ok=False, hint="run `belljar setup`")
-    for path, version in (("", ""), ("/q", "8.1"), ("/q", "")):
-        made = replace(tool, path=path, version=version)
-        (obstacle,) = obstacles.tier_obstacles(Tier.MICROVM, replace(facts, tools=(made,)))
-        code = ObstacleCode.TOOL_TOO_OLD if path else ObstacleCode.TOOL_MISSING
-        assert (obstacle.code, obstacle.hint) == (code, "run `belljar setup`")
-        assert not path or (version or "unknown") in obstacle.what
-
-
 @pytest.mark.parametrize("user", ["1:65536", "9" * 5000, "65535", "root"])
 def test_only_ids_that_a_container_has_will_do(user: str) -> None:
     """Up to 65,535, also of a number that is too long to be read; a microVM has them all."""
@@ -34,17 +20,6 @@ def test_only_ids_that_a_container_has_will_do(user: str) -> None:
     for tier in (Tier.CONTAINER, Tier.GVISOR):
         assert bool(obstacles.user_obstacles(user, tier)) == refused
     assert not obstacles.user_obstacles(user, Tier.MICROVM)
-
-
-@pytest.mark.parametrize("release", ["6.5.13-generic", "strange"])
-def test_a_kernel_that_is_too_old_for_a_writable_layer(release: str, facts: HostFacts) -> None:
-    """Named with the one that is needed; the microVM tier does not need it."""
-    old = replace(facts, kernel_release=release)
-    for tier in (Tier.CONTAINER, Tier.GVISOR):
-        (obstacle,) = obstacles.tier_obstacles(tier, old)
-        assert obstacle.code is ObstacleCode.KERNEL_TOO_OLD
-        assert "Linux 6.6" in obstacle.what
-    assert obstacles.tier_obstacles(Tier.MICROVM, old) == ()
 
 
 def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:

@@ -128,19 +128,6 @@ def test_the_guest_is_told_nothing() -> None:
     assert not [word for word in told if word in qemu.KERNEL_COMMAND_LINE]
 
 
-@pytest.mark.parametrize(
-    ("shape", "role", "fds"),
-    [
-        (TCG, qemu.Role.PROOF, qemu.VmFds(qmp=3, agent=4, console=5, kvm=6)),
-        (KVM, qemu.Role.PROOF, qemu.VmFds(qmp=3, agent=4, console=5)),
-    ],
-)
-def test_descriptors_that_do_not_fit(shape: qemu.VmShape, role: qemu.Role, fds: qemu.VmFds) -> None:
-    """A descriptor too many or too few is an error, not a guess."""
-    with pytest.raises(ValueError, match="descriptors"):
-        qemu.qemu_argv(PROGRAM, shape, role=role, name="c-0", fds=fds)
-
-
 INPUTS = qemu.TemplateInputs(
     image_digest="a" * 64,
     kernel_digest="b" * 64,

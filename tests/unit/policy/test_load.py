@@ -70,17 +70,6 @@ def test_an_error_names_line_column_and_field_and_says_what_is_allowed(
     assert message in found[0][3]
 
 
-def test_all_that_is_wrong_is_told_at_once_in_the_order_of_the_text(tmp_path: Path) -> None:
-    """One run of the check is enough to fix a file."""
-    file = tmp_path / "p.yaml"
-    file.write_text("belljar: 9\nnmae: x\nrisk: no\nresources: {cpus: 0, disk: 1MiB}\n")
-    with pytest.raises(PolicyError) as refused:
-        load_policy(file)
-    told = [line.strip().removeprefix(f"{file}:") for line in refused.value.what.splitlines()]
-    assert [line.split(": ")[0] for line in told[1:]] == ["1:10", "2:1", "3:7", "4:19", "4:28"]
-    assert refused.value.exit_code == 4
-
-
 def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
     """A missing file and a pipe end in one message; none is waited for."""
     os.mkfifo(tmp_path / "pipe")
@@ -235,16 +224,6 @@ def test_a_known_preset_says_what_its_text_says(name: str) -> None:
     assert policy_of(read.policy).policy == read.policy
     with pytest.raises(PolicyError):
         policy_of(read.policy.model_copy(update={"user": "no user\n"}))
-
-
-@pytest.mark.promise("1.1")
-def test_a_dict_is_the_file_with_its_fields() -> None:
-    """Units, nested fields and defaults are a file's; the text for the record reads as the same."""
-    text = b"belljar: 1\nrisk: low\nresources: {memory: 256MiB, cpus: 2}\nenv: {A: 'yes'}\n"
-    fields = {**LEAST, "resources": {"memory": "256MiB", "cpus": 2}, "env": {"A": "yes"}}
-    loaded = policy_of(fields)
-    assert loaded.policy == parse_policy(text, source="-", base=None).policy
-    assert parse_policy(loaded.text, source="-", base=None).policy == loaded.policy
 
 
 @pytest.mark.promise("1.1")

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from belljar.policy.limits import Resources, Risk, Tier
-from belljar.policy.model import Policy, policy_schema
+from belljar.policy.model import Policy
 from belljar.policy.sections import FileCopy
 
 LEAST: dict[str, Any] = {"belljar": 1, "risk": "high"}
@@ -43,15 +43,3 @@ def test_a_command_never_outlives_its_cell() -> None:
     files = [{"source": "a", "target": "/x//y"}, {"source": "b", "target": "/x/y"}]
     with pytest.raises(ValidationError, match="two files"):
         Policy.model_validate({**LEAST, "files": files})
-
-
-def test_the_schema_describes_what_a_person_writes() -> None:
-    """Every field of every object is described, and unknown ones are refused."""
-    schema = policy_schema()
-    assert set(schema["properties"]) == set(Policy.model_fields)
-    assert schema["required"] == ["belljar", "risk"]
-    objects = [part for part in schema["$defs"].values() if "properties" in part]
-    assert len(objects) > 20
-    for part in (schema, *objects):
-        assert part["additionalProperties"] is False
-        assert all(field["description"] for field in part["properties"].values())

@@ -66,9 +66,3 @@ def test_what_is_no_reference_is_refused_with_its_reason(said: str) -> None:
     for text in WRONG[said]:
         with pytest.raises(ValueError, match=said):
             parse_reference(text)
-
-
-def test_a_digest_stands_alone_where_a_registry_is_asked() -> None:
-    """The tag beside a digest says nothing: a registry is asked for the digest."""
-    assert parse_reference(f"a:1@{DIGEST}").untagged.familiar == f"a@{DIGEST}"
-    assert parse_reference("a:1").untagged.familiar == "a:1"

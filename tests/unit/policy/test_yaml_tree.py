@@ -50,15 +50,6 @@ def test_what_a_policy_must_not_hold_is_refused_where_it_stands(
     assert message in found[0].message
 
 
-def test_bytes_that_are_no_utf8_are_refused_where_they_stand() -> None:
-    """At their line."""
-    rows = {b"a: \xff": (1, 1), b"a: 1\n\xc3\xa9 \xc3\n": (2, 1), "a".encode("utf-16"): (1, 1)}
-    for data, place in rows.items():
-        first, *_ = yaml_tree.read_tree(data).problems
-        assert (first.mark.line, first.mark.column) == place
-        assert "not UTF-8" in first.message
-
-
 def test_a_number_that_two_readers_read_differently_stays_as_it_is_written() -> None:
     """In a policy, `user: 0100` is no octal number; a compose file's is read as Docker does."""
     assert yaml_tree.read_tree("a: 0100").value == {"a": "0100"}
@@ -84,28 +75,6 @@ def test_nesting_is_bounded_and_costs_little() -> None:
     assert not yaml_tree.read_tree(
         ("[" * yaml_tree.MAX_DEPTH + "1" + "]" * yaml_tree.MAX_DEPTH).encode()
     ).problems
-
-
-def test_every_value_and_key_has_its_place() -> None:
-    """The places that errors name, also after a byte order mark, which some editors write; a path
-    is shown escaped: a key can be anything."""
-    tree = yaml_tree.read_tree(b"\xef\xbb\xbfa: 1\nfiles:\n  - source: x\n    target: y\n")
-    assert tree.value == {"a": 1, "files": [{"source": "x", "target": "y"}]}
-    assert tree.marks["files", 0, "target"] == yaml_tree.Mark(line=4, column=13)
-    assert tree.keys["files", 0, "target"] == yaml_tree.Mark(line=4, column=5)
-    assert yaml_tree.closest_mark(tree, ("files", 0, "owner")) == yaml_tree.Mark(line=3, column=5)
-    assert yaml_tree.closest_mark(tree, ("nowhere",)) == yaml_tree.Mark(line=1, column=1)
-    assert yaml_tree.field_name(("files", 0, "a\x1b[2J")) == "files[0].a\\x1b[2J"
-
-
-@pytest.mark.parametrize(
-    "text", ["%YAML 1.3\n---\na: 1\n", 'a: "\\ud800"', '"\\udfff": 1', "a: 0o"]
-)
-def test_what_the_parser_stumbles_over_is_a_problem(text: str) -> None:
-    """A version that it doesn't know, and half a character, which no file and program can hold."""
-    for reading in (yaml_tree.Reading(), yaml_tree.Reading(is_compose=True)):
-        tree = yaml_tree.read_tree(text.encode(), reading)
-        assert tree.problems or tree.value == {"a": "0o"}
 
 
 BUSY = st.text(alphabet="abc:-[]{}?&*!|>'\"%@`#, \n\t<=~0123x\\", max_size=80).map(str.encode)

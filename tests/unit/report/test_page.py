@@ -29,10 +29,9 @@ from belljar.ledger.kinds import DATA, Optional
 from belljar.ledger.schema import BodyRef, Line
 from belljar.ledger.verification import Status, Verification
 from belljar.report.collect import collect
-from belljar.report.entries import MAX_BODY_BYTES
 from belljar.report.html import render
 from belljar.report.samples import Transcript
-from belljar.report.source import RunSource
+from belljar.report.source import MAX_BODY_BYTES, RunSource
 from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
 
 EVIL = (

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.process import ProcessId
 from belljar.store.journal import Journal, JournalEntry, own_entry
 
 CELL = "c-0123456789ab"
@@ -25,17 +24,6 @@ def entry(home: Path, **changes: object) -> JournalEntry:
         "namespaces": {"pid": 4026531836},
     }
     return own_entry(CELL, "cell", **{**fields, **changes})
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    """Everything that was written comes back, and the update too."""
-    journal, written = Journal(tmp_path), entry(tmp_path)
-    journal.write(written)
-    assert journal.entries() == (written,)
-    updated = journal.update(written, supervisor=ProcessId(pid=7, start_ticks=8))
-    assert journal.entries() == (updated,) != (written,)
-    journal.remove(CELL)
-    assert journal.entries() == ()
 
 
 def test_a_living_owner_is_known_by_more_than_its_number(tmp_path: Path) -> None:

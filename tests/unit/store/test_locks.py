@@ -14,14 +14,6 @@ from belljar.isolation.prune import unneeded
 from belljar.store.locks import claimed, in_use, locked
 from belljar.store.scratch import MAKING, is_owned, retire_unclaimed
 
-READ_ONLY = """
-import pathlib, subprocess, sys
-from belljar.store.locks import claimed
-for how in (["--bind", sys.argv[1], sys.argv[1]], ["-o", "remount,bind,ro", sys.argv[1]]):
-    subprocess.run(["mount", *how], check=True)
-with claimed(pathlib.Path(sys.argv[1])):
-    print("claimed")
-"""
 LOOKER = """
 import pathlib, sys
 from belljar.store.locks import in_use
@@ -49,17 +41,6 @@ def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> 
     retired = retire_unclaimed(directory)
     assert retired is not None
     assert not directory.exists()
-
-
-def test_use_is_remembered(home: Path) -> None:
-    """A claimed directory was used now; one that isn't there can't be claimed, nor one that was
-    replaced since it was looked up."""
-    directory = part_of(home, "templates", STALE, 15 * DAY_S)
-    with claimed(directory):
-        pass
-    assert unneeded(home, 14 * DAY_S) == ()
-    with pytest.raises(FileNotFoundError), claimed(directory.with_name("none")):
-        pass
 
 
 def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) -> None:
@@ -99,20 +80,6 @@ def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) ->
     ):
         pass
     assert directory.exists()
-
-
-@pytest.mark.root
-def test_a_part_on_a_read_only_file_system_is_claimed(home: Path) -> None:
-    """That it was used can't be noted there; it is used all the same."""
-    argv = [
-        "unshare",
-        "--mount",
-        sys.executable,
-        "-c",
-        READ_ONLY,
-        str(part_of(home, "templates", STALE, 0)),
-    ]
-    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"claimed\n"
 
 
 def test_a_lock_by_name_is_held_by_one(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import HostError
 from belljar.process import this_process
 from belljar.store import scratch
 from belljar.store.locks import claimed
@@ -118,13 +117,6 @@ def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Path, "glob", seen_before)
     assert sweep(tmp_path) == [left]
     assert not left.exists()
-
-
-def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    """A file where the store should be is a `HostError` with the path."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HostError, match="can't be written"), scratch_dir(tmp_path / "file"):
-        pass
 
 
 def test_a_lack_of_descriptors_makes_no_owner_dead(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import belljar
 from belljar import sync
+from belljar.errors import PolicyError
 
 PAIRS = [
     (belljar.Cell, sync.Cell),
@@ -27,7 +29,7 @@ NOT_OFFERED = {
     "RunningCommand": "leave take_output left end",
     "CellStream": "aclose abort extra extra_attributes",
     "open_range": "ahead on_target",
-    "Range": "disconnect raise_if_dead routers model_requests killed rules",
+    "Range": "disconnect routers model_requests killed rules",
     "Pool": "aclose refill",
 }
 
@@ -68,3 +70,15 @@ def test_every_public_method_has_its_counterpart(ours: type, theirs: type) -> No
             assert parameters(method) == parameters(getattr(theirs, name)), name
     for name in OPENERS:
         assert parameters(getattr(belljar, name), name) == parameters(getattr(sync, name))
+
+
+@pytest.mark.parametrize("opener", [sync.open_cell, sync.open_pool, sync.open_range])
+@pytest.mark.parametrize("policy", ["critcal", {"belljar": 1, "risk": "none"}])
+def test_a_refused_policy_makes_nothing(
+    opener: Callable[..., Any], policy: object, tmp_path: Path
+) -> None:
+    """A wrong name, a wrong dict and a path without a file are a `PolicyError` before a run
+    begins."""
+    with pytest.raises(PolicyError), opener(policy, home=tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []

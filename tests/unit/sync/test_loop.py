@@ -67,15 +67,6 @@ async def fail() -> None:
     raise LookupError("mine")
 
 
-def test_a_call_gives_its_result_or_its_error() -> None:
-    """What the coroutine returns or raises, the caller gets; the thread ends with the block."""
-    with own_loop() as loop:
-        assert loop.call(anyio.sleep, 0) is None
-        with pytest.raises(LookupError, match="mine"):
-            loop.call(fail)
-    assert not [thread for thread in threading.enumerate() if thread.name == "belljar-sync"]
-
-
 def test_what_the_block_raises_is_raised_within() -> None:
     """The context sees the block's error or end, which is waited for, and the caller gets that very
     error."""

@@ -1,4 +1,1 @@
-"""The microVM tier: QEMU's `microvm` machine, jailed, restored from a template.
-
-Must not: let a host path reach it; run guest commands before renewal.
-"""
+"""MicroVMs: QEMU in a jail, cloned from templates; no guest command runs before renewal."""

@@ -30,7 +30,7 @@ from belljar.isolation.microvm.template import (
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
-from belljar.isolation.renewal import GivenPort, fresh_renewal, renew
+from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -109,27 +109,21 @@ def _load(
 ) -> Template:
     """Return what a machine of this plan is made from, checked. Blocking.
 
-    Raises `CellError` when it was changed or deleted; `HostError` when a machine of this plan
-    would be another one here and now.
+    Raises `CellError`: it was changed; `HostError`: this plan's machine is another here and now.
     """
     key, root = find_key(plan, image, kernel, home)
     if key != saved.key:
-        raise HostError(
-            "the snapshot was taken with another QEMU, processor, kernel, image or limits",
-            where=str(saved.directory),
-            hint="take another snapshot: this one can't be used any more",
-        )
+        what = "the snapshot was taken with another QEMU, processor, kernel, image or limits"
+        hint = "take another snapshot: this one can't be used any more"
+        raise HostError(what, where=str(saved.directory), hint=hint)
     try:
         state = checked_state(saved.directory, saved.state_digest, saved.memory_stamp)
     except (OSError, CellError) as error:
         why = error.what if isinstance(error, CellError) else f"it can't be read: {error.strerror}"
-        raise CellError(
-            f"nothing is made of the snapshot: {why}",
-            where=str(saved.directory),
-            hint="a snapshot ends with its run; else find out who writes to this store",
-        ) from error
-    memory = saved.directory / "memory"
-    return Template(key=key, memory=memory, state=state, root=root)
+        what = f"nothing is made of the snapshot: {why}"
+        hint = "a snapshot ends with its run; else find out who writes to this store"
+        raise CellError(what, where=str(saved.directory), hint=hint) from error
+    return Template(key=key, memory=saved.directory / "memory", state=state, root=root)
 
 
 async def _start(
@@ -166,7 +160,7 @@ async def _start(
         try:
             await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)
             renewed = await renew(
-                vmm.client, fresh_renewal(), port, cell_id=vmm.cell_id, needed=NEEDED_OF_CLONE
+                vmm.client, Renewal(), port, cell_id=vmm.cell_id, needed=NEEDED_OF_CLONE
             )
         except CellError as exc:
             what = f"the restored guest could not be renewed: {vmm.cause_of_death() or exc.what}"

@@ -17,7 +17,7 @@ from belljar.errors import HostError, host_errors
 from belljar.image.kernel import NIC_MODULES, Kernel, build_initramfs
 from belljar.image.tools import run_tool, tool
 from belljar.isolation.program_root import PACKAGE_HINT, file_stamp
-from belljar.package import PROGRAMS_DIR, program_path
+from belljar.package import program_path
 from belljar.store.home import need_space
 from belljar.store.locks import claimed, locked
 from belljar.store.scratch import MAKING, owned_dir
@@ -70,9 +70,8 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
             (name, path.read_bytes()) for name, path in named if nic or name not in NIC_MODULES
         )
     except OSError as exc:
+        hint = f"{_SETUP_HINT}, or {PACKAGE_HINT}"
         what = f"a part of the guest can't be read: {exc.strerror}"
-        is_ours = Path(str(exc.filename)).parent == PROGRAMS_DIR
-        hint = PACKAGE_HINT if is_ours else _SETUP_HINT
         raise HostError(what, where=str(exc.filename), hint=hint) from exc
     if nic and _NIC_DRIVER not in kernel.wanted:
         what = "the guest kernel was fetched without its network driver"

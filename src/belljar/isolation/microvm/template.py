@@ -72,7 +72,7 @@ _CONFIGURE_DEADLINE_S: Final = 120.0
 # A machine that used less than a tenth of a processor in it has booted: clones begin at rest.
 _IDLE_WINDOW_S: Final = 0.25
 # A guest that is never idle is saved all the same: its clones just begin busier.
-_IDLE_DEADLINE_S: Final = 15.0
+_IDLE_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Template:
     root: ProgramRoot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _MakingJob:
     plan: MicrovmPlan
     image: Image
@@ -119,7 +119,17 @@ async def ensure_template(
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
         held = briefly if held is None else held
-        load = partial(_claim_and_load, job, held)
+
+        def load(held: ExitStack = held) -> tuple[Template | None, str]:
+            """As `_load`, claimed if used."""
+            with ExitStack() as claim, suppress(FileNotFoundError):  # or being removed now
+                claim.enter_context(claimed(job.directory))
+                template, why = _load(job)
+                if template is not None:
+                    held.push(claim.pop_all())
+                return template, why
+            return None, ""
+
         template, why = await anyio.to_thread.run_sync(load)
         if template is not None:
             return template
@@ -131,9 +141,8 @@ async def ensure_template(
             if why:
                 data = {"key": job.key, "reason": why}
                 recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data=data))
-                await anyio.to_thread.run_sync(
-                    partial(shutil.rmtree, job.directory, ignore_errors=True)
-                )
+                remove = partial(shutil.rmtree, job.directory, ignore_errors=True)
+                await anyio.to_thread.run_sync(remove)
             template = await _build(job, recorder)
             held.enter_context(claimed(job.directory))
             return template
@@ -150,17 +159,6 @@ def find_key(
 def lock_name(key: str) -> str:
     """Its makers' and removers' lock."""
     return f"template-{key[:16]}"
-
-
-def _claim_and_load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
-    """As `_load`, claimed if used."""
-    with ExitStack() as claim, suppress(FileNotFoundError):  # or being removed, under the lock
-        claim.enter_context(claimed(job.directory))
-        template, why = _load(job)
-        if template is not None:
-            held.push(claim.pop_all())
-        return template, why
-    return None, ""
 
 
 def _find_job(
@@ -184,25 +182,15 @@ def _find_job(
         data_digest="" if weights is None else weights.name,
         preload=PRELOADED,
     )
-    return _MakingJob(
-        plan=plan,
-        image=image,
-        kernel=kernel,
-        home=home,
-        guest=guest,
-        root=root,
-        key=template_key(inputs),
-        weights=weights,
-    )
+    return _MakingJob(plan, image, kernel, home, guest, root, template_key(inputs), weights)
 
 
 def _host_cpu(accel: Accel) -> str:
     """CPU details, and under KVM the host kernel's."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     if accel == "tcg":
-        return next(
-            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-        )
+        names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+        return next(names, "").strip()
     telling = ("vendor_id", "cpu family", "model\t", "model name", "stepping", "microcode", "flags")
     return "; ".join([platform.release(), *(line for line in lines if line.startswith(telling))])
 
@@ -257,9 +245,8 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
     recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
     template, why = await anyio.to_thread.run_sync(_load, job)
     if template is None:
-        raise CellError(
-            f"the template that was just made is not usable: {why}", where=str(job.directory)
-        )
+        what = f"the template that was just made is not usable: {why}"
+        raise CellError(what, where=str(job.directory))
     return template
 
 
@@ -314,27 +301,21 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
         except CellError as exc:
             panic = vmm.panic()
             why = f"the guest's kernel panicked: {panic}" if panic else exc.what
-            raise CellError(
-                f"a template could not be made: {why}",
-                where=f"template {job.key[:12]}",
-                hint="check the policy's memory (256 MiB is a sensible least)",
-            ) from exc
+            hint = "check the policy's memory (256 MiB is a sensible least)"
+            what = f"a template could not be made: {why}"
+            raise CellError(what, where=f"template {job.key[:12]}", hint=hint) from exc
     return state
 
 
 async def _wait_idle(vmm: Vmm) -> None:
     """Until the VMM uses little CPU, at most 15 s."""
-    if (pid := vmm.host_pid) is None:
-        return
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    give_up = time.monotonic() + _IDLE_DEADLINE_S
-    before = cpu_ticks(pid)
-    while time.monotonic() < give_up:
+    few, give_up = 0.1 * _IDLE_WINDOW_S * os.sysconf("SC_CLK_TCK"), time.monotonic() + _IDLE_S
+    while (pid := vmm.host_pid) is not None and time.monotonic() < give_up:
+        before = cpu_ticks(pid)
         await anyio.sleep(_IDLE_WINDOW_S)
         now = cpu_ticks(pid)
-        if now is None or before is None or (now - before) / ticks_per_s < 0.1 * _IDLE_WINDOW_S:
+        if now is None or before is None or now - before < few:
             return
-        before = now
 
 
 def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
@@ -348,8 +329,7 @@ def _finish(job: _MakingJob, scratch: Path, state: bytes) -> None:
         "state_sha256": hashlib.sha256(state).hexdigest(),
         "memory_stamp": file_stamp(memory),
     }
-    write_read_only(
-        scratch / "template.json", json.dumps(description, sort_keys=True, indent=1).encode()
-    )
+    text = json.dumps(description, sort_keys=True, indent=1)
+    write_read_only(scratch / "template.json", text.encode())
     shutil.rmtree(job.directory, ignore_errors=True)
     scratch.rename(job.directory)

@@ -11,7 +11,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
-from belljar.process import signal_name
+from belljar.process import close_all, signal_name
 from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
@@ -190,8 +190,7 @@ class Vmm(Sandbox):
         if wire is None:
             return destruction
         missed = (NotChecked("the wire", "its destruction failed"),)
-        unknown = Destruction(not_checked=missed, unproven=missed)
-        return together(destruction, wire.destruction or unknown)
+        return together(destruction, wire.destruction or Destruction(unproven=missed))
 
     def _release(self) -> None:
         self._ends.close()
@@ -307,10 +306,9 @@ class Qmp:
             self._buffer += chunk
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        try:
+        value = None
+        with suppress(ValueError, RecursionError):
             value = json.loads(line)
-        except (ValueError, RecursionError) as exc:
-            raise CellError("the VMM's monitor sent no JSON", where=self._where) from exc
         if not isinstance(value, dict):
             raise CellError("the VMM's monitor sent no JSON object", where=self._where)
         return value
@@ -340,13 +338,8 @@ class Console:
         """Its last 64 KiB; guest-controlled."""
         # All that is in the pipe: a VMM that writes on and on does not hold up the caller
         for _ in range(_READS if self._open else 0):
-            try:
-                chunk = os.read(self._reader, _PIPE_BYTES)
-            except BlockingIOError:
-                break
-            if not chunk:
-                break
-            self._kept.feed(chunk)
+            with suppress(BlockingIOError):
+                self._kept.feed(os.read(self._reader, _PIPE_BYTES))
         return self._kept.kept
 
     def panic(self) -> str:
@@ -356,9 +349,8 @@ class Console:
 
     def close_writer(self) -> None:
         """This process's copy of the VMM's end."""
-        if self.writer >= 0:
-            os.close(self.writer)
-            self.writer = -1
+        writer, self.writer = self.writer, -1
+        close_all((writer if writer >= 0 else None,))
 
     def close(self) -> None:
         """Read the rest first; `read` still answers."""

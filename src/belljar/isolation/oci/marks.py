@@ -35,6 +35,7 @@ from belljar.isolation.touches import (
     QueueThread,
     QueueWatch,
 )
+from belljar.process import namespaces_of
 
 # struct inotify_event without its name, which a mark on a file hasn't (inotify(7)).
 _ENTRY: Final = struct.Struct("<iIII")
@@ -197,18 +198,11 @@ def _watch(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> M
 
 def find_agent(jail_pid: int) -> int | None:
     """The first below the jail with its own mount namespace."""
-    try:
-        jail = _mounts(jail_pid)
-        pid = jail_pid
+    pid, jail = jail_pid, namespaces_of(jail_pid, ("mnt",))
+    with suppress(OSError, ValueError, IndexError):
         for _ in range(8):
             with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123
                 pid = int(file.read(64).split()[0])
-            if _mounts(pid) != jail:
+            if (mounts := namespaces_of(pid, ("mnt",))) and jail and mounts != jail:
                 return pid
-    except (OSError, ValueError, IndexError):
-        pass
     return None
-
-
-def _mounts(pid: int) -> str:
-    return os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115

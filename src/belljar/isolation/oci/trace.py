@@ -16,15 +16,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 import anyio.to_thread
 
 from belljar.channel.operations import OwnReads
-from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.isolation.touches import (
     FULL_READ,
@@ -62,7 +61,7 @@ class Trace:
         file.chmod(0o444)
         self._listener = _listen(directory)
         self._connection: socket.socket | None = None
-        self._has_greeted = self._has_ended = self._is_closed = False
+        self.has_greeted = self.has_ended = self._is_closed = False
         self._dropped = 0
         self.watch: TraceWatch | None = None
         self.thread = QueueThread(
@@ -83,11 +82,6 @@ class Trace:
         if self._connection is not None:
             self._connection.close()
 
-    @property
-    def is_live(self) -> bool:
-        """Return whether the sandbox sends its points."""
-        return self._has_greeted and not self._has_ended
-
     def _read(self) -> int:
         began_s, count = time.monotonic(), 0
         with suppress(BlockingIOError):
@@ -99,9 +93,9 @@ class Trace:
                     self._on_error("the sandbox ended its trace")
                     return -1
                 count += 1
-                if not self._has_greeted:
+                if not self.has_greeted:
                     self._connection.send(HELLO)
-                    self._has_greeted = True
+                    self.has_greeted = True
                     continue
                 before, self._dropped = self._dropped, dropped(message)
                 if (watch := self.watch) is not None:
@@ -123,7 +117,7 @@ class Trace:
             connection.close()
 
     def _on_error(self, reason: str) -> None:
-        self._has_ended = True
+        self.has_ended = True
         if self.watch is not None:
             self.watch.end(reason)
 
@@ -165,7 +159,7 @@ async def watch_sandbox(
     """Watch a sandbox's files, one watch at a time. Raises `HostError`."""
     if trace is not None:
         await anyio.to_thread.run_sync(trace.thread.drain)  # what came before is not the watch's
-        if trace.is_live:
+        if trace.has_greeted and not trace.has_ended:
             trace.watch = TraceWatch(trace, paths, own_reads)
             return trace.watch
     raise HostError(
@@ -178,17 +172,15 @@ async def watch_sandbox(
 def _listen(directory: Path) -> socket.socket:
     """Also for paths too long for a socket."""
     held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.setblocking(False)  # noqa: FBT003
-        listener.bind(f"/proc/self/fd/{held}/{_SOCKET}")
-        (directory / _SOCKET).chmod(0o666)
-        listener.listen(1)
-    except BaseException:
-        listener.close()
-        raise
-    finally:
-        os.close(held)
+    with ExitStack() as undo:
+        undo.callback(os.close, held)
+        with ExitStack() as failed:
+            kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+            listener = failed.enter_context(socket.socket(socket.AF_UNIX, kind))
+            listener.bind(f"/proc/self/fd/{held}/{_SOCKET}")
+            (directory / _SOCKET).chmod(0o666)
+            listener.listen(1)
+            failed.pop_all()
     return listener
 
 
@@ -205,15 +197,11 @@ _O_PATH: Final = 0o10000000
 # Another name of the root directory for whoever has one: what follows is the same path.
 _ROOTS: Final = rb"(?:/proc/(?:self|thread-self|[0-9]+)(?:/task/[0-9]+)?/root(?=/|\Z))+"
 _MAX_FIELDS: Final = 64
-# No name of the process: a guest chooses it, and gVisor sends no point at all whose text is no
-# UTF-8 (proto3), nor counts it as dropped.
-_CONTEXT: Final = ("group_id",)
 _OPENS: Final = ("open", "openat", "creat")
 _READS: Final = ("read", "pread64", "readv", "preadv", "preadv2")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """A successful open or read; `path` as the call has it."""
 
     operation: Operation
@@ -223,16 +211,16 @@ class Point:
 
 def trace_config(endpoint: str) -> dict[str, Any]:
     """For `--pod-init-config`; a late reader slows calls by 0.5 ms."""
-    points: list[dict[str, Any]] = []
-    for call in _OPENS:
-        context = [*_CONTEXT, "cwd"]
-        optional = ["fd_path"] if call == "openat" else []
-        points.append(
-            {"name": f"syscall/{call}/exit", "optional_fields": optional, "context_fields": context}
-        )
-    for call in _READS:
-        name = f"syscall/{call}/exit"
-        points.append({"name": name, "optional_fields": ["fd_path"], "context_fields": [*_CONTEXT]})
+    points = [
+        {
+            "name": f"syscall/{call}/exit",
+            "optional_fields": ["fd_path"] if call in ("openat", *_READS) else [],
+            # No name of the process: a guest chooses it, and gVisor sends no point at all whose
+            # text is no UTF-8 (proto3), nor counts it as dropped.
+            "context_fields": ["group_id", "cwd"] if call in _OPENS else ["group_id"],
+        }
+        for call in (*_OPENS, *_READS)
+    ]
     config = {"endpoint": endpoint, "retries": 3, "backoff": "50us", "backoff_max": "200us"}
     return {
         "trace_session": {
@@ -269,11 +257,7 @@ def read_point(message: bytes) -> Point | None:
     path = read_path if kind == _READ else _opened(fields, context)
     if not path:
         return None
-    return Point(
-        operation="read" if kind == _READ else "open",
-        path=path,
-        pid=_number(context, 4) & 0x7FFF_FFFF,
-    )
+    return Point("read" if kind == _READ else "open", path, _number(context, 4) & 0x7FFF_FFFF)
 
 
 def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> bytes:

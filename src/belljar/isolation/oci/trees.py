@@ -105,9 +105,8 @@ def _read(directory: Path) -> ImageTree | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    expected = _first_ids(tree_identity())
-    fits = data.get("format") == _FORMAT and expected == (tree.first_uid, tree.first_gid)
-    return tree if fits and tree.root.is_dir() else None
+    is_ours = _first_ids(tree_identity()) == (tree.first_uid, tree.first_gid)
+    return tree if is_ours and data.get("format") == _FORMAT and tree.root.is_dir() else None
 
 
 def _has_ids() -> bool:
