@@ -69,7 +69,7 @@ MAX_SCANNED_FILE_BYTES: Final = 64 << 20
 
 
 class FileOperations(CellBase):
-    """The part of a `Cell` that works on files and directories."""
+    """A `Cell`'s operations on files and directories."""
 
     async def write_file(
         self,
@@ -91,7 +91,7 @@ class FileOperations(CellBase):
         await self._write(path, contents, mode=mode, owner=owner, **options)
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory with its parents, as root. Raises as `write_file`."""
+        """Make a directory and its parents, as root. Raises as `write_file`."""
         # The work directory may be the one to be made
         options = self._options("0", None) | {"cwd": "/"}
         await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
@@ -124,7 +124,7 @@ class FileOperations(CellBase):
         user: str | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file of the cell. Raises as `write_file`, and `FileTooLargeError`."""
+        """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
         options, seen = self._options(user, timeout_s), list[Body]()
         started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
         too_large = partial(record.too_large, limit="read_file", value=max_bytes)
@@ -189,7 +189,7 @@ class FileOperations(CellBase):
         timeout_s: float | None = None,
         **more: Any,  # noqa: ANN401 - as `trees.put` has them
     ) -> Transfer:
-        """Put records, whose iterator fills the manifest, into a directory. Raises as `upload`."""
+        """Put records into a directory; their iterator fills the manifest. Raises as `upload`."""
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
         who = options["user"]
@@ -272,7 +272,7 @@ class FileOperations(CellBase):
         return transfer
 
     def _let_out_files(self, copy: TreeDestination) -> None:
-        """Have the guard scan the copy before it is placed, and change it as the policy says."""
+        """Have the guard scan and change the copy before it is placed."""
         guard = self.guard
         if guard is None:
             return
@@ -361,7 +361,7 @@ class FileOperations(CellBase):
         manifest: TreeManifest | None = None,
         **more: JsonValue,
     ) -> Iterator[dict[str, JsonValue]]:
-        """Record the operation's start, and what came of it: the block fills that in."""
+        """Record the operation's start and its outcome, which the block fills in."""
 
         def entries() -> list[Body]:  # of a failed copy, too: what passed may have been read
             content = b"" if manifest is None else manifest.content()

@@ -1,4 +1,4 @@
-"""`open_cell` and `open_range`: policy in, recorded cells out, and nothing left afterwards."""
+"""`open_cell` and `open_range`: policy in, recorded cells out, nothing left."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def _sandbox(
 def _write_whose(
     cell: Cell, loaded: LoadedPolicy, *, home: Path, run_id: str, place: Mapping[str, str]
 ) -> None:
-    """Write into the journal whose cell it is, and have `cell.describe` add to that."""
+    """Write the cell's owner into the journal; `cell.describe` adds to it."""
     about = CellAbout(
         run_id=run_id,
         tier=cell.tier,
@@ -262,7 +262,7 @@ def _write_whose(
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
-    """Return what the event `cell.planned` says of a cell to come."""
+    """Return the content of the event `cell.planned`."""
     early: dict[str, object] = {"ahead": True} if ahead else {}
     if loaded.weights is not None and (model := loaded.policy.model) is not None:
         about = {"name": loaded.policy.name, "weights": loaded.weights.name}
@@ -279,7 +279,7 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Make the work directory and copy the task's and the policy's files in."""
+    """Make the work directory; copy in the task's and the policy's files."""
     policy = loaded.policy
     try:
         workdir = posixpath.normpath(policy.workdir or "/")
