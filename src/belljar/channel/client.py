@@ -1,8 +1,8 @@
-"""The host's client of a guest agent: commands and files in a guest, over one stream.
+"""The host's client of a guest agent: commands and files over one stream.
 
-One operation that waits reads the connection for all (see `pump`). At most `max_ops` run; more
-queue, in order. When the cell died or its guest broke the protocol (`ProtocolViolation`), every
-operation raises `CellError` at once, and later. It belongs to the event loop that used it first.
+One waiting operation reads the connection for all (see `pump`). At most `max_ops` run; more
+queue, in order. After the cell's death or a `ProtocolViolation` every operation raises
+`CellError`. Belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Frozen, Watche
 
 
 class BusyError(CellError):
-    """A command runs, so that the cell can't be saved; nothing has changed."""
+    """The cell can't be saved while a command runs; nothing has changed."""
 
     def __init__(self) -> None:
         hint = "wait for the command, or end it; what it left in the background may run on"
@@ -65,7 +65,7 @@ class BusyError(CellError):
 
 @dataclass(slots=True)
 class _Connection:
-    """The mailbox of the connection's own frames: the last answer of each kind."""
+    """Mailbox of the connection's own frames: the last answer of each kind."""
 
     waiters: set[anyio.Event] = field(default_factory=set)
     answers: dict[type[GuestEvent], GuestEvent] = field(default_factory=dict)
@@ -112,27 +112,27 @@ class GuestClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the stream. Every operation that runs or queues gets a `CellError`."""
+        """Close the stream. Running and queued operations get a `CellError`."""
         await self._pump.close()
 
     def disconnect(self) -> None:
-        """End the connection for every waiting task, in any event loop. From any thread."""
+        """End the connection for all tasks, in any event loop. From any thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def failure(self) -> CellError | None:
-        """What ended the connection, or None while it lives as far as anyone has looked."""
+        """The error that ended the connection; None while none was seen."""
         return self._pump.failure
 
     # ---- the connection
 
     async def wait_ready(self, *, timeout_s: float) -> Ready:
-        """Wait until a freshly booted guest's agent says READY. Raises `CellError`."""
+        """Wait for a freshly booted guest's READY. Raises `CellError`."""
         return await self._ask(Ready, None, timeout_s, "did not become ready")
 
     async def hello(self, *, timeout_s: float = 10.0) -> Welcome:
-        """Shake hands; once per connection, before anything else. Raises `CellError`."""
+        """Shake hands; once per connection and first. Raises `CellError`."""
         send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
         welcome = await self._ask(Welcome, send, timeout_s, "did not answer HELLO")
         max_ops = min(self._max_ops, welcome.max_ops)
@@ -151,18 +151,18 @@ class GuestClient:
         return configured
 
     async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
-        """Make a restored guest a new machine; the caller judges what is missing."""
+        """Make a restored guest a new machine; the caller judges missing parts."""
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
         return await self._ask(Renewed, send, timeout_s, "did not answer RENEW")
 
     def check_idle(self) -> None:
-        """Raise `BusyError` while a command runs, or the cell is being saved."""
+        """Raise `BusyError` while a command runs or the cell is being saved."""
         if self._held is not None or self._pump.wire.live_ops:
             raise BusyError
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """In the block the workload is frozen, and calls wait. Raises `BusyError`."""
+        """Freeze the workload during the block; calls wait. Raises `BusyError`."""
 
         async def freeze(*, on: bool) -> None:
             def send() -> bytes:
@@ -193,7 +193,7 @@ class GuestClient:
             await self._held.wait()
 
     async def ping(self, *, timeout_s: float = 10.0) -> float:
-        """Seconds to the guest agent and back. Raises `CellError`; the connection stays."""
+        """Round trip to the guest agent in seconds. Raises `CellError`; the connection stays."""
         await self._released()
         began = anyio.current_time()
         mine = 0
@@ -292,7 +292,7 @@ class GuestClient:
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        """Run a command and talk to it. Leaving the block kills what still runs."""
+        """Run a command and talk to it. Leaving the block kills it."""
         limit_s = request.timeout_s
         async with self.operation(
             OpKind.EXEC,

@@ -116,7 +116,7 @@ class _OpenAi(web.Service):
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
-    """A completion as the chunks of a stream; `usage` adds the last one, which has no choice."""
+    """A completion as a stream's chunks; `usage` adds a last one without choice."""
     base = {name: completion[name] for name in ("id", "created", "model")}
     base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:
