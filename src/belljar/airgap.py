@@ -72,7 +72,7 @@ def is_air_gapped(findings: Iterable[AirGapFinding]) -> bool:
 
 
 def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen]) -> AirGapFinding:
-    """Judge a way by its worst evidence. Unreadable places can't be told."""
+    """Judge a way by its worst evidence. An unreadable place is `can't tell`."""
     seen: dict[State, list[str]] = {State.PRESENT: [], State.UNKNOWN: [], State.ABSENT: []}
     try:
         for state, text in evidence:
@@ -152,7 +152,7 @@ _NO_TEXT: Final = {
 
 
 def _word(file: Path) -> str:
-    """Its text; none if missing in file or kernel. Raises `OSError`."""
+    """Its text; none if the file or kernel lacks it. Raises `OSError`."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError as error:

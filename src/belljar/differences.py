@@ -30,7 +30,7 @@ class DifferenceKind(StrEnum):
     OVERRIDDEN = "overridden"
     """The operator's policy replaced it: an earlier version's `--override`."""
     REFUSED = "refused"
-    """The task can't run so; nothing runs."""
+    """The task can't run as written; none of it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

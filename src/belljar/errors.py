@@ -23,7 +23,7 @@ class BelljarError(Exception):
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "error"
-    """Tells programs errors apart (`--json`); stable like the exit code."""
+    """Identifies the error to programs (`--json`); stable like the exit code."""
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -70,7 +70,7 @@ class ProtocolViolation(CellError):  # noqa: N818 - the design's word
 
 
 class LedgerError(BelljarError):
-    """The record can't be written or verified. Nothing may run unrecorded."""
+    """The record can't be written or doesn't verify. Nothing may run unrecorded."""
 
     exit_code = 5
     code = "ledger_error"
@@ -96,7 +96,7 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
-    """Return the first error of a kind, also within task groups' errors."""
+    """Return the first error of a kind, also within task groups' errors, if any."""
     while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
         error = wanted.exceptions[0]
     return error if isinstance(error, kind) else None

@@ -5,7 +5,7 @@ Imports nothing of ours.
 A SIGINT or SIGHUP ignored at this process's start (`nohup`, a background job of a shell without job
 control) stays ignored. But asyncio and trio cancel their main task on SIGINT, so it also ends an
 evaluation from inside. An ignored SIGINT is therefore *blocked* against all senders, and unblocked
-only for this process's own interrupt. A jail clears its mask, so children don't inherit the block.
+only for this process's own interrupt. Jailed children don't inherit the block.
 """
 
 from __future__ import annotations

@@ -416,7 +416,7 @@ def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
 
 
 class _DebianSource:
-    """This host's Debian sources; `files`: their sizes and SHA-256 by name."""
+    """Debian packages from this host's sources; `files`: sizes and SHA-256 by name."""
 
     def __init__(self, folder: Path, wanted: Contents) -> None:
         codename = host_kind("")["system"]

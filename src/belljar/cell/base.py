@@ -173,7 +173,7 @@ class CellBase:
             raise
 
     def _end_if_dead(self, error: BaseException) -> None:
-        """Raise a dead cell's error with its cause, which is recorded once."""
+        """Raise a dead cell's error with the cause of death, recorded once."""
         if not isinstance(error, CellError):
             return
         is_violation = isinstance(error, ProtocolViolation)

@@ -1,7 +1,7 @@
 """Trees of files on this host, copied into a cell or out of one.
 
-A cell's output is hostile. Each entry is created by name in a directory held open, below a new
-directory of this user alone; the whole tree moves to its place at the end.
+A cell's output is hostile. Each entry is created by name in a directory held open, below a new one
+that only this user can enter; the whole tree moves to its place at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`open_cell` and `open_range`: policy in, recorded cells out, nothing left."""
+"""`open_cell` and `open_range`: policy in, recorded cells out, nothing left afterwards."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The network and its rules are made first and end last; where no cell has a port, there is none.
 Target cells come in the policy's order, after those that each awaits are healthy (default: all).
-The range's own cell is last, so no sample runs before its targets.
+The range's own cell is last: nothing of a sample runs before its targets.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ async def _after(
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """End the range; raise its findings if nothing else, a breach always."""
+    """End the range; raise its findings unless an error is raised, a breach always."""
     await network.destroy()
     found = network.error
     if network.destruction is not None:

@@ -173,7 +173,7 @@ class CommandRecord:
         return [capture.body() for capture in self._streams.values() if capture.total_bytes]
 
     def with_limits(self, output: ExecOutput) -> ExecOutput:
-        """The same outcome with the limits that the host applied."""
+        """The same outcome with the limits that the host saw hit."""
         self._fired |= self._full() - self._full_before
         if self._live.oom_kills() > self._oom_kills:
             self._fired.add("memory")

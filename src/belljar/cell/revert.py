@@ -131,7 +131,7 @@ class Machines:
             self._retire(old, on_end)
 
     async def flush(self) -> None:
-        """Wait until old machines are destroyed and their exports scanned."""
+        """Wait until old machines are destroyed and all output is scanned."""
         while self._retiring:
             await self._retiring[0].wait()
         await _flush(self.current.cell)
@@ -196,7 +196,7 @@ class Machines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all machines, wait for them, and raise what was found."""
+        """End the machine in use, wait for others, raise what was found."""
         raised = error
         with anyio.CancelScope(shield=True):
             async with self._turn:

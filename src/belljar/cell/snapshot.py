@@ -219,7 +219,7 @@ async def _run(
     max_bytes: int = 0,
     allowed: tuple[int, ...] = (0,),
 ) -> ExecOutput:
-    """Run an image's program as root; `taken` gets its output."""
+    """Run a program of the image as root; `taken` gets its output."""
     request = ExecRequest(
         argv=argv,
         cwd="/",

@@ -334,7 +334,7 @@ def server_archive() -> bytes:
 
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
-    """Copy the author's directory over the image's. Raises `PolicyError`."""
+    """Copy the author's directory in place of the image's. Raises `PolicyError`."""
 
     def wrong(error: OSError | ValueError) -> PolicyError:
         return _refused(stand_in, getattr(error, "strerror", None) or str(error))

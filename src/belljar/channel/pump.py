@@ -28,7 +28,7 @@ _DEAD_HINT: Final = "Open a new cell; this one's console and ledger say what it 
 
 
 class Mailbox(Protocol):
-    """The events of an operation or of the connection."""
+    """Receives the events of an operation or the connection."""
 
     waiters: set[anyio.Event]
 
@@ -62,7 +62,7 @@ class Pump:
             ) from self.failure
 
     def fail(self, error: CellError) -> None:
-        """End the connection for all operations. The first reason stays."""
+        """End the connection for all operations, now and later. The first reason stays."""
         if self.failure is None:
             self.failure = error
         for event in self._followers:

@@ -86,9 +86,10 @@ def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
 class TreeReader:
     """Takes a walk's bytes and gives records, and contents as `bytes` in pieces.
 
-    A tree with contents is one file or a directory; `depth`: the most nested ones. Raises
+    A tree with contents is one file or a directory; `depth`: the most nested directories. Raises
     `ProtocolViolation` for what our guest agent never sends: a name with a slash or a NUL, `..`,
-    more than requested, or data after the end. `OSError` with `E2BIG`: paths and links too long.
+    more than requested, or data after the end. `OSError` with `E2BIG`: all paths and links are
+    too long.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:

@@ -118,7 +118,7 @@ def files_of(directory: Path) -> TaskFiles:
 
 
 def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The parsed file with its directory, which bounds its file names."""
+    """The parsed file with its directory, whose files it may name."""
     own = directory.resolve()
     READ_HERE.update((str(own), str(files_of(own).root)))
     return {**document, DIRECTORY_KEY: str(own)}

@@ -173,7 +173,7 @@ class NetworkPlace(Part):
 
 
 class ComposeNetwork(Part):
-    """A declared network; a range has own addresses and never joins others'."""
+    """A declared network; a range has its own addresses and never joins others'."""
 
     ignored: ClassVar[str] = "name internal attachable labels"
 

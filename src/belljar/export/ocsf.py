@@ -48,7 +48,7 @@ def _first(
     started: Mapping[tuple[str | None, int], Line],
     requested: Mapping[tuple[Any, Any], Line],
 ) -> Line:
-    """Return the beginning of the event's operation, or the event itself."""
+    """Return the event that began the operation, or the event itself."""
     if line.kind is Kind.NETWORK_HTTP_ANSWERED:
         return requested.get((line.data.get("range"), line.data["exchange"]), line)
     number = line.data.get("op")  # no kind's own: a range's event may have one of any shape

@@ -86,7 +86,7 @@ def describe() -> dict[str, Any]:
 def prepare(
     fleet: str, archive: bytes, sha256: str, words: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Unpack the task; check that this node can run it, and by which images."""
+    """Unpack the task; check that this node can run it as planned, by which images."""
     folder = _folder(fleet)
     folder.mkdir(mode=0o700, parents=True)
     for other in folder.parent.iterdir():  # of heads that died

@@ -104,8 +104,8 @@ def prepare_nodes(
 ) -> tuple[list[Node], dict[str, str], list[Sent]]:
     """Send the task's files, run `belljar check` on each node, send missing images.
 
-    Return the nodes, refused if it fails, the images' digests by name, and what was sent. Raises
-    `HostError` when none can run the task, or two would with different images.
+    Return the nodes, refused if the check fails, the images' digests by name, and what was sent.
+    Raises `HostError` when none can run the task, or two would with different images.
     """
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = on_node.settings_of(os.environ)

@@ -51,8 +51,7 @@ def archive_of(run: Path, unit: Unit) -> Path:
 @dataclass(frozen=True, slots=True)
 class Shown:
     """A page's data of each unit while unpacked: its events, then whatever `keep` reads of its
-    verified run directory.
-    """
+    verified run directory."""
 
     timelines: Timelines
     keep: Callable[[Path], None]

@@ -87,7 +87,7 @@ def next_size(remaining: int, *, slots: int, side_by_side: int) -> int:
 
 
 def is_cut_off(findings: RunFindings) -> bool:
-    """Return whether the unit's process died: its record is endless."""
+    """Return whether the unit's process died: its record has no end."""
     return any(reason.code is ReasonCode.LEDGER_UNFINISHED for reason in findings.problems)
 
 

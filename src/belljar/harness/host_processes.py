@@ -45,9 +45,8 @@ _PLACES: Final[Mapping[str, int]] = {
 
 
 class HostActivity(NamedTuple):
-    """The task's program starts by count, and this process's connections and lookups beyond this
-    host (ADDRESS:PORT, or a name), without Belljar's own.
-    """
+    """The programs that the task's code started, with counts, and this process's connections and
+    lookups beyond this host (ADDRESS:PORT, or a name), without Belljar's own."""
 
     programs: Counter[str]
     connections: Counter[str]
@@ -60,9 +59,7 @@ _beside = ""  # the directory of a package whose own work is Belljar's
 @contextmanager
 def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
     """Count the block's program starts, except Belljar's or Inspect's own, and all connections.
-
-    `beside`: a package that works for Belljar.
-    """
+    `beside`: a package that works for Belljar."""
     global _watching, _beside  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()

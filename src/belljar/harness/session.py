@@ -62,7 +62,7 @@ class ModelCells:
         self._opening = anyio.Lock()
 
     def need(self, tier: Tier) -> None:
-        """Note a sample's tier. Raises `PolicyError` for a lower model cell."""
+        """Note a sample's tier. Raises `PolicyError` for a model cell of a lower one."""
         for served in self.opened.values():
             if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
                 what = f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`"

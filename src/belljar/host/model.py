@@ -125,8 +125,7 @@ class IdsFact:
 
 class CoreState(StrEnum):
     """Where core dumps go. A limit of exactly 1 forbids `PROGRAM`, which the kernel starts as
-    root outside all namespaces; none forbids `SERVER`, a socket.
-    """
+    root outside all namespaces; none forbids `SERVER`, a socket."""
 
     FILE = "file"
     PROGRAM = "program"

@@ -180,7 +180,7 @@ class PrivateApt:
         return found[0]
 
     def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, tuple[int, str]]:
-        """The packages' and their dependencies' files: size and SHA-256."""
+        """The packages' files with all dependencies of an empty host: size and SHA-256."""
         argv = self._install(packages, suite)
         options = ["--print-uris", "-o", "Acquire::ForceHash=SHA256"]
         printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)

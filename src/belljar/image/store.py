@@ -208,7 +208,7 @@ class Store:
             return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str) -> Image:
-        """Remove a name, and with its last (or by digest) the returned image."""
+        """Remove a name, and with its last (or by digest) the image. Return that."""
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
             reference = _parsed(ref)
@@ -384,7 +384,7 @@ def _image(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingImage:
-    """An image that the store lacks, why, and its command."""
+    """An image that the store lacks, why, and the command that gets it."""
 
     image: str
     why: HostError

@@ -91,7 +91,7 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
 
 
 def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
-    """(path in root, original) of a program and its loaded files."""
+    """(path in root, original) of a program and all that its loader loads."""
     yield str(binary), binary
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)],

@@ -171,7 +171,7 @@ class Sandbox:
         self._check_may_start()  # a kill before didn't know its processes
 
     def ready(self, owner: AsyncExitStack) -> None:
-        """Mark it a cell: `destroy` may end it before its owner."""
+        """Mark it a cell: `destroy` may end it before its owner does."""
         self._owner, self._is_ready = owner, True
 
     # ---- what the host sees of it
@@ -270,7 +270,7 @@ class Sandbox:
     # ---- its end
 
     def kill(self, order: KillOrder | None = None) -> None:
-        """SIGKILL its pid 1, from any thread. `order`: why, even for one it replaced."""
+        """SIGKILL its pid 1, from any thread. `order`: why, if given for one it replaced."""
         self._order = self._order or order
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):

@@ -160,7 +160,7 @@ class Tail:
         self._rest = b""
 
     def lines(self, limit: int) -> list[Line]:
-        """Return new lines; a half line waits, other text is skipped."""
+        """Return new lines; a half line waits, invalid ones are skipped."""
         found: list[Line] = []
         while len(found) < limit and (raw := self._file.readline(MAX_LINE_BYTES + 1)):
             self._rest += raw

@@ -1,4 +1,4 @@
-"""Verifies a run directory as its writer left it: offline, streaming, trusting nothing.
+"""Verifies that a run directory is as its writer left it: offline, streaming, trusting nothing.
 
 Found, if the signing key is secret and known to the verifier: any change, removal, addition or
 reordering of events, bodies, checkpoints and files, and truncation of a finished run. A body or

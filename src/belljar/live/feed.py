@@ -1,4 +1,4 @@
-"""Reads the ledgers of running runs; keeps the latest lines in a ring."""
+"""Reads the ledgers of unfinished runs; keeps the latest lines in a ring."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered"
 
 @dataclass(slots=True)
 class CellView:
-    """One cell of a running run, by its record."""
+    """One cell of an unfinished run, by its record."""
 
     cell: str
     tier: str = ""

@@ -166,7 +166,7 @@ def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 def verify_weights(
     weights: StoredWeights, *, has_run: bool = False, in_vm: bool = False
 ) -> StoredWeights:
-    """Compare each file with its stamp, and where one differs, its digest.
+    """Compare each file with its stamp, and where one differs, its content's digest.
 
     Blocking. `has_run`: no file may have been touched since its stamp, even with equal bytes now: a
     cell may have seen others in between. `in_vm`: nor their disk. Returns them with current stamps.

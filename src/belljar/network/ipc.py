@@ -104,7 +104,7 @@ def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ())
 
 
 def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next object and descriptors to close. Raises `ClosedError`, `OSError`."""
+    """The next object, and descriptors for the caller to close. Raises `ClosedError`, `OSError`."""
     text, fds, flags = _to_the_last(partial(take_datagram, source, MAX_MESSAGE_BYTES))
     try:
         if not text:  # the connection's end, as nothing here sends an empty datagram

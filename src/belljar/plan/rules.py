@@ -1,8 +1,8 @@
 """A range's packet rules as data, each refusal with its reason. Pure, golden.
 
 One document for `nft -j -f -`. `prerouting` decides alone, before fragments are put together
-(priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` admit only its
-choices. Connections are not tracked. Nothing is forwarded: a connection between two cells ends
+(priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` admit no
+more. Connections are not tracked. Nothing is forwarded: a connection between two cells ends
 here on both sides. Its first segment is logged and dropped; the supervisor dials the target cell
 and readmits the segment by loopback, or has it refused.
 """

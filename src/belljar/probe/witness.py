@@ -189,9 +189,8 @@ def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
 
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
-    """The host kernel's view of the cell's processes: their namespaces by number, a possible host
-    root, and where their network leads.
-    """
+    """The host kernel's view of the cell's processes: their namespaces by number, whether they may
+    be the host's root, and where their network leads."""
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
     own, looked = namespaces_of(os.getpid()), 0
@@ -215,8 +214,7 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
 
 def _way_to_host(pid: int, port: str) -> str:
     """Return how a process reaches the host despite its own namespaces; "" if it doesn't, or has
-    ended.
-    """
+    ended."""
     with contextlib.suppress(OSError):
         # Of each range of ids: the inner, the outer, how many
         maps = Path(f"/proc/{pid}/uid_map").read_text().splitlines()

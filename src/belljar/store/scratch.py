@@ -104,7 +104,7 @@ def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def retire(path: Path) -> Path:
-    """Rename a part for removal, by the next sweep at latest; its new path."""
+    """Rename a part in one step, for removal by the next sweep; return its path."""
     what = f"retired-{path.name[:12]}-{secrets.token_hex(4)}"  # one that is claimed may be there
     retired = path.with_name(owned_name(MAKING, what))
     path.rename(retired)

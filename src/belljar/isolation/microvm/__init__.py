@@ -1,1 +1,1 @@
-"""MicroVMs: QEMU in a jail, cloned from templates; renewed before guest commands."""
+"""MicroVMs: QEMU in a jail, cloned from templates; no guest command runs before renewal."""

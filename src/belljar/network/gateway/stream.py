@@ -141,7 +141,7 @@ class TlsPipe:
                 await self._flush()
 
     def take_handshake_bytes(self) -> bytes:
-        """Return the handshake bytes since the last call, for the record."""
+        """Return the peer's handshake bytes since the last call, for the record."""
         heard = bytes(self._handshake_bytes)
         self._handshake_bytes.clear()
         return heard

@@ -33,7 +33,7 @@ _MIN_IP_BYTES, _MIN_TCP_BYTES = 20, 20
 
 
 class First(NamedTuple):
-    """A connection's first segment. `packet`: its headers with a checksum."""
+    """A connection's first segment. `packet`: its headers with a checksum, no data."""
 
     client: tuple[str, int]
     target: tuple[str, int]
