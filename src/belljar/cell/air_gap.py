@@ -88,7 +88,7 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
 
 
 def changes_in(reply: bytes) -> Iterator[str]:
-    """The interfaces that are up, in the kernel's messages. Pure."""
+    """The up interfaces in the kernel's messages. Pure."""
     for kind, payload in netlink.messages(reply):
         if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
             state, evidence = seen(netlink.parse_link(payload))

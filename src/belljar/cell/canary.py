@@ -1,7 +1,7 @@
-"""Traces that are left in a cell before a revert, and searched for in the machine after it.
+"""Traces left in a cell before a revert, and searched for in the machine after it.
 
-The guest agent's own program leaves and searches them. The new machine's memory is searched from
-outside, before anything in it was told what is searched for.
+The guest agent leaves and searches them. The new machine's memory is searched from outside, before
+anything in it knows the search terms.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Canary:
         return lines, failure
 
     async def _is_there(self) -> bool:
-        """Whether the program that left the traces runs until now."""
+        """True while the program that left the traces runs."""
         if self.running is None:
             return False
         with anyio.CancelScope(shield=True), suppress(CellError):

@@ -248,11 +248,11 @@ def file_time(newest_s: float, age_s: int) -> float:
 async def watch_files(
     cell: Cell, files: Mapping[str, str], *, record: Callable[[Event], object]
 ) -> AsyncIterator[list[str]]:
-    """Record opens and reads of these files (path → decoy id) until the block is left.
+    """Record opens and reads of these files (path → decoy id) during the block.
 
-    A sensor that doesn't start, doesn't see a file, or ends, is recorded as `sensor.failed` and is
-    no error; the list that the block gets has the reasons. Belljar's own reads are not recorded.
-    `record`: called in any thread; what it raises ends the sensor.
+    A sensor that doesn't start, misses a file, or ends, is recorded as `sensor.failed` without an
+    error; the block's list has the reasons. Belljar's own reads are not recorded. `record`: called
+    in any thread; its errors end the sensor.
     """
     problems, name = list[str](), ""
 

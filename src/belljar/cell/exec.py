@@ -302,10 +302,10 @@ class ExecOperations(CellBase):
         max_output_bytes: int | None = None,
         service: bool = False,
     ) -> RunningCommand:
-        """Start a command in the background; it runs until it ends, is killed, or the cell ends.
+        """Start a command in the background, until it ends, is killed, or the cell ends.
 
-        Arguments as `open_exec`, and no standard input. A command that can't be started has ended,
-        which `wait` tells. At most 64 operations run in a cell at once. Raises `CellError`.
+        Arguments as `open_exec`, without standard input. A command that can't be started has ended,
+        as `wait` reports. At most 64 operations run in a cell. Raises `CellError`.
         """
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)

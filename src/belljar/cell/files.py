@@ -147,12 +147,12 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
-        A directory becomes `target`; one that is there already keeps what it has besides. Parents
-        are made. Links inside of the directory stay links; permission bits are kept. `overwrite`:
-        replace files and links that are there; never a directory by a file.
+        A directory becomes `target`; an existing one keeps its other entries. Parents are made.
+        Links inside stay links; permission bits are kept. `overwrite`: replace files and links; never
+        a directory by a file.
 
-        Raises as `write_file`; `FileExistsError`; `FileTooLargeError` for more than `max_bytes`,
-        `ValueError` for more than `max_files`, a link that may lead out, a socket, pipe or device.
+        Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
+        `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
         """
         listing = partial(list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes)
         source = await anyio.to_thread.run_sync(listing)
@@ -230,14 +230,14 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
-        A directory becomes `local_path`; an existing one keeps what it has besides. What the cell
-        sends is hostile: nothing is written outside of `local_path`, links that may lead out are
-        not made, set-user-ID bits and others' right to write are dropped.
+        A directory becomes `local_path`; an existing one keeps its other entries. The cell's data
+        is hostile: nothing is written outside of `local_path`, links that may lead out are not made,
+        set-user-ID bits and others' right to write are dropped.
 
         `overwrite`: as `upload`. `skip_unsafe`: leave out links that may lead out, sockets, pipes
         and devices, and name them in the result; by default each is a `ValueError`.
 
-        Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` for more than `max_files`.
+        Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` beyond `max_files`.
         """
         in_thread, options = anyio.to_thread.run_sync, self._options(user, timeout_s)
         bounds = {"max_files": max_files, "max_bytes": max_bytes}

@@ -1,7 +1,7 @@
 """The recorder of one cell or range that scans what it records.
 
-An event is on record first; what it carried is scanned in a thread, which never holds up the cell.
-A finding is recorded as the guest's act, with the number of the event that shows it.
+Events are recorded first; their data is scanned in a thread, which never holds up the cell. A
+finding is recorded as the guest's act, with the number of its event.
 """
 
 from __future__ import annotations

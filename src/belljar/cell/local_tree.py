@@ -46,8 +46,8 @@ KIND_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What was copied into a cell or out of it. `sha256`: of the list of entries that is on record.
-    `skipped`: paths that were left out, as `skip_unsafe` asks.
+    """A copy into a cell or out of one. `sha256`: of the recorded list of entries.
+    `skipped`: paths left out by `skip_unsafe`.
     """
 
     files: int
@@ -125,7 +125,7 @@ class Source:
 
 
 def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
-    """List what is to be copied. Blocking. Raises as `Cell.upload`."""
+    """List the copy's entries. Blocking. Raises as `Cell.upload`."""
     real = path.resolve(strict=True)
     # Nothing beside a directory can be reached by what its files become meanwhile
     root, name = (real, ".") if real.is_dir() else (real.parent, real.name)
@@ -228,7 +228,7 @@ class TreeDestination:
         self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
 
     def take(self, items: Iterable[TreeRecord | bytes]) -> None:
-        """What the guest sent next. Raises `OSError`; `ValueError`: not accepted."""
+        """Take the guest's next items. Raises `OSError`; `ValueError`: not accepted."""
         for item in items:
             if isinstance(item, TreeRecord):
                 self._begin(item)

@@ -90,9 +90,9 @@ async def open_range(
     """The cells of one sample on a network of their own; without a network in the policy a range of
     one cell. As `open_cell`, and:
 
-    `ahead`: see `open_pool`. `on_target`: called with each target cell before its program is
-    started; what it raises ends the range. Raises `CellError` also when a target cell does not
-    become healthy, or the gateway or its supervisor died.
+    `ahead`: see `open_pool`. `on_target`: called with each target cell before its program starts;
+    its errors end the range. Raises `CellError` also when a target cell does not become healthy,
+    or the gateway or its supervisor died.
     """
     home = home or belljar_home()
     check_may_start(home)
@@ -173,10 +173,10 @@ async def ready_cell(
     part_of: str = "",
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
-    """One cell of these parts, with the policy's files in it, or that goes on from `snapshot`.
+    """One cell of these parts, with the policy's files, or continued from `snapshot`.
 
-    `place`: where on its range's network, for the record (`range`, `name`). `part_of`: the range,
-    or the first of a range's cells that has no network. Raises as `open_cell`.
+    `place`: its place on the range's network, for the record (`range`, `name`). `part_of`: the
+    range, or the first cell of a range without network. Raises as `open_cell`.
     """
     async with _sandbox(
         parts,

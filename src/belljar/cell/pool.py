@@ -66,7 +66,7 @@ class Pool:
     """Warmed cells of one plan, in one event loop. Made by `open_pool`.
 
     `refuse` raises to the taker, before it takes a cell and before it gets it. `taken`: entered
-    before the taker gets a cell, left after it. `error`: the first of what nobody waits for; a
+    before the taker gets a cell, left after it. `error`: the first that nobody waits for; a
     breach, which ends the pool, before others.
     """
 

@@ -1,8 +1,8 @@
 """The cells of one sample on a network of their own: made in order, nothing left afterwards.
 
-The network and its rules are made first and end last; where no cell has a port, there is none.
-Target cells come in the policy's order, after those that each awaits are healthy (default: all).
-The range's own cell is last: nothing of a sample runs before its targets.
+The network and its rules are made first and end last; without a cell's port there is none. Target
+cells come in the policy's order, after those that each awaits are healthy (default: all). The
+range's own cell is last: nothing of a sample runs before its targets.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RangePort:
 
 
 class RangeRouter:
-    """What a cell's port leads to, as probes see it."""
+    """The other end of a cell's port, for probes."""
 
     interface = PORT_NAME
 

@@ -94,10 +94,10 @@ def text(value: str | bytes) -> str:
 
 
 class CommandRecord:
-    """What is recorded of one command: its start, its streams, the limits it hits, and its end.
+    """One command's record: its start, streams, limits and end.
 
-    When how many bytes had passed, and a terminal was resized, is kept for a replay. Limits are
-    looked at with each chunk: a disk that was full may be emptied before the end.
+    The times of output and terminal sizes are kept for a replay. Limits are checked with each
+    chunk: a full disk may be emptied before the end.
     """
 
     def __init__(

@@ -217,10 +217,10 @@ class GuestClient:
         max_touches: int = 0,
         timeout_s: float = 10.0,
     ) -> Watched:
-        """Have the guest agent report opens and reads of these files, in place of those before.
+        """Have the guest agent report opens and reads of these files, instead of earlier ones.
 
-        What was touched until then has been reported when this returns. `on_touched` is called by
-        the task that reads the channel, so only while some operation runs; it must not raise.
+        Earlier touches have been reported when this returns. `on_touched` is called by the task
+        that reads the channel, so only while some operation runs; it must not raise.
         """
         payload = frames.watch_payload(paths, max_touches=max_touches)
 
@@ -263,13 +263,13 @@ class GuestClient:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
         Args:
-            input: sent within the guest's window while the output is read; what the command doesn't
+            input: sent within the guest's window while output is read; what the command doesn't
                 read is dropped. Else standard input is empty, unless `request.stdin`.
-            keep, keep_bytes: which end of each stream is returned, and at most how much. Beyond the
-                request's limits the guest drops: an endless flood costs the host nothing.
+            keep, keep_bytes: which end of each stream is returned, and at most how much. The guest
+                drops the excess over request limits: an endless flood costs the host nothing.
             on_output: called in this task with every chunk. What it raises ends the command.
 
-        Cancelled, or when it raises, the command's whole tree has been killed in the guest. Raises
+        If it raises or is cancelled, the guest has killed the command's whole tree. Raises
         `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
         """
 

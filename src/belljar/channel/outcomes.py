@@ -130,17 +130,17 @@ class OutputTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOutput(OutputTexts):
-    """How a command ended. A command that fails is a result, not an error.
+    """How a command ended. A failed command is a result, not an error.
 
-    All of it is the guest's word, except `host_limits` and bytes that the host dropped.
+    All is the guest's word, except `host_limits` and bytes that the host dropped.
 
     Attributes:
-        returncode: as a shell's: the exit status, or 128 + the signal; 127 when the command was
-            not found, 126 when it could not be executed. code: the bare status or signal.
-        stdout, stderr: at most what was asked for; `*_dropped_bytes` counts the rest.
-        timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
+        returncode: as a shell's: the exit status, or 128 + the signal; 127: command not found,
+            126: not executable. code: the bare status or signal.
+        stdout, stderr: at most what was requested; `*_dropped_bytes` counts the rest.
+        timed_out: its tree was killed on timeout. killed: the host had its tree killed.
         runs_on: a service's program that was let go. program_ended: it ended with this command.
-        host_limits: limits that the host saw fire. processes_full, disk_full: the guest agent.
+        host_limits: limits that the host saw hit. processes_full, disk_full: the guest agent.
         not_started_errno, stage, detail: why it did not start; `detail` is guest-controlled.
         user: to run as.
     """

@@ -90,7 +90,7 @@ class Pump:
         """Send what `make` returns; called at its turn, so that state and bytes keep one order.
 
         From then on cancellation waits, at most the send deadline: half a frame would end the
-        conversation. Raises `CellError`, also when the guest did not read within the deadline.
+        conversation. Raises `CellError`, also if the guest did not read by the deadline.
         """
         async with self._send_lock:
             self.check()

@@ -268,12 +268,12 @@ async def put(
 ) -> None:
     """Put a tree into the directory `path`, which is made with its parents; all or nothing.
 
-    `mode`: of directories that are made. `times`: files have their records' times; made directories
-    the newest of these, and all the one mode; the directory above them keeps its time. The path is
+    `mode`: of made directories. `times`: files have their records' times; made directories the
+    newest of these, and all the one mode; the directory above keeps its time. The path is
     absolute. `owner`: of the files; default the user.
 
-    Raises `FileExistsError`, `NotADirectoryError`, `IsADirectoryError`; else as `write_file`. A put
-    that was ended from outside leaves the directory `staging` in `path` for the caller to remove.
+    Raises `FileExistsError`, `NotADirectoryError`, `IsADirectoryError`; else as `write_file`. A
+    put ended from outside leaves the directory `staging` in `path` for the caller to remove.
     """
     flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
     number = frames.KEEP_MODE if mode is None else mode

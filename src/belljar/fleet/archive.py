@@ -1,4 +1,4 @@
-"""Packs and unpacks tar archives that one machine sends to another that doesn't trust it.
+"""Packs and unpacks tar archives between machines that don't trust each other.
 
 Only regular files are sent, by relative names. `unpack` uses the reader of hostile image layers,
 within bounds, and writes into a new directory that only this user can enter.

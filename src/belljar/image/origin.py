@@ -1,8 +1,8 @@
 """An image at its source: a registry (by skopeo), a daemon, a file.
 
-Tags change, so a registry is asked for the digest that is then fetched. Nothing that
-stands in a file is believed: callers check digests. No name in an archive becomes a path.
-Source: image-spec v1.1; the layout of `docker save`.
+Tags change, so the digest asked of a registry is fetched. Nothing in a file is believed: callers
+check digests. No name in an archive becomes a path. Source: image-spec v1.1; the layout of
+`docker save`.
 """
 
 from __future__ import annotations

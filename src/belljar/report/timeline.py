@@ -105,10 +105,10 @@ class TimelineEntry:
 class Timelines:
     """The entries of each cell and range, event by event.
 
-    `probed`: refusals that left no entry, since a cell of the range was being probed. `uses`:
-    allowed exchanges by policy digest and stand-in. `edges`: for a range, exchanges by cell, place
-    and whether they were allowed. `policies`: digests by range. `air_gap`: whether a check at the
-    start or end found no way out.
+    `probed`: refusals without an entry, as a cell of the range was being probed. `uses`: allowed
+    exchanges by policy digest and stand-in. `edges`: a range's exchanges by cell, place and
+    verdict. `policies`: digests by range. `air_gap`: whether a check at the start or end found no
+    way out.
     """
 
     probed: dict[str, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """A git repository of an author, with a guest's pushes over it in memory.
 
-dulwich reads repositories, objects and deltas. Walking is done here, in steps and with bounds: a
-guest makes what it pushes, and dulwich's own server would follow it without a pause.
+dulwich reads repositories, objects and deltas. Walking is done here, in bounded steps: dulwich's
+server would follow a guest's objects without a pause.
 """
 
 from __future__ import annotations

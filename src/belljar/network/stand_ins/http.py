@@ -1,7 +1,7 @@
 """The stand-in `http`: routes with templates and files, of an author or a decoy.
 
-The first route that fits a request answers; then 404. Nothing of a request is kept: what remembers
-its visitors, or decides what it answers, is a stand-in of kind `python`.
+The first fitting route answers a request; else 404. Nothing of a request is kept: `python` is the
+kind for memory and decisions.
 """
 
 from __future__ import annotations

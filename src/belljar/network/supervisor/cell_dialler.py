@@ -3,7 +3,7 @@
 The rules drop and log a connection's first segment (SYN). Loopback sends it again, marked to be
 let in once the target has accepted, or refused (RST) as the target refused. So a port is open
 exactly where the target's is, and the gateway, which gets both ends, can begin none itself. The
-target sees the client cell's own address; the port is another.
+target sees the client cell's address, but another port.
 """
 
 from __future__ import annotations
