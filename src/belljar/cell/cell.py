@@ -174,8 +174,8 @@ class Snapshot:
     async def fork(self) -> AsyncIterator[Cell]:
         """Open a cell that goes on from here with its own identity, randomness and clock.
 
-        Reverted, it is in the policy's clean state. Raises as `open_cell`; `CellError` for a changed
-        or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
+        Reverted, it is in the policy's clean state. Raises as `open_cell`; `CellError` for a
+        changed or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
         """
         async with self.origin.fork(self) as opened:
             yield opened.cell
@@ -250,10 +250,10 @@ class Cell(ExecOperations, FileOperations):
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
-        Nothing else of the old machine is left; `id`, `last_op` and `destruction` are the new one's.
-        Running operations end with `CellError`. The old machine is destroyed meanwhile, with proof;
-        the end of the cell's block waits for that and raises its findings. A failed revert leaves
-        the old machine unchanged; a breach ends it, too.
+        Nothing else of the old machine is left; `id`, `last_op`, `destruction` are the new one's.
+        Running operations end with `CellError`. The old machine is destroyed meanwhile, with
+        proof; the end of the cell's block waits for that and raises its findings. A failed revert
+        leaves the old machine unchanged; a breach ends it, too.
 
         Args:
             to: go on from this run's snapshot of any cell of the same policy.

@@ -148,8 +148,8 @@ class FileOperations(CellBase):
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
         A directory becomes `target`; an existing one keeps its other entries. Parents are made.
-        Links inside stay links; permission bits are kept. `overwrite`: replace files and links; never
-        a directory by a file.
+        Links inside stay links; permission bits are kept. `overwrite`: replace files and links;
+        never a directory by a file.
 
         Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
         `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
@@ -231,8 +231,8 @@ class FileOperations(CellBase):
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
         A directory becomes `local_path`; an existing one keeps its other entries. The cell's data
-        is hostile: nothing is written outside of `local_path`, links that may lead out are not made,
-        set-user-ID bits and others' right to write are dropped.
+        is hostile: nothing is written outside of `local_path`, links that may lead out are not
+        made, set-user-ID bits and others' right to write are dropped.
 
         `overwrite`: as `upload`. `skip_unsafe`: leave out links that may lead out, sockets, pipes
         and devices, and name them in the result; by default each is a `ValueError`.

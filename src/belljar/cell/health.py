@@ -42,8 +42,8 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthFinding:
-    """One check's findings. `stage`, `errno`: why the shell did not start; `began`, `ended`: it ran the
-    script, to its end; `ran`: also a program of the image.
+    """One check's findings. `stage`, `errno`: why the shell did not start; `began`, `ended`: it ran
+    the script, to its end; `ran`: also a program of the image.
     """
 
     stage: str = ""
