@@ -163,7 +163,7 @@ class _Message(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """The fields of a guest's chat request that are used."""
+    """The used fields of a guest's chat request."""
 
     messages: _Items[_Message]
     tools: _Items[_Call] | None = None

@@ -164,7 +164,7 @@ class NetworkRange:
         return destruction
 
     def make(self) -> None:
-        """Everything but the ports. Blocking; `destroy` must be called, whatever happens."""
+        """Make all but the ports. Blocking; `destroy` must be called in any case."""
         began = time.monotonic()
         self._record(
             Kind.RANGE_OPENING,
@@ -322,7 +322,7 @@ class NetworkRange:
             return destruction
 
     def _end_processes(self) -> bool:
-        """Whether both have ended, and all that they reported was read."""
+        """Return True if both processes ended and all their reports were read."""
         processes, watch = self._processes, self._watch
         if processes is None:
             return True

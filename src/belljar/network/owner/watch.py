@@ -59,7 +59,7 @@ RequestHandler = Callable[[str, bytes], bytes]
 
 
 def cost_bytes(event: Event) -> int:
-    """An upper bound of what an event takes of the disk, bodies included."""
+    """An upper bound of an event's disk use, bodies included."""
     bodies = sum(
         _BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
         for body in event.bodies
@@ -86,7 +86,7 @@ class RangeWatch:
         timeout_s: float,
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
-        """`max_recorded_bytes`: of its events. `killed`: the kill order that ends its processes."""
+        """`max_recorded_bytes`: of its events. `killed`: its processes' kill order."""
         self.error: BelljarError | None = None
         self.certificate = b""
         self.closing = False
@@ -124,7 +124,7 @@ class RangeWatch:
         """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended: with both processes, or by an error. Kill first."""
+        """Return True if the thread ended: with both processes, or by an error. Kill first."""
         self._thread.join(timeout_s)
         self._dialler.close()
         return not self._thread.is_alive()

@@ -55,7 +55,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self._pending: set[asyncio.Task[None]] = set()  # What waits for the record.
 
     async def record(self, step: ServiceStep) -> None:
-        """Record a step, also where the client's next message cancels its answer."""
+        """Record a step, even if the client's next message cancels its answer."""
         recording = self.tasks.create_task(record(self._context, "ssh", [step], self._cell))
         self._pending.add(recording)
         recording.add_done_callback(self._pending.discard)
@@ -73,7 +73,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
             await asyncio.wait(self._pending)
 
     async def reload_config(self) -> None:
-        """Keep the options: asyncssh would make them again in a thread, and there is none."""
+        """Keep the options: asyncssh would rebuild them in a thread; there is none."""
 
     async def validate_password(self, username: str, password: str) -> bool:
         wanted, secret = str(self._context.settings["password"]), password.encode()
@@ -87,7 +87,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
     async def validate_public_key(
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
-        """Record a key that opens nothing at once, and the right one when it is proven."""
+        """Record a key that opens nothing immediately, the right one when proven."""
         known = self._context.settings["fingerprint"]
         named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
         if fingerprint(key_data) != known or not self._is_user(username):
@@ -113,7 +113,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
 
 
 class _Server(asyncssh.SSHServer):
-    """What a connection that has logged in may open: sessions, which are refused."""
+    """A logged-in connection's server: sessions open, then are refused."""
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection: Any = conn
@@ -149,7 +149,7 @@ class _Server(asyncssh.SSHServer):
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):
-    """A shell, command or subsystem: recorded, then refused. asyncssh calls its methods."""
+    """A shell, command or subsystem: recorded, then refused. Called by asyncssh."""
 
     def __init__(self, connection: _SshConnection) -> None:
         self._connection = connection
@@ -232,7 +232,7 @@ class _Transport(asyncio.Transport):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds one packet of 256 KiB and one read of 32 KiB."""
+    """Return a stream stand-in. A connection holds a 256 KiB packet and a 32 KiB read."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))
