@@ -379,7 +379,7 @@ class RangeWatch:
                 with self._dialler.dial(body, self._record_dial) as end:
                     self._send(ipc.encode_reply(number, b"")[0], fds=(end.fileno(),))
             elif self._handle_request is None:
-                raise ValueError("this range has no request handler")
+                self.die(self._violation("a request that no stand-in of this range makes"))
             else:
                 self._send(*ipc.encode_reply(number, self._handle_request(what, body)))
         except NotAnUpstreamError as exc:  # outside the plan
