@@ -199,9 +199,9 @@ def test_a_breach_waits_behind_no_message_of_the_gateway() -> None:
     recorder = MemoryRecorder()
     scene = Watched(recorder, TIMEOUT_S)
     scene.send(*[attempt(10)] * 20)
-    counted = [{"counters": {"spoofed": number}} for number in range(20)]
-    for message in (*counted, {"breach": ["a route"]}):
-        ipc.send(scene.supervisor, message)
+    for number in range(20):
+        ipc.send(scene.supervisor, {"counters": {"spoofed": number}})
+    ipc.send(scene.supervisor, {"breach": ["a route"]})
     scene.watch.start()
     assert scene.told.wait(TIMEOUT_S)
     scene.close()
