@@ -266,6 +266,9 @@ class LedgerWriter:
                 data = canonical(SPILLED)
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
+            if len({body.ref["name"] for body in bodies}) != len(bodies):
+                # Of two named `data`, a reader would take the wrong one for the event's own
+                raise ValueError("two bodies of one name")
         except ValueError as error:
             what = f"an event that is not one: {error}"
             hint = "this is a fault of Belljar: report it"

@@ -19,6 +19,8 @@ from belljar.units import format_size, printable
 # Inspect's model providers whose calls leave nothing: a cell, a script in this process, no model
 _IN_CELL: Final = "belljar"
 STAYS: Final = (_IN_CELL, "mockllm", "none")
+# Destinations, and classes of one, that the guard's findings alone name: a gateway makes them up.
+MAX_FOUND: Final = 100
 
 
 class Way(StrEnum):
@@ -157,9 +159,15 @@ class LeftGatherer:
                     self._unmeasured.discard((data.get("range"), host))
             case Kind.GUARD_HIT | Kind.GUARD_UNSCANNED if data["place"] in _PLACES:
                 to = str(data.get("to", "")).removeprefix("upstream:")
-                place = self._of(_PLACES[data["place"]], to)
+                way = _PLACES[data["place"]]
+                if (way, to) not in self._found and len(self._found) >= MAX_FOUND:
+                    to = "others"
+                place = self._of(way, to)
                 if line.kind is Kind.GUARD_HIT:
-                    actions = place.protected.setdefault(data["class"], {})
+                    cls = data["class"]
+                    if cls not in place.protected and len(place.protected) >= MAX_FOUND:
+                        cls = "others"
+                    actions = place.protected.setdefault(cls, {})
                     actions[data["action"]] = actions.get(data["action"], 0) + 1
                 else:
                     place.unscanned += 1

@@ -27,7 +27,9 @@ LAST: Final = 50
 # Of one text of an entry, which may be a guest's 10 MB line.
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
-MAX_EDGES: Final = 40  # of a range's graph; the others are one
+MAX_EDGES: Final = 40  # of a range's graph; the others are one of each cell
+# Operations whose end is awaited; the oldest stays one without an end.
+MAX_PENDING: Final = 10_000
 # The place of what is no cell's and no range's.
 RUN: Final = ""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
@@ -206,6 +208,8 @@ class Timelines:
         if kind in _STARTS and number is not None:
             entry = _made(line, *_STARTS[kind], _CUT_OFF)
             self._pending[(place, *number)] = entry
+            if len(self._pending) > MAX_PENDING:
+                del self._pending[next(iter(self._pending))]
             entry.op = number[1] if number[0] == "op" else None
             entry.is_terminal = bool(data.get("pty"))
             return entry
@@ -240,8 +244,13 @@ def count_edge(edges: Edges, line: Line) -> bool:
     to = next(filter(None, map(data.get, ("stand_in", "host", "sni"))), named)
     cell = shown(data.get("cell") or "", max_chars=100)
     edge = (cell, shown(to or data.get("address") or "?", max_chars=200), is_allowed)
-    is_known = edge in edges or len(edges) < MAX_EDGES
-    edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
+    # A gateway names cells as it likes, too
+    for most, each in ((MAX_EDGES, edge), (2 * MAX_EDGES, (cell, "others", is_allowed))):
+        if each in edges or len(edges) < most:
+            break
+    else:
+        each = ("", "others", is_allowed)
+    edges[each] += times_of(data)
     return is_allowed
 
 

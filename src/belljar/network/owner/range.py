@@ -208,12 +208,14 @@ class NetworkRange:
             processes=(supervisor, gateway),
         )
         check_may_start(self._home, cell=self.id)  # before, no kill order could name them
+        may_ask = any(item.kind == "openai" for item in self._spec.network.stand_ins)
         watch = RangeWatch(
             self.id,
             processes,
             self._recorder,
             on_failure=self._died,
-            handle_request=self._handle_request,
+            # Else a gateway could send to the model's provider what the policy lets out nowhere
+            handle_request=self._handle_request if may_ask else None,
             dialler=self._dialler,
             max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
