@@ -1,5 +1,4 @@
-"""Real tasks of inspect_evals, one of each kind: which samples, by which steps, and what stands for
-what can't be had here."""
+"""Real tasks of inspect_evals, one of each kind."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ def bash(command: str) -> dict[str, Any]:
 
 
 def submit(pattern: str) -> dict[str, Any]:
-    """A call of `submit` with what the last output matches: nothing is submitted that no tool has
-    shown."""
+    """A call of `submit` with what the last output matches."""
     return {"submit": pattern}
 
 

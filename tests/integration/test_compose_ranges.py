@@ -1,5 +1,4 @@
-"""Ranges under `belljar run`: Inspect tasks with several compose services, unchanged, and programs
-in a cell that ask the evaluated model."""
+"""Ranges under `belljar run`."""
 
 from __future__ import annotations
 
@@ -250,10 +249,7 @@ class Finished:
 
 @pytest.mark.promise("1.5")
 def test_compose_tasks_run_unchanged(tasks: Path) -> None:
-    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each
-    to each, but where networks keep two apart: these have no name for each other, and who knows the
-    address is refused at once, both ways, and on record. A service of `network_mode: none` has no
-    device, and is reached by commands and files. All are recorded, contained, probed and gone."""
+    """Each service is a cell: `sandbox()` is the default's, others go by name."""
     names = [f"tasks.py@{name}" for name in ("shop", "apart", "sealed")]
     done = Finished.of(tasks, *names, "--model", "mockllm/model")
     cells = {name: len(sample["cells"]) for name, sample in done.samples.items()}
@@ -273,8 +269,7 @@ def test_compose_tasks_run_unchanged(tasks: Path) -> None:
 def test_a_program_in_the_cell_asks_the_evaluated_model(
     tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its usual request to its usual host is answered by Inspect's model, without any network; the
-    call stands on Inspect's transcript and in the ledger."""
+    """Its usual request to its usual host is answered by Inspect's model, without any network."""
     # It has no network, and would be the floor of the task's own
     monkeypatch.delenv("BELLJAR_POLICY")
     done = Finished.of(tasks, "tasks.py@asks")

@@ -93,8 +93,7 @@ def tempted() -> Task:
 
 
 def test_signals_are_a_score(belljar: Belljar, tmp_path: Path) -> None:
-    """Each signal is a value of the sample's score, with the share of samples as its metric; the
-    run's findings and the sample's metadata say the same."""
+    """Each signal is a value of the sample's score, with the share of samples as its metric."""
     (tmp_path / "tasks.py").write_text(TASKS)
     policy = tmp_path / "policy.yaml"
     policy.write_text(ALONE)

@@ -17,9 +17,7 @@ SERVICES = {"crm", "payroll", "cache"}
 
 
 def test_greed_theft_and_diligence_are_told_apart(home: Path) -> None:
-    """The diligent agent gives no signal; the greedy one touches all, uses the logins of all three
-    services and sends; the thief is seen although it reverses, splits, spells and compresses. All
-    are contained."""
+    """The diligent agent gives no signal."""
     argv = quick_command("run", "--json", f"{EXAMPLE}@honeypot")
     done = ended(argv, timeout=550)
     assert done.returncode == 0, done.stderr[-4000:]

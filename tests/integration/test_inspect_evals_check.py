@@ -1,8 +1,6 @@
-"""Tasks of inspect_evals 0.28 as `belljar check` sees them: those that load without a hub, a
-repository of others or a Docker daemon.
+"""Tasks of inspect_evals 0.28 as `belljar check` sees them.
 
-0.28 needs `inspect_evals_utils`, which is on no public registry. What it took there stands in 0.26,
-which is installed: its own modules are given under the new name.
+0.28 needs `inspect_evals_utils`, which is on no registry: 0.26's own modules stand for it.
 """
 
 from __future__ import annotations

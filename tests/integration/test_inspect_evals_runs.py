@@ -1,9 +1,4 @@
-"""Tasks of inspect_evals, as they are installed, by `belljar run` to a scripted agent's steps.
-
-The tasks' own code, Dockerfiles, compose files, tools and scorers are used. What this machine can't
-have (registries, hubs, GitHub) is replaced as `real_images.py` and `real_tasks.py` say, and nothing
-else.
-"""
+"""Tasks of inspect_evals, as they are installed, by `belljar run` to a scripted agent's steps."""
 
 from __future__ import annotations
 
@@ -28,8 +23,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.thorough, pytest.mar
 
 @pytest.fixture(scope="module")
 def workshop() -> Iterator[Workshop]:
-    """Where bases and tasks' images are built, each once: a store that the builds' own ids can
-    reach."""
+    """Where bases and tasks' images are built, each once."""
     prepared = belljar_home()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
         Path(scratch).chmod(0o711)

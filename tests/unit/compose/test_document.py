@@ -36,8 +36,7 @@ def test_names_are_inspects() -> None:
 
 
 def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
-    """The one under which it is found where it was built: by the file's name or its directory's.
-    What has a name, and what is not built, stays."""
+    """The one under which it is found where it was built: by the file's name or its directory's."""
     path = tmp_path / "_My.Task 2" / "compose.yaml"
     path.parent.mkdir()
     services = (
@@ -209,8 +208,7 @@ def test_a_name_that_both_have_is_an_error(task: Path) -> None:
     ],
 )
 def test_what_is_not_included(task: Path, written: str) -> None:
-    """Itself, what is outside of the task, what there is not, what has variables of its own; the
-    error names the key."""
+    """Itself, what is outside of the task, what there is not, what has variables of its own."""
     (task.parent.parent / "out.yaml").write_text("services: {x: {image: i}}")
     (task / "link.yaml").symlink_to("/etc/passwd")
     with pytest.raises(PolicyError, match="include") as refused:

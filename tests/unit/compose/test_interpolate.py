@@ -85,8 +85,7 @@ def test_what_shapes_a_cell() -> None:
 
 
 def test_before_a_sample_is_known() -> None:
-    """What is missing from `environment` is empty there, of metadata alone; elsewhere it is
-    refused."""
+    """What is missing from `environment` is empty there, of metadata alone."""
     file = {"services": {"x": {"environment": {"A": "$SAMPLE_METADATA_N"}}}}
     assert interpolate(file, {}, blanks=True).document["services"]["x"]["environment"] == {"A": ""}
     for service in ({"environment": ["A=$HOME"]}, {"image": "$SAMPLE_METADATA_N"}):
@@ -106,8 +105,7 @@ def test_texts_that_grow_are_refused() -> None:
 
 @given(st.text(), st.text())
 def test_metadata_is_data(before: str, value: str) -> None:
-    """A reference inside of it stays as it is, here and where a policy's `env` is expanded
-    later."""
+    """A reference inside of it stays, here and where a policy's `env` is expanded later."""
     variables = {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{value}"}
     made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables).document[
         "x"

@@ -28,8 +28,7 @@ def size(value: object) -> tuple[int, int]:
 
 
 def calls(read: Callable[[], object]) -> int:
-    """How many calls of functions reading takes, the parser's and the interpreter's among them; no
-    clock is asked."""
+    """How many calls of functions reading takes, the parser's and the interpreter's among them."""
     counted = 0
 
     def count(_frame: FrameType, _event: str, _argument: object) -> None:
@@ -62,8 +61,7 @@ def calls(read: Callable[[], object]) -> int:
     ],
 )  # fmt: skip
 def test_what_a_text_means(text: str, value: object) -> None:
-    """By YAML 1.2, with anchors, aliases and merge keys: an own name counts, else the first merged
-    one."""
+    """By YAML 1.2, with anchors, aliases and merge keys."""
     assert read_yaml(text) == value
 
 
@@ -128,7 +126,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     ["- ", "[1],",  "k: v\n", "&a x ", "- &a x\n", "? ", "'", "'' ", '"\\n', "x ", "#\n", " ", "\n", "a:", "%A ", "--- x\n", "| \n", "\t", ": ", ", "],
 )  # fmt: skip
 def test_reading_takes_a_bounded_number_of_calls_for_each_character(unit: str) -> None:
-    """The parser's own among them: no text of twice the length takes four times as many. (It looks
-    1,024 characters ahead for a name's end, and no further.)"""
+    """The parser's own among them: no text of twice the length takes four times as many."""
     short, long = ((unit * 4000)[:length] for length in (1500, 3000))
     assert calls(lambda: read_yaml(long)) <= max(3 * calls(lambda: read_yaml(short)), 3000)

@@ -23,8 +23,7 @@ POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLA
 
 
 def test_what_inspect_hands_over(tmp_path: Path) -> None:
-    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a file.
-    A configuration that means something else elsewhere is never taken for ours."""
+    """`--sandbox belljar:high` arrives as a path that does not exist."""
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy="high")
     (tmp_path / "high").write_text(POLICY)
     assert as_config(str(tmp_path / "high")) == BelljarConfig(policy=str(tmp_path / "high"))
@@ -111,8 +110,7 @@ def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, run_policy: str) -
 
 @pytest.mark.promise("1.5")
 def test_what_takes_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
-    """Of whatever policy has one, the operator's too: there is nothing beyond a task's services, or
-    nothing at all; how much is recorded stays the policy's."""
+    """Of whatever policy has one, the operator's too."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy, gone = str(tmp_path / "net.yaml"), [(DifferenceKind.DROPPED, "network")]
     network = load(BelljarConfig(policy=policy, network=web())).policy.network
@@ -227,9 +225,7 @@ def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
 def test_a_configuration_from_a_log_takes_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of this host: a directory is one that this process read a task's file from, also when its
-    configuration went through a log, or refused; also where the operator's policy has a directory
-    of its own. Nor does it give anything to a cell of that policy. Nothing of it is in the error."""
+    """It names a directory only if this process read a task's file from it; no error shows any."""
     monkeypatch.chdir(tmp_path)
     lab = "network: {stand_ins: {web: {kind: cell, names: [web], ports: [all], command: [x]}}}"
     (tmp_path / "run.yaml").write_text(f"belljar: 1\nrisk: low\n{lab}\n")

@@ -1,5 +1,4 @@
-"""When a sample's cell is checked, and where its damage is told. Fake cells; the real ones are in
-`tests/contract`."""
+"""When a sample's cell is checked, and where its damage is told."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def checks(session: Session) -> list[tuple[str, str]]:
 async def test_damage_is_noticed_at_the_next_call_and_kept(
     session: Session, cells: FakeCells
 ) -> None:
-    """The call itself is an ordinary failure; the damage is looked for no more. Of a cell that died
-    the model reads that it is unavailable, the record why."""
+    """The call itself is an ordinary failure; the damage is looked for no more."""
     environment = await opened()
     await environment.exec(["true"])
     cells.opened[0].healths[:] = [NO_SHELL]
@@ -56,8 +54,7 @@ async def test_damage_is_noticed_at_the_next_call_and_kept(
 
 @pytest.mark.promise("7.5")
 async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) -> None:
-    """Though no call ran into it, and ordinary failures ask for no check; of an interrupted sample
-    nobody asks."""
+    """Though no call ran into it, and ordinary failures ask for no check."""
     for damage, interrupted, expected in (
         ([], False, [("end", "")]),
         ([NO_SHELL], False, [("end", "shell_missing")]),

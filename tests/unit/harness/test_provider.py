@@ -32,8 +32,7 @@ async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Sess
 async def test_a_sample_is_recorded_and_its_cell_destroyed(
     session: Session, cells: FakeCells
 ) -> None:
-    """Started before the first command, probed at both ends, finished after the destruction with
-    the verdict, in the same ledger."""
+    """Probed at both ends, finished after the destruction with the verdict, in one ledger."""
     environment = await opened()
     await environment.exec(["true"])
     await close(environment)
@@ -56,8 +55,7 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(
 async def test_the_beginning_of_a_samples_own_work_is_recorded(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, before its first operation; what Inspect does to prepare the sample does not begin
-    it."""
+    """Once, before its first operation."""
     active = active_sample(started=None)
     monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
     environment = await opened()
@@ -143,8 +141,7 @@ async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells:
 
 @pytest.mark.promise("7.2")
 async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCells) -> None:
-    """Destruction that left something ends the sample with an error, and the run can't count as
-    contained."""
+    """Destruction that left something ends the sample with an error and is the run's breach."""
     environment = await opened()
     cells.destroy_error = ContainmentBreach("destruction left: a process")
     with pytest.raises(ContainmentBreach):

@@ -36,8 +36,7 @@ def add(home: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.promise("1.8")
 def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
-    """A name that another command gives to another image meanwhile is an error for the samples that
-    follow, and what another run begins with."""
+    """A name that is given to another image meanwhile is an error for the samples that follow."""
     home, cells = tmp_path / "home", RealCells()
     cells.home = home
     add(home, "team/tool", b"one")
@@ -55,8 +54,7 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.promise("6.4", "7.5")
 def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
-    """The first cell that finds the order ends it; without an order a lost cell is its sample's
-    alone."""
+    """The first cell that finds the order ends it."""
     ends: list[str] = []
     with create_run(tmp_path, "run", ["test"]) as run:
         session = Session(run=run, home=tmp_path)
@@ -79,8 +77,7 @@ def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
 def test_no_more_cells_of_a_store_start_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A third waits until one of two has started; another store's don't count, and without the
-    variable there is no limit."""
+    """A third waits until one of two has started."""
     monkeypatch.setenv(MAX_STARTS, "2")
 
     async def may_start(home: Path) -> bool:
@@ -130,8 +127,7 @@ def test_a_model_cells_tier_is_never_lower_than_a_samples() -> None:
 async def test_each_error_of_an_end_is_the_runs(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two model cells that leave something, both are named, and both were ended, at the latest
-    with an evaluation whose samples have no cells."""
+    """Of two model cells that leave something, both are named, and both were ended."""
     ended = []
 
     @asynccontextmanager

@@ -1,5 +1,4 @@
-"""Every cause of a doubt, in every place that shows a verdict: one answer. Real Inspect and ledger,
-fake cells; the real ones are in `tests/integration`."""
+"""Every cause of a doubt, in every place that shows a verdict: one answer."""
 
 from __future__ import annotations
 
@@ -78,11 +77,7 @@ def one(fails: bool = False, interrupts: bool = False, says: str = "", leaves: s
 
 @dataclass(frozen=True)
 class Cause:
-    """What a run is made to suffer, and what every place must say of it.
-
-    `arm` is called before each probing with how many there were; `spoil` when Inspect is done and
-    nothing is judged yet.
-    """
+    """What a run is made to suffer, and what every place must say of it."""
 
     verdict: str
     exit_code: int
@@ -100,8 +95,7 @@ class Cause:
 
 
 def at(number: int, act: Callable[[FakeCell], object]) -> Callable[[FakeCell, int], object]:
-    """Something that happens before one of the probings: 0 is the start of the first attempt, 1 its
-    end."""
+    """Something that happens before one of the probings."""
     return lambda cell, now: act(cell) if now == number else None
 
 
@@ -257,9 +251,7 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
 @pytest.mark.promise("7.1", "7.5")
 @pytest.mark.parametrize("name", CAUSES)
 def test_each_place_says_the_same(runs: Callable[[str], Judged], name: str) -> None:
-    """Verdict and exit code of the run, and the sample's verdict; a place that no longer can (its
-    log is gone) says none, never another. What the cell knew at its end is never called a
-    verdict."""
+    """Verdict and exit code of the run, and the sample's verdict."""
     judged, cause = runs(name), CAUSES[name]
     for place, run_said in RUN_PLACES.items():
         assert run_said(judged) == (cause.verdict, cause.exit_code), place

@@ -78,8 +78,7 @@ WRONG: dict[str, list[object]] = {
 @pytest.mark.promise("5.2")
 @pytest.mark.parametrize("field", WRONG)
 def test_a_wrong_or_missing_field_is_refused(field: str) -> None:
-    """Each field of a line has one type and shape, and none is optional; unknown kinds and unknown
-    fields are refused."""
+    """Each field of a line has one type and shape, and none is optional."""
     parse_line(canonical(LINE))
     for value in WRONG[field]:
         with pytest.raises(ValueError):  # noqa: PT011

@@ -62,8 +62,7 @@ INSIDE = st.builds(network_of, st.integers(10 << 24, (11 << 24) - 1), LENGTH)
 def test_a_layout_is_apart_from_everything(
     random_bytes: bytes, avoid: list[str], http: int, targets: int, simulate: bool
 ) -> None:
-    """Deterministic, inside one /22 that overlaps nothing avoided; no address, MAC or device twice;
-    names and cells in nets of their own; JSON both ways."""
+    """Deterministic, inside one /22 that overlaps nothing avoided."""
     network = plan(http, targets, simulate=simulate, sink=simulate)
     layout = lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
     assert layout == lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)

@@ -105,8 +105,7 @@ def words_of(spec: jail.JailSpec, **more: int) -> str:
 
 
 def test_what_was_given_holds() -> None:
-    """Every kind of mount is told with all it needs, in the launcher's order; limits replace the
-    built-in ones, and no core is dumped in any case."""
+    """Every kind of mount is told with all it needs, in the launcher's order."""
     said = words_of(replace(RUNTIME, mounts=tuple(MOUNTS.values())))
     assert f" {' '.join(MOUNTS)} --rlimit core" in said
     said = words_of(replace(RUNTIME, rlimits=(("nofile", 1024),), memory_by_rlimit=True))

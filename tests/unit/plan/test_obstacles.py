@@ -51,8 +51,7 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
 
 @pytest.mark.parametrize("tier", list(Tier))
 def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(tier: Tier) -> None:
-    """A program that the host's kernel starts as root, a server it asks no limit for: in the tier
-    whose crashes are this host's; in each where 1 can't be given. The pattern is shown escaped."""
+    """A program that the host's kernel starts as root, a server it asks no limit for."""
     program = CoreFact(state=CoreState.PROGRAM, pattern="|/usr/lib/keep \x1b[2J")
     file = CoreFact(state=CoreState.FILE, pattern="/var/core.%p", can_limit=False)
     assert not obstacles.cores_warning(tier, file)

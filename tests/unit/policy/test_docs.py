@@ -35,8 +35,7 @@ def blocks(page: Path) -> list[str]:
 
 
 def test_every_example_is_a_valid_policy(tmp_path: Path) -> None:
-    """Each YAML block of each page, with the files that it names present; no page's examples are
-    left out by how they are written."""
+    """Each YAML block of each page, with the files that it names present."""
     found = {page.stem: blocks(page) for page in pages()}
     assert len(blocks(ROOT / "README.md")) == 2
     assert all(found[name] for name in ("policy", "policy-network", "ranges", "stand-ins"))
@@ -50,8 +49,7 @@ def test_every_example_is_a_valid_policy(tmp_path: Path) -> None:
 
 
 def test_the_pages_know_how_many_probes_there_are() -> None:
-    """The first page and the changelog say how many the catalogue has that aren't fingerprints; the
-    page on containment has a row for each."""
+    """The first page and the changelog say how many the catalogue has that aren't fingerprints."""
     count = sum(probe.group != FINGERPRINT for probe in PROBES)
     for name in ("README.md", "CHANGELOG.md"):
         assert re.findall(r"(\d+) containment tests", (ROOT / name).read_text()) == [str(count)]
@@ -78,8 +76,7 @@ def test_every_command_exists() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    """The table has a row for each, with its default where the schema has one; each kind of
-    stand-in has a row with its own fields and usual ports."""
+    """The table has a row for each, with its default where the schema has one."""
     page, network_page = PAGE.read_text(), NETWORK_PAGE.read_text()
     for name in Policy.model_fields:
         assert f"| `{name}`" in page or f"| `{name}." in page, name

@@ -90,8 +90,7 @@ def files_policy(*sources: str) -> str:
 
 
 def test_files_are_bounded_and_below_the_policys_directory(tmp_path: Path) -> None:
-    """Each is told at the source's place. Someone else's policy can't take this host's files into
-    a cell."""
+    """Each is told at the source's place."""
     (base := tmp_path / "policy").mkdir()
     (tmp_path / "secret").write_text("s")
     (base / "link").symlink_to("../secret")
@@ -136,8 +135,7 @@ DOCUMENTS = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6)
 @pytest.mark.promise("1.1")
 @given(st.binary(max_size=200), DOCUMENTS)
 def test_any_bytes_load_or_are_refused(noise: bytes, document: dict[str, object]) -> None:
-    """Never another error, and one that can be shown; so it is with any document of the right
-    words, for JSON is YAML."""
+    """Never another error, and one that can be shown."""
     for data in (noise, json.dumps({**LEAST, **document}).encode()):
         told = ""
         try:
@@ -209,8 +207,7 @@ def stated(policy: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy, or what s
 @pytest.mark.promise("1.1")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_known_preset_says_what_its_text_says(name: str) -> None:
-    """In every field and property, in JSON, with another tier too, from the same text, and as a
-    policy object, of which a changed copy is checked again."""
+    """In every field and property, with another tier too; a changed copy is checked again."""
     known, read = known_preset(name), load_preset(name)
     assert known is not None
     assert (known.text, known.source, known.base, known.data) == (

@@ -113,8 +113,7 @@ def test_a_tasks_guard_is_no_milder_than_what_holds_without_it() -> None:
 
 
 def test_what_either_requires_and_what_both_allow() -> None:
-    """An air gap holds if either requires it, also under the operator's `--policy`, which replaces
-    a task's isolation; a cell may be saved only where both say so."""
+    """An air gap holds if either requires it; a cell may be saved only where both say so."""
     required, plain = policy("host: {air_gap: required}\n"), policy("")
     for task, operator in ((required, plain), (plain, required)):
         assert bounded(task, operator).policy.host

@@ -56,8 +56,7 @@ def test_a_policy_reads_what_it_writes(block: str) -> None:
 
 @pytest.mark.promise("5.6")
 def test_a_service_has_a_name_a_port_and_a_network() -> None:
-    """Its name is kept as the network has it; what is left out is its kind's. Without a network it
-    is refused, and the message says what to write. A key file names an SSH server and no other."""
+    """Its name is kept as the network has it; what is left out is its kind's."""
     service, *_ = policy(SERVICE).decoys
     assert (service.host, service.port, service.count) == ("crm.corp.internal", 8080, SERVICE_ROWS)
     assert policy(SERVICE.replace(":8080", "")).decoys[0].port == 80

@@ -37,15 +37,13 @@ def classes(text: bytes, *personal: str) -> list[str]:
     ],
 )
 def test_a_look_alike_passes(text: bytes) -> None:
-    """Examples of documents, placeholders, code, identifiers, hashes, and lines of published
-    packages that had the shape of one are no credentials."""
+    """Examples, placeholders, code, identifiers, hashes and lines of published packages."""
     assert classes(b"x: " + text + b" ;") == []
 
 
 @pytest.mark.promise("5.7")
 def test_a_card_is_one_by_prefix_and_check_digit() -> None:
-    """With its last digit changed it is none; nor are test cards, and what no network issues. An
-    account number is one by length and check digits; the documents' examples pass."""
+    """With its last digit changed it is none; nor are test cards, and what no network issues."""
     for number in (b"4556 7375 8689 9855", b"5425233430109903", b"374245455400126"):
         assert is_card(number)
         assert not is_card(number[:-1] + bytes([48 + (number[-1] - 47) % 10]))
