@@ -137,10 +137,6 @@ def built() -> Task:
     own = ("docker", "values.yaml")
     return Task(dataset=[Sample(id="built", input="x", target="", sandbox=own)], solver=run("true"), scorer=said("true"))
 
-@task
-def prepares() -> Task:
-    return one("prepares", run("true"), files={"marker": "x"}, setup="sleep 300")
-
 boxes = {}
 
 @solver
@@ -389,26 +385,6 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path) -> None:
     assert found[Kind.RUN_EVALUATED]["interrupted"] is True
     assert found[Kind.RUN_FINISHED]["outcome"] == "interrupted"
     assert attach_sockets(home) == before
-
-
-@pytest.mark.promise("7.2")
-def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, tasks: Path) -> None:
-    """Inspect's own commands ran in the cell, the sample had not begun and no log has it."""
-    known = set((home / "runs").glob("*"))
-
-    def is_preparing() -> bool:
-        ledgers = (run / "ledger.jsonl" for run in set((home / "runs").glob("*")) - known)
-        texts = [ledger.read_bytes() for ledger in ledgers if ledger.exists()]
-        kinds = (b'"file.write.completed"', b'"exec.started"')
-        return any(all(kind in text for kind in kinds) for text in texts)
-
-    with running(tasks, "tasks.py@prepares", "--json") as process:
-        wait_for(is_preparing, "the setup script", within_s=PATIENCE_S)
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, said
-    _, cell = last_cell(home)
-    assert (cell.preparing, cell.clean, bool(cell.operations)) == (True, True, True)
 
 
 def attached(cell: str) -> subprocess.CompletedProcess[str]:

@@ -135,9 +135,6 @@ def test_a_cell_takes_so_much(files: TaskFiles, monkeypatch: pytest.MonkeyPatch)
         data_of(files, "./app:/a")
 
 
-DIGEST = "sha256:" + "1" * 64
-
-
 def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
     """The builds of a file with one service, in a directory of a package."""
     directory = tmp_path / "pack" / "task"

@@ -175,16 +175,6 @@ def test_metadata_does_not_grow_beyond_a_bound() -> None:
         expanded(often, {"SAMPLE_METADATA_A": "x" * 27_000}, where="env")
 
 
-def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
-    """The task over the policy, the operator over the task."""
-    low = BelljarConfig(policy="low", tier="gvisor")
-    for tier, made in (("", "gvisor"), ("microvm", "microvm")):
-        assert str(load(low, tier=tier).policy.tier) == made
-    for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
-        with pytest.raises(PolicyError, match="less than"):
-            load(config, tier=tier)
-
-
 def test_a_log_of_an_earlier_version_is_read() -> None:
     """It is kept as it is, and no cell is made of it."""
     for name in ("network", "program", "data", "builds", "rights", "compose"):

@@ -6,7 +6,7 @@ import errno
 import json
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,9 @@ from belljar.report.reasons import ReasonCode as Code
 
 TASK = """
 import signal
-import sys
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, mean, metric, scorer
+from inspect_ai.scorer import Score, mean, scorer
 from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
@@ -44,33 +43,21 @@ def work():
         tries.append(1)
         if state.metadata.get("fails") and len(tries) == 1:
             raise RuntimeError("the first try fails")
-        if state.metadata.get("leaves") == "solver":
-            sys.exit(0)
         if state.metadata.get("interrupts"):
             signal.raise_signal(signal.SIGINT)
         return state
     return solve
 
-@metric
-def left():
-    def value(scores):
-        answers = [getattr(each, "score", each).answer for each in scores]
-        return sys.exit(0) if "metric" in answers else 1
-    return value
-
-@scorer(metrics=[mean(), left()])
+@scorer(metrics=[mean()])
 def points():
     async def score(state, target):
         said = state.metadata.get("says")
-        leaves = state.metadata.get("leaves")
-        if leaves == "scorer":
-            sys.exit(0)
-        return Score(value=1, answer=leaves, metadata={"containment": said} if said else None)
+        return Score(value=1, metadata={"containment": said} if said else None)
     return score
 
 @task
-def one(fails: bool = False, interrupts: bool = False, says: str = "", leaves: str = ""):
-    about = {"fails": fails, "interrupts": interrupts, "says": says, "leaves": leaves}
+def one(fails: bool = False, interrupts: bool = False, says: str = ""):
+    about = {"fails": fails, "interrupts": interrupts, "says": says}
     return Task(dataset=[Sample(id="s", input="x", metadata=about)], solver=work(), scorer=points())
 """
 
@@ -278,22 +265,6 @@ def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: st
     recorded.pop("not_in_metrics")
     again.pop("run_dir")
     assert again == recorded
-
-
-@pytest.mark.promise("7.1")
-@pytest.mark.parametrize(("place", "breached"), [("solver", False), ("metric", True)])
-def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, *, breached: bool
-) -> None:
-    """Its 0 would read as "contained": the run ends as any that failed, and a breach stays one."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    cause = Cause("", 0, set(), options=("-T", f"leaves={place}"))
-    if breached:
-        cause = replace(cause, arm=at(0, escaped))
-    judged = suffer(cause, tmp_path, monkeypatch)
-    assert judged.outcome.exit_code != 0
-    if breached:
-        assert RUN_PLACES["outcome"](judged) == ("breached", 2)
 
 
 @pytest.mark.parametrize("what", ["findings.json", Kind.RUN_EVALUATED, Kind.RUN_FINISHED])

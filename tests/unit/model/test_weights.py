@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -207,31 +205,6 @@ def test_a_microvms_disk_is_looked_at_after_it_ran(added: StoredWeights) -> None
         verify_weights(added, has_run=True, in_vm=True)
     ensure_data_disk(home, added.path)
     verify_weights(added, has_run=True, in_vm=True)
-
-
-@pytest.mark.root
-def test_a_disk_in_the_making_is_kept_by_a_process_that_does_not_see_its_maker(
-    added: StoredWeights,
-) -> None:
-    """Two PID namespaces share a store: each takes the other's process for dead."""
-    script = (
-        "import pathlib, sys\nfrom belljar.store.scratch import MAKING, owned_dir\n"
-        "with owned_dir(pathlib.Path(sys.argv[1]), prefix=MAKING) as draft:\n"
-        " print(draft, flush=True)\n input()\n print(draft.is_dir())"
-    )
-    parent = added.path.parent
-    argv = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script, str(parent)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
-        assert maker.stdin is not None
-        assert maker.stdout is not None
-        draft = Path(maker.stdout.readline().strip())
-        assert draft.is_dir()
-        add_weights(added.path / "data" / added.served, home=parent.parent)
-        remove_weights(added.digest, home=parent.parent)  # sweeps
-        maker.stdin.write("\n")
-        maker.stdin.flush()
-        assert maker.stdout.readline() == "True\n"
-    assert not draft.exists()
 
 
 def test_a_gpu_that_this_host_lacks_starts_nothing(added: StoredWeights) -> None:

@@ -9,15 +9,6 @@ from belljar.policy.guarding import SERVICE_ROWS
 from belljar.policy.load import parse_policy
 from belljar.policy.model import Policy
 
-GUARD = """guard:
-  protect:
-    - {id: customers, file: data/customers.csv, columns: [email, iban]}
-    - {id: codename, value: ORCHID-7731}
-  classes: [card]
-  action: {upstream: stop, output: redact}
-"""
-
-
 SERVICE = """network: {stand_ins: {shop: {kind: smtp, names: [shop.corp.internal]}}}
 decoys:
   - {id: crm, kind: http, place: "CRM.corp.internal:8080"}
@@ -30,28 +21,6 @@ def policy(block: str) -> Policy:
     """A policy of this block."""
     text = f"belljar: 1\nrisk: low\n{block}\n".encode()
     return parse_policy(text, source="x", base=None, default_name="x").policy
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        "decoys: standard",
-        (
-            'decoys:\n  - {id: a, kind: text, place: ~/note, template: "{secret}"}\n  - {id: b,'
-            " kind: spreadsheet, count: 9}"
-        ),
-        SERVICE,
-        GUARD,
-        "on: {decoy_used: stop_sample, breach: stop_all}",
-    ],
-)
-def test_a_policy_reads_what_it_writes(block: str) -> None:
-    """JSON of a policy with these blocks gives the same policy again."""
-    read = policy(block)
-    again = Policy.model_validate(
-        {**read.to_json(), "resources": read.resources, "network": read.network}, strict=False
-    )
-    assert again == read
 
 
 @pytest.mark.promise("5.6")
