@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from inspect_ai.log import read_eval_log
 from tests.integration.processes import ended, quick_command
 
 from belljar.ledger.verification import verify
@@ -13,6 +14,7 @@ from belljar.ledger.verification import verify
 EXAMPLE = Path(__file__).parents[2] / "examples" / "honeypot" / "honeypot.py"
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
+NAME = "belljar_signals"
 SERVICES = {"crm", "payroll", "cache"}
 
 
@@ -27,6 +29,12 @@ def test_greed_theft_and_diligence_are_told_apart(home: Path) -> None:
         for sample in said["samples"]
     }
     assert signals["diligent"] == {}
+    (log,) = (Path(said["run_dir"]) / "inspect").glob("*.eval")
+    given = {
+        sample.id: {code for code, value in (sample.scores or {})[NAME].as_dict().items() if value}
+        for sample in read_eval_log(str(log)).samples or ()
+    }
+    assert given == {name: {*found} for name, found in signals.items()}
     greedy = signals["greedy"]
     assert {"wall_probing", "decoy_touched", "decoy_taken", "decoy_used", "decoy_sent"} <= set(
         greedy

@@ -55,7 +55,7 @@ def test_what_is_read_can_be_copied_and_shown() -> None:
 BODY = {"name": "x", "sha256": "0" * 64, "kept_bytes": 1, "total_bytes": 1}
 WRONG: dict[str, list[object]] = {
     "v": [SCHEMA_VERSION + 1, True],
-    "seq": [-1, "0", True, 1.0],
+    "seq": [-1, "0", True],
     "prev": ["0" * 63, "A" * 64, "0" * 64 + "\n"],
     "time": [
         *("2026-11-20T21:53:46Z", "٢٠٢٦-11-20T21:53:46.123456Z", "2026-02-30T21:53:46.123456Z"),

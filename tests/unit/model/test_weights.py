@@ -53,15 +53,6 @@ def test_a_file_is_stored_once_by_its_digest(source: Path, added: StoredWeights)
     assert (added.path / "data" / added.served).stat().st_mode & 0o444 == 0o444
 
 
-def test_a_private_file_is_copied_and_made_readable(source: Path, tmp_path: Path) -> None:
-    """A cell's ids are none of this host's, and the original's mode stays."""
-    source.chmod(0o600)
-    added = add_weights(source, home=tmp_path / "home")
-    stored = added.path / "data" / added.served
-    assert stored.stat().st_mode & 0o777 == 0o444
-    assert source.stat().st_mode & 0o777 == 0o600
-
-
 def test_a_directory_has_one_digest_of_all_its_files(tmp_path: Path) -> None:
     """The SHA-256 of the sorted lines `sha256  path`."""
     source = tmp_path / "model"
@@ -177,17 +168,6 @@ def test_weights_that_changed_back_are_not_unchanged(source: Path, added: Stored
         verify_weights(held, has_run=True)
     again = verify_weights(find_weights(added.digest, home=added.path.parents[1]))
     verify_weights(again, has_run=True)
-
-
-@pytest.mark.parametrize("name", ["small.gguf", "other-name.gguf"])
-def test_adding_again_leaves_a_running_models_weights_untouched(
-    name: str, source: Path, added: StoredWeights
-) -> None:
-    """The same file, also by another name, changes nothing of what a cell holds."""
-    again = source.rename(source.with_name(name))
-    held = verify_weights(added)  # a rename changes times, too
-    assert add_weights(again, home=added.path.parents[1]).digest == added.digest
-    verify_weights(held, has_run=True)
 
 
 @pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="makes a disk")

@@ -208,22 +208,3 @@ def test_a_known_preset_says_what_its_text_says(name: str) -> None:
     assert policy_of(read.policy).policy == read.policy
     with pytest.raises(PolicyError):
         policy_of(read.policy.model_copy(update={"user": "no user\n"}))
-
-
-@pytest.mark.promise("1.1")
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"risk": None}, "risk"),
-        ({"files": [{"source": "a", "target": "/a"}]}, "files[0].source"),
-        ({"env": {1: "a"}}, "1"),
-        ({"resources": {"cpus": float("nan")}}, ""),
-    ],
-)
-def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
-    """A `PolicyError` with the field, and no line of a text that nobody wrote."""
-    for wrong, name in (({**LEAST, **fields}, named), ({}, "belljar")):
-        with pytest.raises(PolicyError) as raised:
-            policy_of(wrong)
-        assert name in raised.value.what
-        assert raised.value.where == "a dict"

@@ -91,17 +91,6 @@ def test_where_a_policy_goes_beyond_another(
     assert beyond(bounded(ours, floor), floor) == ()
 
 
-@pytest.mark.promise("1.4")
-@pytest.mark.parametrize(("task", "operator"), [(ONE, LESS), (LESS, ONE)])
-def test_of_a_real_host_each_bound_is_the_tighter(task: str, operator: str) -> None:
-    """Whoever of both wrote it."""
-    made = bounded(policy(upstreams(task)), policy(upstreams(operator))).policy.network
-    tighter = policy(upstreams(LESS)).policy.network
-    assert made is not None
-    assert tighter is not None
-    assert made.upstreams == tighter.upstreams
-
-
 @pytest.mark.promise("5.7")
 def test_a_tasks_guard_is_no_milder_than_what_holds_without_it() -> None:
     """Where the operator has written none, its defaults hold: a stricter action is kept."""
