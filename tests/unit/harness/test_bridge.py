@@ -47,8 +47,7 @@ def use(output: ModelOutput) -> None:
 
 
 async def test_tool_calls_go_both_ways() -> None:
-    """In the loop and context of the sample, from another thread; the model's call comes back with
-    its arguments as text, as the API has it."""
+    """In the loop and context of the sample, from another thread."""
     use(ModelOutput.for_tool_call("mockllm/model", "look", {"at": "x"}))
     parameters = {"type": "object", "properties": {}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
@@ -65,8 +64,7 @@ async def test_tool_calls_go_both_ways() -> None:
 
 
 async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is being asked is cancelled when the range ends, what is asked then is not passed on;
-    both are refused."""
+    """What is being asked is cancelled when the range ends, what is asked then is not passed on."""
     begun, cancelled = anyio.Event(), anyio.Event()
     refused: list[bool] = []
 
@@ -126,8 +124,7 @@ def one():
 def test_what_the_guard_stops_ends_the_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """Though the request was a program's in the cell, which reads of an error alone; another limit
-    stays that request's."""
+    """Though the request was a program's in the cell, which reads of an error alone."""
 
     async def stopped(_request: object) -> None:
         raise LimitExceededError("custom", value=1, limit=0, message=why)
@@ -143,8 +140,7 @@ def test_what_the_guard_stops_ends_the_sample(
 
 
 async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a program asks fills the transcript: beyond the bound of all its questions the model is
-    not asked."""
+    """What a program asks fills the transcript."""
     use(ModelOutput.from_content("mockllm/model", "yes"))
     bridge, request = ModelBridge(), {"messages": [{"role": "user", "content": "?"}]}
     monkeypatch.setattr("belljar.harness.bridge.MAX_REQUEST_BYTES", 4000)  # two objects: 2 KiB
@@ -206,8 +202,7 @@ def _nested(depth: int) -> str:
 
 
 def test_what_inspects_log_could_not_hold_is_refused() -> None:
-    """A program in a cell could end the whole evaluation with one made-up call of a tool, and no
-    sample would be written. What is taken, at the greatest depth, can be written."""
+    """One made-up call of a tool could end the evaluation, and no sample would be written."""
     for arguments in (_nested(300), '{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}'):
         call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
         request = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
