@@ -80,6 +80,9 @@ class CellDialler:
     def __init__(self, gateway: socket.socket) -> None:
         """`gateway`: gets each connected socket. Raises `OSError`."""
         gateway.setblocking(False)  # noqa: FBT003 - the library's signature
+        # Nobody reads here: descriptors that a gateway left in it would count against its user, and
+        # an ordinary user's owner could send none any more (ETOOMANYREFS, unix(7))
+        gateway.shutdown(socket.SHUT_RD)
         self.waiting: dict[socket.socket, First] = {}
         self.not_dialled = 0
         """First segments over the limit; their clients resend them."""
