@@ -63,6 +63,7 @@ class GuestOp:
     credit: int = 1 << 20
     killed: bool = False
     signals: list[tuple[int, int]] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)  # read by test_shell's program
     news: anyio.Event = field(default_factory=anyio.Event)
 
     def argv(self) -> list[bytes]:
@@ -198,6 +199,8 @@ class FakeGuest:
         elif kind == SIGNAL:
             op.signals.append((payload[0], payload[1]))
             op.killed = op.killed or payload[0] == 9
+        elif kind == RESIZE:
+            op.sizes.append(struct.unpack("<HH", payload))
         op.wake()
 
     async def _play(self, op: GuestOp) -> None:

@@ -1,4 +1,4 @@
-"""Sizes, durations, times, the escape, and captured streams."""
+"""Sizes, durations, times, the escape, captured streams, and sentences of differences."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.capture import Capture, Keep, body_of
+from belljar.differences import Difference, DifferenceKind, sentences
 from belljar.units import parse_duration, parse_size, printable
 
 SIZES = {"512MiB": 512 << 20, "1.5 GiB": 3 << 29, "2kb": 2000, "1GB": 10**9}
@@ -101,3 +102,26 @@ def test_all_is_counted_and_hashed_and_one_end_is_kept(
     capture.feed(b"more")
     assert (body.content, body.total_bytes) == (expected, len(whole))  # as of then
     assert keep == "tail" or body == body_of("stdout", whole, max_kept_bytes=most)
+
+
+@pytest.mark.promise("1.5")
+def test_the_same_of_several_is_one_sentence() -> None:
+    """Keys of one part, and parts, of which one thing is true."""
+    facts = [
+        Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail="why")
+        for where in ("service a", "service b")
+        for key in ("labels", "tty")
+    ]
+    (sentence,) = sentences(facts)
+    assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
+    assert (
+        len(sentences([*facts, Difference(kind=DifferenceKind.CHANGED, key="tty", detail="why")]))
+        == 2
+    )
+
+
+@pytest.mark.promise("1.5")
+def test_sentences_are_safe_for_a_terminal() -> None:
+    """Whatever an author wrote."""
+    hostile = Difference(kind=DifferenceKind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")
+    assert not set("\x1b\r\u202e") & set(sentences([hostile])[0])

@@ -47,7 +47,7 @@ def gather_facts(
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """What this machine can do now. `doubt`: ignore remembered failures."""
+    """This machine's current abilities. `doubt`: ignore remembered failures."""
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
     tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
@@ -60,15 +60,16 @@ def gather_facts(
     words = [line.split() for line in _text(proc / "meminfo").splitlines()]
     total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
     limit = cgroups.own_memory_limit_bytes(found)
-    distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
+    pairs = (line.partition("=")[::2] for line in _text(Path("/etc/os-release")).splitlines())
+    distro = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
     # Root could raise it, but only with a capability that its container may lack
     open_files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if open_files_max == resource.RLIM_INFINITY:
         open_files_max = _number(proc / "sys/fs/nr_open", _USUAL_OPEN_FILES)
     return HostFacts(
         arch=arch,
-        distro_id=distro_id,
-        distro_version=distro_version,
+        distro_id=distro.get("ID", ""),
+        distro_version=distro.get("VERSION_ID", ""),
         kernel_release=kernel_release,
         is_root=is_root,
         uid=os.geteuid(),
@@ -97,15 +98,8 @@ def gather_facts(
     )
 
 
-def parse_os_release(text: str) -> tuple[str, str]:
-    """`ID` and `VERSION_ID` of os-release(5), else ""."""
-    pairs = (line.partition("=")[::2] for line in text.splitlines() if not line.startswith("#"))
-    values = {name.strip(): value.strip().strip("\"'") for name, value in pairs}
-    return values.get("ID", ""), values.get("VERSION_ID", "")
-
-
 def parse_routes(text: str) -> tuple[str, ...]:
-    """The networks of /proc/net/route (proc(5)), sorted, each once; no default or unread lines."""
+    """Networks of /proc/net/route (proc(5)), sorted, unique; no default or unread lines."""
     found = set()
     for line in text.splitlines()[1:]:
         words = line.split("\t")

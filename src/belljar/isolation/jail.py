@@ -62,17 +62,14 @@ def launcher_path() -> Path:
 
 
 def measure_counter_khz() -> int:
-    """Time-stamp counter's rate, 0 without one. Blocks 50 ms. Raises `HostError`."""
-    launcher = launcher_path()
+    """Time-stamp counter's rate, 0 without. Blocks 50 ms. Raises `HostError`."""
+    launcher = str(launcher_path())
+    argv = [launcher, "--measure-clock"]
     try:
-        result = subprocess.run(
-            [str(launcher), "--measure-clock"], capture_output=True, check=True, timeout=10, env={}
-        )
-        return int(result.stdout)
+        return int(subprocess.run(argv, capture_output=True, check=True, timeout=10, env={}).stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as exc:
-        raise HostError(
-            "the host's time-stamp counter could not be measured", where=str(launcher)
-        ) from exc
+        what = "the host's time-stamp counter could not be measured"
+        raise HostError(what, where=launcher) from exc
 
 
 def start_jail(
@@ -167,7 +164,7 @@ class Jail:
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Wait for the program. Raises `HostError` or `CellError` naming the failed step."""
+        """Wait for the program. Raises `HostError` or `CellError` with the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
@@ -226,17 +223,13 @@ class Jail:
                 if (match := _CHILD.fullmatch(line)) and self.child is None:
                     self.child = identify(int(match[1]))
                 elif match := ENDED.fullmatch(line):
-                    number = int(match[2])
-                    signalled = match[1] == "signal"
-                    self.ended = JailEnd(
-                        signal=number if signalled else None,
-                        status=None if signalled else number,
-                        cause=match[3],
-                    )
+                    is_signal, number = match[1] == "signal", int(match[2])
+                    by, status = (number, None) if is_signal else (None, number)
+                    self.ended = JailEnd(signal=by, status=status, cause=match[3])
         return self.ended
 
     def diagnosis(self) -> str:
-        """Standard error of launcher and program, escaped, bounded, on one line."""
+        """Stderr of launcher and program, escaped, bounded, on one line."""
         with self._reading:
             room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
             self._diagnosed += _drain(self._diagnosis, room)
@@ -285,7 +278,7 @@ class Jail:
         return self.ended
 
     async def wait_ended(self) -> JailEnd | None:
-        """Wait for its end. None: the supervisor died without a word."""
+        """Wait for its end. None: the supervisor died silently."""
         while self.read_status() is None and self._process.poll() is None:
             await self._exited(timeout_s=3600.0)
         return self.read_status()

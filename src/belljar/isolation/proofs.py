@@ -29,7 +29,6 @@ from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
-from belljar.isolation.renewal import fresh_renewal
 from belljar.plan.jail import JailBind, JailLimits
 from belljar.plan.oci import OciRuntime, oci_shape
 from belljar.plan.qemu import (
@@ -115,7 +114,6 @@ def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
-        renewal=fresh_renewal(),
         directories=(home / "cells" / cell_id,),
     )
 

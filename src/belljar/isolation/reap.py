@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -209,7 +209,6 @@ def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
 
 
 def _age_s(path: Path) -> float:
-    try:
+    with suppress(FileNotFoundError):
         return max(0.0, time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
-        return 0.0
+    return 0.0

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from functools import partial
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final, Protocol
 
-from belljar.dataclass import asdict, dataclass
+from belljar.dataclass import asdict, dataclass, field
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
@@ -25,22 +26,12 @@ SEED_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """A clone's new identity; `seed` is secret, never recorded."""
+    """A cell's new identity, from host randomness; `seed` is secret, never recorded."""
 
-    seed: bytes
-    machine_id: str
-    boot_id: str
-    hostname: str
-
-
-def fresh_renewal() -> Renewal:
-    """From the host's randomness."""
-    return Renewal(
-        seed=os.urandom(SEED_BYTES),
-        machine_id=uuid.uuid4().hex,
-        boot_id=str(uuid.uuid4()),
-        hostname=f"host-{os.urandom(4).hex()}",
-    )
+    seed: bytes = field(default_factory=partial(os.urandom, SEED_BYTES))
+    machine_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    boot_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    hostname: str = field(default_factory=lambda: f"host-{os.urandom(4).hex()}")
 
 
 async def renew(

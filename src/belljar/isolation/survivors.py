@@ -129,12 +129,20 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """One search; `nothing_to_look_by`: why it is impossible."""
+    """One search; `by`: its required field of the entry."""
 
     what: tuple[str, ...]
     find: Callable[[JournalEntry], Iterable[Survivor]]
     needed: bool = True
-    nothing_to_look_by: Callable[[JournalEntry], str] = lambda _: ""
+    by: str = ""
+
+
+_NOTHING_TO_LOOK_BY: Final = {
+    "namespaces": "none of the cell's is known: it never ran, or its number may be another's now",
+    "own_uids": "the cell has no uid that isn't also another's",
+    "cgroups": "the cell had none",
+    "directories": "the cell had none of its own",
+}
 
 
 def look(entry: JournalEntry) -> Destruction:
@@ -142,7 +150,8 @@ def look(entry: JournalEntry) -> Destruction:
     left: dict[object, Survivor] = {}
     looked_for, not_checked, unproven = list[str](), list[NotChecked](), list[NotChecked]()
     for each in _looks():
-        if why := each.nothing_to_look_by(entry):
+        if each.by and not getattr(entry, each.by):
+            why = _NOTHING_TO_LOOK_BY[each.by]
             not_checked.extend(NotChecked(what, why) for what in each.what)
             continue
         try:
@@ -166,7 +175,7 @@ def look(entry: JournalEntry) -> Destruction:
 
 
 def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
-    """Until no process of the cell's is found that ends by itself. Blocking."""
+    """Wait for the cell's ending processes. Blocking."""
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up and any(found.process for found in look(entry).left):
         time.sleep(0.002)
@@ -181,7 +190,7 @@ def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
 
 
 def must_be_reaped(entry: JournalEntry, destruction: Destruction) -> bool:
-    """Return whether something resisted its removal, or could not be looked at."""
+    """Return whether something resisted removal or couldn't be checked."""
     return bool(destruction.unproven or (destruction.survivors and look(entry).remaining))
 
 
@@ -210,52 +219,32 @@ def _looks() -> tuple[_Look, ...]:
         _Look(
             what=("processes in the cell's namespaces",),
             find=lambda entry: _processes(entry, _in_namespace),
-            nothing_to_look_by=_without_namespaces,
+            by="namespaces",
         ),
         _Look(
             what=("namespaces of every process since its start",),
             find=_closed,
             needed=False,  # a user namespace's maker sees into it: what hides is hardly the cell's
-            nothing_to_look_by=_without_namespaces,
+            by="namespaces",
         ),
         _Look(
             what=("processes with the cell's uid",),
             find=lambda entry: _processes(entry, _has_uid),
-            nothing_to_look_by=lambda entry: (
-                "" if entry.own_uids else "the cell has no uid that isn't also another's"
-            ),
+            by="own_uids",
         ),
         _Look(
             what=("control groups", "processes and threads in the cell's control groups"),
             find=_groups,
-            nothing_to_look_by=lambda entry: "" if entry.cgroups else "the cell had none",
+            by="cgroups",
         ),
         _Look(what=("processes started for the cell",), find=_started),
         _Look(
             what=("mounts named after the cell",),
             find=lambda entry: _mounts(lambda *names: any(entry.cell_id in each for each in names)),
         ),
-        _Look(
-            what=("namespaces held by mounts",),
-            find=_held_namespaces,
-            nothing_to_look_by=_without_namespaces,
-        ),
-        _Look(
-            what=("files",),
-            find=_files,
-            nothing_to_look_by=lambda entry: (
-                "" if entry.directories else "the cell had none of its own"
-            ),
-        ),
+        _Look(what=("namespaces held by mounts",), find=_held_namespaces, by="namespaces"),
+        _Look(what=("files",), find=_files, by="directories"),
         _Look(what=("sockets named after the cell",), find=_sockets, needed=False),
-    )
-
-
-def _without_namespaces(entry: JournalEntry) -> str:
-    return (
-        ""
-        if entry.namespaces
-        else "none of the cell's is known: it never ran, or its number may be another's by now"
     )
 
 
@@ -349,7 +338,7 @@ def cells_named(cmdline: bytes) -> Iterator[str]:
 
 
 def read_start(pid: int, name: str) -> bytes:
-    """64 KiB at most of a process's file: hundreds are read for each cell."""
+    """At most 64 KiB of a process's file: hundreds are read per cell."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -376,7 +365,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _mounts(is_its: Callable[[str, str], bool]) -> Iterator[Survivor]:
-    """By root and target. Reported only: unmounting is a person's decision."""
+    """By root and target. Reported only: unmounting is manual."""
     # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
     for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):
         fields = line.split(" ")

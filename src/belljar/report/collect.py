@@ -1,7 +1,7 @@
-"""Collects what is known of a run, once, as plain data: text, JSON and the page render it. Pure.
+"""Collects a run's facts once, as plain data for text, JSON and page. Pure.
 
-Texts of findings are as they are on record: each renderer escapes them for its reader. Texts that
-only a page has went through `timeline.shown`, which bounds them, too.
+Findings' texts are as recorded: each renderer escapes them. Texts of the page alone went through
+`timeline.shown`, which bounds them, too.
 """
 
 from __future__ import annotations
@@ -14,20 +14,10 @@ from typing import Any, Final
 from belljar.dataclass import asdict
 from belljar.differences import sentences
 from belljar.probe.model import Verdict
+from belljar.report import samples
 from belljar.report.cells import CellFindings
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
-from belljar.report.samples import (
-    Row,
-    RunFindings,
-    Transcript,
-    differing,
-    headline,
-    model_sentence,
-    problems_and_errors,
-    range_sentences,
-    run_remarks,
-)
 from belljar.report.signals import Blind, SignalCode
 from belljar.report.source import (
     MAX_LISTED,
@@ -55,19 +45,19 @@ _MAX_NAME_CHARS: Final = 200
 _SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
 
 
-def collect(findings: RunFindings, source: RunSource | None = None) -> dict[str, Any]:
-    """Return all that the text and the JSON show of a run; with `source`, all of a page, too."""
+def collect(findings: samples.RunFindings, source: RunSource | None = None) -> dict[str, Any]:
+    """Return a run's facts for text and JSON; with `source`, the page's, too."""
     facts: dict[str, Any] = {
         **{
             name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
         },
         "verdict": findings.verdict.value,
-        "headline": headline(findings),
+        "headline": samples.headline(findings),
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
-        "problems_and_errors": problems_and_errors(findings),
-        "remarks": run_remarks(findings),
-        "differences": differing(findings.rows),
+        "problems_and_errors": samples.problems_and_errors(findings),
+        "remarks": samples.run_remarks(findings),
+        "differences": samples.differing(findings.rows),
         "unsealed_logs": list(findings.unsealed_logs),
         "samples": [_sample(row) for row in findings.rows],
         "reused_samples": [
@@ -98,11 +88,11 @@ def _model_cell(cell: CellFindings) -> dict[str, Any]:
         "probes": [asdict(each) for each in cell.probings],
         "destroyed": cell.is_proven,
         "lasted_s": round(cell.lasted_s, 3),
-        "text": model_sentence(cell),
+        "text": samples.model_sentence(cell),
     }
 
 
-def _sample(row: Row) -> dict[str, Any]:
+def _sample(row: samples.Row) -> dict[str, Any]:
     about, cells = row.transcript, row.cells
     return {
         **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},
@@ -122,7 +112,8 @@ def _sample(row: Row) -> dict[str, Any]:
             {"cell": cell.cell_id, **asdict(each)} for cell in cells for each in cell.probings
         ],
         "ranges": [
-            {**each.to_json(), "sentences": list(range_sentences(each))} for each in row.ranges
+            {**each.to_json(), "sentences": list(samples.range_sentences(each))}
+            for each in row.ranges
         ],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
@@ -135,7 +126,9 @@ def _sample(row: Row) -> dict[str, Any]:
 # --- what only a page shows
 
 
-def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) -> dict[str, Any]:
+def _page(
+    findings: samples.RunFindings, facts: Mapping[str, Any], source: RunSource
+) -> dict[str, Any]:
     verification, timelines = source.verification, source.timelines
     chosen, left_out = _units(findings, facts, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
@@ -172,7 +165,7 @@ def _page(findings: RunFindings, facts: Mapping[str, Any], source: RunSource) ->
     }
 
 
-def _sentence(findings: RunFindings, counts: Mapping[str, int]) -> str:
+def _sentence(findings: samples.RunFindings, counts: Mapping[str, int]) -> str:
     count = len(findings.rows)
     if findings.verdict is Verdict.BREACHED:
         return (
@@ -201,12 +194,12 @@ def _outside(uses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _missing(
-    findings: RunFindings, units: Sequence[Mapping[str, Any]]
+    findings: samples.RunFindings, units: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int | None]]:
-    """Problems of the run, then each reason and blind spot with the count of its samples."""
-    samples = (unit for unit in units if unit["kind"] == "sample")
+    """The run's problems, then each reason and blind spot with its samples' count."""
+    found = (unit for unit in units if unit["kind"] == "sample")
     each = Counter(
-        text for unit in samples for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
+        text for unit in found for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
     )
     problems = texts_of(dict.fromkeys(map(str, findings.problems)))
     known = [(text, None) for text in problems if text not in each]
@@ -216,8 +209,8 @@ def _missing(
 
 
 def _units(
-    findings: RunFindings, facts: Mapping[str, Any], source: RunSource
-) -> tuple[list[tuple[str, Row, Mapping[str, Any]]], int]:
+    findings: samples.RunFindings, facts: Mapping[str, Any], source: RunSource
+) -> tuple[list[tuple[str, samples.Row, Mapping[str, Any]]], int]:
     """The units of the page in order, of very many the worst; and how many others there are.
 
     Each has its kind: a sample, or what belongs to none: a cell, a range, the run itself.
@@ -227,8 +220,8 @@ def _units(
     ]
 
     def add(kind: str, name: str, reasons: Sequence[Reason], **parts: Any) -> None:  # noqa: ANN401
-        transcript = Transcript(task="", sample=name, epoch=1, uuid="")
-        row = Row(transcript=transcript, reasons=tuple(reasons), **parts)
+        transcript = samples.Transcript(task="", sample=name, epoch=1, uuid="")
+        row = samples.Row(transcript=transcript, reasons=tuple(reasons), **parts)
         units.append((kind, row, _sample(row)))
 
     if any(source.timelines.counts([RUN]).values()):
@@ -247,9 +240,9 @@ def _units(
 
 
 def _unit(
-    kind: str, row: Row, found: Mapping[str, Any], source: RunSource, share: int
+    kind: str, row: samples.Row, found: Mapping[str, Any], source: RunSource, share: int
 ) -> dict[str, Any]:
-    """What it did, its proofs of destruction, and a sample's score and signals."""
+    """A unit's actions and proofs of destruction; a sample's score and signals."""
     cells, ranges, timelines = row.cells, row.ranges, source.timelines
     # So that several lists of texts leave most of the share to entries and bodies.
     room = share // 16
@@ -300,8 +293,8 @@ def _unit(
     }
 
 
-def _remarks(row: Row, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from (model_sentence(cell) for cell in row.cells if cell.model)
+def _remarks(row: samples.Row, found: Mapping[str, Any]) -> Iterator[str]:
+    yield from (samples.model_sentence(cell) for cell in row.cells if cell.model)
     if found["error"]:
         yield f"error: {found['error']}"
     yield from found["remarks"]
@@ -312,7 +305,7 @@ def _remarks(row: Row, found: Mapping[str, Any]) -> Iterator[str]:
 def _proofs(
     cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], room: int
 ) -> Iterator[dict[str, Any]]:
-    """The probes of each cell and its end, and the end of each range."""
+    """Each cell's probes and end, and each range's end."""
     ends: list[tuple[str, str, CellFindings | RangeFindings, str]] = [
         *((each.cell_id, f"Cell, {tier_of(each)}", each, each.death) for each in cells),
         *((each.range_id, "Range", each, each.failed) for each in ranges),

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from tests.fakes.vm import staged
 
+from belljar.cell.guarded import REDACTED, GuardedRecorder
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.errors import CellError
 from belljar.events import Kind
+from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.signals.values import KnownValue, ValueSource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 WALK, PUT, REMOVE = 5, 6, 7
@@ -56,6 +59,21 @@ async def test_a_download_is_on_record(tmp_path: Path) -> None:
         assert stage.last(Kind.FILES_FAILED).data["errno"] == errno.EACCES
         assert names(tmp_path) == ["d"]
         assert stage.kinds()[-1] is Kind.FILES_FAILED
+
+
+async def test_what_the_guard_redacts_stays_in_the_cell(tmp_path: Path) -> None:
+    """In a file that is read, and in one of a tree."""
+    secret, rules = b"protected-value-1", GuardRules(actions={Place.OUTPUT: Action.REDACT})
+    value = KnownValue(id="v", text=secret.decode(), source=ValueSource.DECOY)
+    size = len(secret)
+    file = encode(TreeRecord(path="f", kind=RecordKind.FILE, mode=0o644, size_bytes=size))
+    async with staged() as stage:
+        stage.cell._recorder = GuardedRecorder(stage.recorder, rules, bytes(32), [value])
+        stage.guest.answers[WALK] = ENTER + file + secret + LEAVE
+        await stage.cell.download("/d", tmp_path / "d")
+        assert (tmp_path / "d" / "f").read_bytes() == REDACTED
+        await stage.cell.write_file("/f", secret)
+        assert await stage.cell.read_file("/f") == REDACTED
 
 
 async def test_a_lie_ends_the_cell(tmp_path: Path) -> None:

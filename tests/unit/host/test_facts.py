@@ -3,39 +3,11 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from belljar.host.facts import gather_facts, parse_routes
-from belljar.package import program_path
-
-
-def test_switches_that_forbid_user_namespaces_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ubuntu's AppArmor switch and a count of 0, with what an administrator can do."""
-    from belljar.host import facts
-
-    (tmp_path / "sys/user").mkdir(parents=True)
-    (tmp_path / "sys/kernel").mkdir(parents=True)
-    (tmp_path / "sys/user/max_user_namespaces").write_text("10\n")
-    (tmp_path / "sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
-    monkeypatch.setattr(facts, "try_namespaces", lambda: "making one failed: denied")
-    userns = partial(facts.userns_fact, tmp_path)
-    restricted = userns(is_root=False)
-    assert (restricted.available, facts.APPARMOR_SWITCH in restricted.reason) == (False, True)
-    launcher = str(program_path("jail"))
-    profile = (
-        f"""'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'"""
-    )
-    assert profile in restricted.hint
-    unnamed = userns(is_root=True)
-    assert ("denied" in unnamed.reason, "seccomp" in unnamed.hint) == (True, True)
-    (tmp_path / "sys/user/max_user_namespaces").write_text("0\n")
-    none = userns(is_root=True)
-    assert ("max_user_namespaces is 0" in none.reason, "sysctl -w" in none.hint) == (True, True)
 
 
 @pytest.mark.parametrize(

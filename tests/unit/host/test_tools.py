@@ -54,16 +54,3 @@ def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
     """What doesn't say its version is not believed to be new enough."""
     install(bin_dir, "vmm", script)
     assert facts_of(VMM)[:2] == (version, ok)
-
-
-def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_path: Path) -> None:
-    """By the file's path, size and time; a damaged cache costs nothing but time."""
-    cache, log = tmp_path / "facts" / "tools.json", tmp_path / "asked"
-    install(bin_dir, "vmm", f"echo x >> {log}; echo 9.0.0")
-    assert [facts_of(VMM, cache)[0] for _ in range(3)] == ["9.0.0"] * 3
-    assert log.read_text().splitlines() == ["x"]
-    install(bin_dir, "vmm", f"echo x >> {log}; echo 10.1.25")
-    assert facts_of(VMM, cache)[0] == "10.1.25"
-    cache.write_text("not json")
-    assert facts_of(VMM, cache)[0] == "10.1.25"
-    assert facts_of(VMM, Path("/proc/nowhere/tools.json"))[0] == "10.1.25"

@@ -78,23 +78,6 @@ def test_the_digest_follows_names_modes_and_contents(tmp_path: Path) -> None:
     assert len({first, second, take_context(tmp_path, ignored)}) == 3
 
 
-def test_a_file_taken_back_brings_its_directories_as_they_are(tmp_path: Path) -> None:
-    """As in Docker: an excluded directory is there with its mode, for what it holds alone."""
-    context, copy = tmp_path / "context", tmp_path / "copy"
-    for name, mode in {"d/e/f": 0o640, "d/e/g": 0o600, "h/i": 0o600, "d/j": 0o600}.items():
-        path = context / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode)
-        path.parent.chmod(0o775)
-    copy.mkdir()
-    ignored = parse_ignore("d\nh\n!d/e/f")
-    first = take_context(context, ignored, copy)
-    modes = {str(path.relative_to(copy)): path.stat().st_mode & 0o777 for path in copy.rglob("*")}
-    assert modes == {"d": 0o775, "d/e": 0o775, "d/e/f": 0o640}
-    (context / "d").chmod(0o750)
-    assert take_context(context, ignored) != first
-
-
 @pytest.mark.promise("1.7")
 def test_links_are_copied_and_never_followed(tmp_path: Path) -> None:
     """A link that leads out stays a link: nothing outside of the context is read or copied."""

@@ -15,7 +15,7 @@ from belljar.channel import Renewed, RenewedBit
 from belljar.channel.frames import NEEDED_OF_CLONE
 from belljar.errors import CellError
 from belljar.isolation.oci.trees import inner_tmp
-from belljar.isolation.renewal import PortSettings, fresh_renewal, renew
+from belljar.isolation.renewal import PortSettings, Renewal, renew
 
 ALL = (
     RenewedBit.RNG
@@ -44,7 +44,7 @@ def guest(done: RenewedBit) -> Any:  # noqa: ANN401 - a client
 async def test_a_missing_part_fails_closed(missing: RenewedBit | None) -> None:
     """Fresh randomness, clock, ids, host name and network are needed; a new boot id is not."""
     port: Any = None
-    of_clone = partial(renew, new=fresh_renewal(), cell_id="c-0", needed=NEEDED_OF_CLONE)
+    of_clone = partial(renew, new=Renewal(), cell_id="c-0", needed=NEEDED_OF_CLONE)
     if missing is None:
         event = await of_clone(guest(ALL & ~RenewedBit.BOOT_ID), port=None)
         assert event.data["done"] == ["rng", "clock", "machine_id", "hostname"]

@@ -30,7 +30,7 @@ from belljar.isolation.microvm.template import (
 )
 from belljar.isolation.microvm.vmm import Vmm, VmmSpec
 from belljar.isolation.microvm.wire import start_wire
-from belljar.isolation.renewal import GivenPort, fresh_renewal, renew
+from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import elapsed_ms, owned, recorded_lifetime
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
@@ -160,7 +160,7 @@ async def _start(
         try:
             await vmm.client.hello(timeout_s=_HELLO_DEADLINE_S)
             renewed = await renew(
-                vmm.client, fresh_renewal(), port, cell_id=vmm.cell_id, needed=NEEDED_OF_CLONE
+                vmm.client, Renewal(), port, cell_id=vmm.cell_id, needed=NEEDED_OF_CLONE
             )
         except CellError as exc:
             what = f"the restored guest could not be renewed: {vmm.cause_of_death() or exc.what}"

@@ -1,8 +1,8 @@
 """The wire: relays frames between VMM and port, in its own jail.
 
-QEMU takes no packet socket, and ordinary users have no tun device. An unprivileged program
-(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM. The link is
-in its own namespace; the packet socket is opened before anything hostile is read.
+QEMU takes no packet socket; ordinary users have no tun device. An unprivileged program
+(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM. The link has
+its own namespace; the packet socket opens before anything hostile is read.
 """
 
 from __future__ import annotations
@@ -54,21 +54,6 @@ _RELAYS: Final = b"r"
 _NET_SETTINGS: Final = "/proc/sys/net"
 
 
-def ensure_wire_root(home: Path) -> ProgramRoot:
-    """Root of the wire's program. Blocking. Raises `HostError`."""
-    program = package_program("wire", mode=os.X_OK)
-    recipe = RootRecipe(
-        directory="wires",
-        program=program,
-        inside=_INNER,
-        what="the wire",
-        hint=PACKAGE_HINT,
-        files=lambda: ((_INNER, program),),
-        version=lambda: __version__,
-    )
-    return ensure_root(home, recipe)
-
-
 class Wire(Sandbox):
     """In the VMM's groups; destroyed before it."""
 
@@ -87,15 +72,14 @@ class Wire(Sandbox):
     async def start(self) -> None:
         """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
         try:
-            root = await anyio.to_thread.run_sync(ensure_wire_root, self._home)
-            await anyio.to_thread.run_sync(self.make)
-            self._start_in(root)
+            root = await anyio.to_thread.run_sync(self._make_with_root)
+            self._start_in(root)  # not in a thread: it would be the jail's parent
         finally:
             self._theirs.close()
         await self.wait_running()
         await self._expect(_NAMESPACE_MADE, "did not make its network namespace")
         if (pid := self.host_pid) is None:
-            raise CellError("the wire has no process", where=self._where())
+            raise RuntimeError("a running wire without a process")
         await self._port.attach(pid)
         with suppress(OSError):  # it ended meanwhile: the next line says how
             self._control.send(_LINK_IS_THERE)
@@ -110,6 +94,21 @@ class Wire(Sandbox):
     def _release(self) -> None:
         self._theirs.close()
         self._control.close()
+
+    def _make_with_root(self) -> ProgramRoot:
+        program = package_program("wire", mode=os.X_OK)
+        recipe = RootRecipe(
+            directory="wires",
+            program=program,
+            inside=_INNER,
+            what="the wire",
+            hint=PACKAGE_HINT,
+            files=lambda: ((_INNER, program),),
+            version=lambda: __version__,
+        )
+        root = ensure_root(self._home, recipe)
+        self.make()
+        return root
 
     def _start_in(self, root: ProgramRoot) -> None:
         identity, net, below = self.identity.jail, self._vmm.net, self._port.user_namespace
@@ -149,13 +148,9 @@ class Wire(Sandbox):
                         return
                     break
         # It is late, or has gone: then its diagnosis says why.
-        diagnosis = self.diagnosis()
-        raise CellError(
-            f"the wire {failure}{': ' + diagnosis if diagnosis else ''}", where=self._where()
-        )
-
-    def _where(self) -> str:
-        return f"wire {self.cell_id} of cell {self._vmm.cell_id}"
+        detail = f": {words}" if (words := self.diagnosis()) else ""
+        where = f"wire {self.cell_id} of cell {self._vmm.cell_id}"
+        raise CellError(f"the wire {failure}{detail}", where=where)
 
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:

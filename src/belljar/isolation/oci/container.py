@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, field
 from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
@@ -27,7 +27,7 @@ from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd, RuntimeFailedError
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
-from belljar.isolation.renewal import GivenPort, Renewal, fresh_renewal, renew
+from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, elapsed_ms, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailMount, JailSpec
@@ -93,7 +93,7 @@ class ContainerSpec(SandboxSpec):
     shape: OciShape
     root: ProgramRoot
     tree: ImageTree
-    renewal: Renewal
+    renewal: Renewal = field(default_factory=Renewal)
     port: GivenPort | None = None
     weights: Path | None = None
     is_traced: bool = False
@@ -169,7 +169,7 @@ class Container(Sandbox):
     # ---- as Sandbox
 
     def explain(self, end: JailEnd) -> str:
-        """By which limit, or that none is known to be reached."""
+        """Name the reached limit, or say that none is known."""
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
@@ -178,7 +178,7 @@ class Container(Sandbox):
         return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
 
     def refused_forks(self) -> int:
-        """At least 1 at the inner limit, whose refusals are unseen."""
+        """At least 1 at the inner limit, as refusals are unseen."""
         return super().refused_forks() + self._is_crowd(self.count_processes()[1])
 
     def processes_full(self) -> bool:
@@ -245,7 +245,7 @@ class Container(Sandbox):
         jail.go_on()  # or says how the stage ended
 
     def jail_mounts(self) -> tuple[JailMount, ...]:
-        """All that the runtime's jail can see of the host's files."""
+        """All host files that the runtime's jail can see."""
         spec, identity = self.spec, self.identity.jail
         shift = None
         if identity.privileged and identity.uids is not None:
@@ -411,7 +411,6 @@ async def open_container(
             memory_by_rlimit=plan.memory_by_rlimit,
             root=root,
             tree=tree,
-            renewal=fresh_renewal(),
             directories=(home / "cells" / cell_id,),
             port=port,
             part_of=part_of,
