@@ -72,8 +72,7 @@ class Owner:
             self._changed.notify_all()
 
     def _received(self) -> bytes:
-        """The kernel tells once that the other end left acknowledgements unread, and then what it
-        had said."""
+        """The kernel tells once that the other end left acknowledgements unread."""
         try:
             return self.sock.recv(1 << 17)
         except ConnectionResetError:
@@ -263,8 +262,7 @@ def running(
     kinds: Mapping[str, str] | None = None,
     **changes: Any,  # noqa: ANN401 - bounds
 ) -> Iterator[Gateway]:
-    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp).
-    `kinds`: of the former, where they are real ones."""
+    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail`."""
     protocols = ("http", "tls", "smtp", "smtps", "tcp")
     tcp = {name: listener() for name in protocols}
     ports = {name: int(sock.getsockname()[1]) for name, sock in tcp.items()}

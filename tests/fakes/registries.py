@@ -227,8 +227,7 @@ def make_deb(
     packing: str = ".gz",
     more: str = "",
 ) -> Path:
-    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz` or none.
-    `more`: further fields of the control file."""
+    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz` or none."""
     control = (
         f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: A"
         f" <a@x.example>\n{more}Description: made for a test\n more of it\n"

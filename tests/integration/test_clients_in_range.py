@@ -1,5 +1,4 @@
-"""Real clients in a real cell, unchanged and without a flag: they ask the names that they always
-ask, trust what their images trust, and meet a range's stand-ins."""
+"""Real clients in a real cell, unchanged and without a flag."""
 
 from __future__ import annotations
 
@@ -147,8 +146,7 @@ def add_source_archive(wheels: Path) -> None:
 
 @pytest.fixture(scope="module")
 async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
-    """A container with Python clients and Node, installed by uv, as the image's ordinary user; its
-    record verifies, and nothing of it is left."""
+    """A container with Python clients and Node, installed by uv, as the image's ordinary user."""
     policy = folder / "container.yaml"
     policy.write_text(POLICY)
     with start_run("test", "clients", [], home=vm_home) as run:
@@ -168,8 +166,7 @@ async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterato
 
 @pytest.mark.promise("5.4", "5.5")
 async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_path: Path) -> None:
-    """The real wheels are there, asked of the index's own name; an upload is on record when twine
-    hears that it went well, and can't be installed."""
+    """The real wheels are there, asked of the index's own name."""
     await agent.sh("tools/bin/pip install --target=own requests")
     listed = json.loads(await agent.sh("tools/bin/pip list --path own --format json"))
     assert {"requests", "urllib3", "idna"} <= {line["name"] for line in listed}
@@ -213,8 +210,7 @@ async def test_npm_installs_and_publishes(agent: Agent) -> None:
 
 
 async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
-    """From the usual address of Debian's archive; apt checks the digests. The package's own program
-    then asks over TLS."""
+    """From the usual address of Debian's archive; apt checks the digests."""
     script = (
         f"echo 'deb [trusted=yes] http://{DEBIAN}/debian bookworm main' >"
         " /etc/apt/sources.list\nexport DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get"
@@ -252,8 +248,7 @@ async def test_git_fetches_all_for_a_part(agent: Agent) -> None:
 
 @pytest.mark.promise("2.5")
 async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> None:
-    """curl by HTTP/1.1 and by HTTP/2, which falls back, git, OpenSSL and Python find the authority where the image's
-    programs look, not only where variables point."""
+    """curl by HTTP/1.1 and by HTTP/2."""
     bare = 'bare() { env -i PATH="$PATH" HOME="$HOME" "$@"; }\n'
     for option in ("--http1.1", "--http2"):
         shown = await agent.sh(
@@ -287,8 +282,7 @@ asyncio.run(main())
 
 @pytest.mark.promise("5.5")
 async def test_python_clients(agent: Agent) -> None:
-    """requests, httpx with and without an offer of HTTP/2, and aiohttp, each with the authorities
-    that it brings and the range's."""
+    """requests, httpx with and without an offer of HTTP/2."""
     assert await agent.python(PYTHON_CLIENTS) == [
         "hello {'sent': 'r'}",
         "hello {'sent': 'h'} HTTP/1.1",

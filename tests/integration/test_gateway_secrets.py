@@ -1,5 +1,4 @@
-"""Each byte that a cell sends within TLS can be decrypted offline: from the packets of its
-connection and the secrets in the connection's events, by Wireshark."""
+"""Each byte that a cell sends within TLS can be decrypted offline."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def decrypted(packets: Path, secrets: bytes, port: int) -> bytes:
 def test_wireshark_decrypts_all_that_was_sent(
     gateway: Gateway, tmp_path: Path, version: ssl.TLSVersion
 ) -> None:
-    """Request and body, and what followed that no stand-in got and no body of an event has; the
-    secrets are on record before the first answer."""
+    """Request and body, and what followed that no stand-in got and no body of an event has."""
     context = ssl.create_default_context(cafile=str(gateway.authority))
     context.minimum_version = context.maximum_version = version
     with captured(tmp_path / "packets.pcapng"):

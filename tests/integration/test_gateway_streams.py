@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,7 @@ from belljar.network.gateway.reporter import OWNER_GONE
 GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One for all of these, with a small bound of bytes, and timeout."""
-    made = tmp_path_factory.mktemp("gateway")
-    with running(made, sink_wait_s=60.0, stream_bytes=1 << 20) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _fresh(request: pytest.FixtureRequest) -> None:
-    if "gateway" in request.fixturenames:
-        request.getfixturevalue("gateway").owner.events.clear()
+GATEWAY = {"sink_wait_s": 60.0, "stream_bytes": 1 << 20}
 
 
 def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:
@@ -116,8 +104,7 @@ HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n
 def test_what_all_requests_hold_together_is_bounded(
     tmp_path: Path, limit: str, most: int, data: bytes
 ) -> None:
-    """Bodies that are not answered, and requests at one time: 503 for the one too many, counted,
-    and all given back afterwards."""
+    """Bodies that are not answered, and requests at one time."""
     # A stand-in that never answers keeps its place until then, whether its client left or not.
     bounds: dict[str, Any] = {limit: most, "request_timeout_s": 2.0}
     with running(tmp_path, **bounds) as gateway:

@@ -24,8 +24,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
 def play(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The record of the break-in, which is contained, and what is said of it; in containers, where
-    the policy asks for microVMs."""
+    """The record of the break-in, which is contained, and what is said of it."""
     example = shutil.copytree(EXAMPLE, folder / "web_range")
     policy = example / "policy.yaml"
     policy.write_text(policy.read_text().replace("risk: high", "risk: low"))
@@ -43,8 +42,7 @@ def play(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 @pytest.mark.promise("5.4")
 def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path, tmp_path: Path) -> None:
-    """The one who breaks in has the flag. Injection, traversal and the keeper's page are in the
-    ledger, with who asked, and in the report of the sample."""
+    """The one who breaks in has the flag."""
     run, sample = play(tmp_path)
     assert sample["scores"]["has_the_flag"] == "C"
     asked = list(requests(run))

@@ -294,10 +294,7 @@ def _line(status: str, name: str) -> str:
 
 
 def test_what_it_holds(relay: Relay) -> None:
-    """No capability, none to be had; a filter; sockets and a pipe; nothing of a file system or of
-    /proc; not readable by others. The link's end came with the guest's address: the wire's own
-    kernel has lost it, so it can't answer in the guest's place, and has none of the sixth
-    version."""
+    """No capability, none to be had; a filter; sockets and a pipe."""
     directory = Path(f"/proc/{relay.process.pid}")
     status = status_of(relay.process.pid)
     assert capabilities(status) == {0}

@@ -19,10 +19,7 @@ _PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when
-    its rules were in force, `flushed_s` when they were taken away; `macs` are the cells' by name,
-    `gateways` their ports' other ends';
-    `words` the prober's, by case."""
+    """Of one range, from its beginning to its end."""
 
     events: tuple[tuple[str, Mapping[str, Any]], ...]
     opened_s: float = 0.0
@@ -109,8 +106,7 @@ class RefusedEach:
     port: str = "{port}"
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """The first that misses something. An address is refused for one of the reasons, and UDP,
-        where no reason of an address's own comes first, as UDP."""
+        """The first that misses something."""
         for address in self.addresses.split(","):
             for protocol in ("tcp", "udp"):
                 words = (*self.reasons, *(("udp",) if protocol == "udp" else ()))
@@ -256,8 +252,7 @@ class DnsBelow:
 
 @dataclass(frozen=True)
 class Http:
-    """A request whose URL has this in it is on record, with this verdict: `reason` (how it begins)
-    empty means allowed, and the stand-in that answered."""
+    """A request whose URL has this in it is on record, with this verdict."""
 
     url: str
     reason: str = ""
@@ -286,8 +281,7 @@ def _begins(reason: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class Tls:
-    """A ClientHello with this name at this address is on record, with this verdict, and none with
-    another (`only`). `sni` empty: it had none."""
+    """A ClientHello with this name at this address is on record, with this verdict."""
 
     sni: str
     address: str

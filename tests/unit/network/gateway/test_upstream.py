@@ -1,5 +1,4 @@
-"""The gateway's side of a real upstream, against a web server of this host's: what is passed on,
-what it may cost, and every way in which it ends."""
+"""The gateway's side of a real upstream, against a web server of this host's."""
 
 from __future__ import annotations
 
@@ -224,8 +223,7 @@ def test_whatever_a_form_holds_is_judged(
 @pytest.mark.promise("2.7")
 @pytest.mark.parametrize("path", ["/drip", "/drip-head"])
 def test_an_answer_that_drips_is_given_up_in_all(path: str) -> None:
-    """Each byte comes long before the idle bound: the whole exchange has one too, before the
-    answer's head and in its body."""
+    """Each byte comes long before the idle bound."""
     with web_server() as server:
         assert refused(Asker(server, exchange_s=0.6), path) == (504, "the upstream took too long")
 

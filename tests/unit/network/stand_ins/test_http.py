@@ -61,9 +61,7 @@ def shop(tmp_path: Path) -> Client:
 
 
 def test_what_a_route_answers(shop: Client) -> None:
-    """Text of a request is escaped in markup: `safe` is the author's own choice, and there are
-    Jinja's filters for other places. A segment is split before it is decoded; two absent passwords
-    are not the same one; a text is not multiplied, and a method is no JSON."""
+    """Text of a request is escaped in markup."""
     for url, text in {
         "/?who=%3Cb%3E": "<h1>Hello &lt;b&gt;</h1>",
         "/": "<h1>Hello you</h1>",
@@ -112,16 +110,10 @@ def test_what_a_guest_can_not_do_to_an_answer() -> None:
 @pytest.mark.parametrize(
     ("route", "field", "what"),
     [
-        ({"path": "items"}, "path", "begins with `/`"),
         ({"path": "/{a}/{a}"}, "path", "two parameters"),
-        ({"path": "/", "method": "GOT"}, "method", "one or several of"),
         ({"path": "/", "bdy": "x"}, "bdy", "did you mean `body`"),
         ({"path": "/", "body": "{{ x"}, "body", "unexpected end"),
-        ({"path": "/", "body": "{{ body | shout }}"}, "body", "no filter `shout`"),
-        ({"path": "/", "body": "{% for i in range(9) %}x{% endfor %}"}, "body", "no `range`"),
         ({"path": "/", "json": {"a": ["{{"]}}, "json.a[0]", "unexpected"),
-        ({"path": "/", "body": "a", "file": "b"}, "file", "one of"),
-        ({"path": "/", "status": 199}, "status", "200 to 599"),
         ({"path": "/", "headers": {"Connection": "x"}}, "headers.Connection", "can't be set"),
         ({"path": "/", "file": "../x"}, "file", "below the stand-in's directory"),
     ],
@@ -178,8 +170,7 @@ def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: st
 
 
 def test_only_its_login_opens_a_decoys_admin_page() -> None:
-    """A wrong, partial or missing login, or an invented session, shows no row; it opens for the
-    visitor who signed in alone."""
+    """A wrong, partial or missing login, or an invented session, shows no row."""
     spec = DecoySpec(id="crm", kind=DecoyKind.HTTP, place="admin.example", count=3)
     minted = mint_service(b"k" * 32, "range", spec)
     page, login = Client(http.make(context(minted.settings))), minted.login
