@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ SHOP = "127.0.77.2"
 WILD = "127.0.77.3"
 MAIL = "127.0.77.4"
 OTHER = "127.0.77.5"
-CATCH_ALL = "127.0.77.9"
 NAMES = {"shop.example": SHOP, "*.shop.example": WILD, "mail.example": MAIL, "other.example": OTHER}
 DEADLINE_S = float(PATIENCE_S)
 
@@ -180,7 +179,6 @@ class Gateway:
     process: subprocess.Popen[bytes]
     ports: dict[str, int]
     authority: Path
-    listeners: list[socket.socket] = field(default_factory=list)
 
     def connect(self, protocol: str, address: str = SHOP) -> socket.socket:
         """A connection to a stand-in's port."""
@@ -229,7 +227,7 @@ def is_silent(sock: socket.socket) -> bool:
     return False
 
 
-def layout(*, simulate: bool = False) -> RangeLayout:
+def layout() -> RangeLayout:
     """A range's addresses, all of loopback."""
     owners = ("shop", "wild", "mail", "other")
     names = zip(NAMES.items(), owners, strict=True)
@@ -238,7 +236,7 @@ def layout(*, simulate: bool = False) -> RangeLayout:
         prefix="127.0.76.0/22",
         resolver=RESOLVER,
         names=tuple(NameAddress(pattern=p, stand_in=s, address=a) for (p, a), s in names),
-        catch_all=CATCH_ALL if simulate else None,
+        catch_all=None,
         cells=(agent,),
     )
 
@@ -257,7 +255,6 @@ def listener(kind: int = socket.SOCK_STREAM, port: int = 0) -> socket.socket:
 def running(
     directory: Path,
     *,
-    simulate: bool = False,
     bounds: Bounds | None = None,
     kinds: Mapping[str, str] | None = None,
     **changes: Any,  # noqa: ANN401 - bounds
@@ -276,7 +273,7 @@ def running(
     ]
     stand_ins.append(StandInPlan(id="mail", kind="smtp", names=("mail.example",), ports=raw))
     config = GatewayConfig(
-        layout=layout(simulate=simulate),
+        layout=layout(),
         stand_ins=tuple(stand_ins),
         range_seed="00" * 16,
         scratch=directory,

@@ -102,7 +102,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("clients") / "policy"
     linked(real_packages(), made)
     shutil.copyfile(find_uv_bin(), made / "uv")
-    add_source_archive(made / "wheels")
     for name in ("npm", "git"):
         (made / name).mkdir()
     for name, code, more in (
@@ -126,22 +125,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run([*git, *command.split()], check=True)
     shutil.rmtree(made / "git/draft")
     return made
-
-
-def add_source_archive(wheels: Path) -> None:
-    """A source archive that is built by a program of its own: it packs the wheel that it holds."""
-    wheel = make_wheel(wheels, "source", "0.1", code="X = 1\n")
-    backend = f"import shutil\nbuild_wheel = lambda to, *_: shutil.copy('{wheel.name}', to) and '{wheel.name}'"
-    files = {
-        "PKG-INFO": b"Metadata-Version: 2.1\nName: source\nVersion: 0.1\n",
-        "pyproject.toml": b'[build-system]\nrequires = []\nbuild-backend = "pack"\nbackend-path = ["."]\n',
-        "pack.py": backend.encode(),
-        wheel.name: wheel.read_bytes(),
-    }
-    wheel.unlink()
-    make_tar(
-        wheels / "source-0.1.tar.gz", {f"source-0.1/{name}": data for name, data in files.items()}
-    )
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +163,6 @@ async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_pa
     size = wheel.stat().st_size
     assert (event["version"], event["size_bytes"], event["refused"]) == ("6.6.6", size, "")
     assert "No matching" in await agent.sh("tools/bin/pip download leak 2>&1 || true")
-
-
-@pytest.mark.promise("5.5")
-async def test_a_source_archive_is_built(agent: Agent) -> None:
-    """By pip; all else was installed by uv, which asks for files in pieces of its own accord."""
-    await agent.sh("tools/bin/pip install --target=built source==0.1 idna")
-    say = "PYTHONPATH=built python3 -c 'import idna, source; print(source.X)'"
-    assert await agent.sh(say) == "1\n"
 
 
 @pytest.mark.promise("5.5")

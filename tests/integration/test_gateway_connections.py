@@ -16,14 +16,6 @@ HOST = b"Host: shop.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n"
 
 
-def secure(gateway: Gateway, *, alpn: str = "http/1.1", version: str = "1.3") -> ssl.SSLSocket:
-    """TLS to the shop."""
-    context = ssl.create_default_context(cafile=str(gateway.authority))
-    context.set_alpn_protocols([alpn])
-    context.maximum_version = ssl.TLSVersion.TLSv1_2 if version == "1.2" else ssl.TLSVersion.TLSv1_3
-    return context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example")
-
-
 def kept(gateway: Gateway) -> bytes:
     """All bodies, and all texts."""
     events = gateway.owner.events

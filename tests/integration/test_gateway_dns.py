@@ -11,29 +11,12 @@ import dns.query
 import dns.rcode
 import dns.rdatatype
 import pytest
-from tests.fakes.gateway import RESOLVER, SHOP, WILD, Gateway, is_silent
+from tests.fakes.gateway import RESOLVER, Gateway, is_silent
 from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 
 GATEWAY = {"dns_pending": 20}
-
-
-def ask(gateway: Gateway, name: str, kind: str = "A") -> dns.message.Message:
-    """An answer."""
-    query = dns.message.make_query(name, kind)
-    return dns.query.udp(query, RESOLVER, port=gateway.ports["dns_udp"], timeout=20)
-
-
-def test_names_are_answered_and_on_record(gateway: Gateway) -> None:
-    """The policy's names, and every other one."""
-    assert ask(gateway, "shop.example").answer[0][0].to_text() == SHOP
-    assert ask(gateway, "A.Shop.Example").answer[0][0].to_text() == WILD
-    assert ask(gateway, "aGVsbG8gd29ybGQ.evil.example").rcode() == dns.rcode.NXDOMAIN
-    assert ask(gateway, "shop.example", "AAAA").answer == []
-    said = gateway.owner.of(Kind.NETWORK_DNS)
-    assert [item["answer"] for item in said] == [SHOP, WILD, "NXDOMAIN", "NODATA"]
-    assert {(item["cell"], item["transport"]) for item in said} == {("agent", "udp")}
 
 
 @pytest.mark.promise("5.4")

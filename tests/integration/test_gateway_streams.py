@@ -13,7 +13,6 @@ import pytest
 from tests.fakes.gateway import DEADLINE_S, MAIL, SHOP, Gateway, read_all, running
 
 from belljar.events import Kind
-from belljar.network.gateway.reporter import OWNER_GONE
 
 GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
@@ -134,21 +133,3 @@ def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> byte
     with gateway.connect(protocol, address) as sock:
         sock.sendall(GET)
         return sock.recv(1)
-
-
-def test_without_an_owner_it_ends_at_once(tmp_path: Path) -> None:
-    """Status 70: nothing is answered that nobody records."""
-    with pytest.raises(AssertionError, match="the gateway has died"):
-        _orphaned(tmp_path)
-
-
-def _orphaned(directory: Path) -> None:
-    with running(directory) as gateway, gateway.connect("smtp", MAIL) as sock:
-        assert (
-            sock.recv(4, socket.MSG_WAITALL) == b"220 "
-        )  # it has been taken: one that waits in the listener's queue is not the gateway's to end
-        while sock.recv(1) not in (b"\n", b""):
-            pass
-        gateway.owner.sock.shutdown(socket.SHUT_RDWR)
-        assert gateway.process.wait(timeout=DEADLINE_S) == OWNER_GONE
-        assert read_all(sock) == b""

@@ -15,8 +15,8 @@ GET = b"GET / HTTP/1.1\r\n" + HEAD + b"\r\n"
 
 
 # Each client is slow on purpose: a machine that stalls is no other cause
-IMPATIENT = {"head_timeout_s": 0.5, "request_timeout_s": 0.5, "handshake_timeout_s": 0.5}
-GATEWAY = {"bounds": replace(SMALL, idle_timeout_s=1.0, **IMPATIENT)}
+IMPATIENT = replace(SMALL, head_timeout_s=0.5, request_timeout_s=0.5, handshake_timeout_s=0.5)
+GATEWAY = {"bounds": replace(IMPATIENT, idle_timeout_s=1.0)}
 
 
 def test_a_head_that_comes_slowly_is_ended(gateway: Gateway) -> None:

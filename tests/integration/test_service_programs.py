@@ -19,7 +19,7 @@ from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
 from belljar.cell.targets import serve
-from belljar.errors import BelljarError, CellError
+from belljar.errors import CellError
 from belljar.events import Kind
 from belljar.image.oci import import_image
 from belljar.ledger.listing import read_events
@@ -232,17 +232,6 @@ def bare_image(home: Path, folder: Path, *, user: str = "root", owner: int = 0) 
     archive = docker_archive(folder / "bare.tar", [files], {"Entrypoint": ["/serve"], "User": user})
     import_image(home, f"docker-archive:{archive}", name=f"bare-of-{owner}")
     return f"bare-of-{owner}"
-
-
-@pytest.mark.root
-async def test_owners_beyond_65_535_elsewhere(home: Path, tmp_path: Path) -> None:
-    """Are named before a cell is made, with the tier that has them."""
-    image = bare_image(home, tmp_path, owner=1000660000)
-    for user, named in (("0", r"data \(1000660000:0\)"), ("70000", "70000")):
-        with pytest.raises(BelljarError, match=named) as caught:
-            async with opened(tmp_path, "container", user=user, image=image):
-                pass
-        assert "microvm" in caught.value.hint
 
 
 @pytest.mark.root

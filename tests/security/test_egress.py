@@ -60,13 +60,13 @@ def test_the_hosts_listeners_hear_and_heard_nothing_of_any_cell(world: World) ->
     assert (
         len(world.trial) == 2 * len(world.play.outside.tried) * len(world.play.outside.ports) > 100
     )
-    assert world.of_cells == ()
+    assert not world.of_cells
 
 
 def test_no_packet_of_a_range_is_seen_in_the_hosts_namespace(world: World) -> None:
     """On no device of the host's; its own packet, looked for in the same way, was seen."""
     assert world.packet_trial
-    assert world.packets == ()
+    assert not world.packets
 
 
 @pytest.mark.promise("2.5")

@@ -73,18 +73,6 @@ def test_exchanges_are_found_by_method_host_path_and_query(tmp_path: Path) -> No
     assert record.events[-1] == ("network.attempt", attempt, ())
 
 
-def test_which_of_several_answers_comes(tmp_path: Path) -> None:
-    """In the recorded order, and then the last; each range begins anew."""
-    entries = [entry("GET", SHOP, text) for text in "abc"]
-    app = client(tmp_path, *entries)
-    assert [app.get("/").text for _ in range(5)] == ["a", "b", "c", "c", "c"]
-    assert client(tmp_path, *entries).get("/").text == "a"
-    posted = [entry("POST", SHOP, f"for {text}", post=text) for text in ("one", "two")]
-    app = client(tmp_path, *posted)
-    said = [app.ask("POST", "/", body=text).text for text in ("two", "one", "two", "three")]
-    assert said == ["for two", "for one", "for two", "for one"]
-
-
 NAMES = ["request", "response", "method", "url", "headers", "content", "text", "status", "postData"]
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.integers() | st.text(max_size=5),
