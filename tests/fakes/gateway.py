@@ -21,17 +21,7 @@ from belljar.dataclass import json_of
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GatewayConfig
-from belljar.network.ipc import (
-    ALIVE,
-    ASK,
-    ENDED,
-    KINDS,
-    READY,
-    EventDecoder,
-    Item,
-    encode_ack,
-    encode_reply,
-)
+from belljar.network.ipc import ALIVE, ENDED, KINDS, READY, EventDecoder, Item, encode_ack
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 
@@ -84,11 +74,6 @@ class Owner:
 
     def _handle(self, said: Item | None) -> None:
         if said is None:
-            return
-        if said.kind == ASK:
-            answer, is_ok = said.bodies[0].content[::-1], said.data["what"] != "refuse"
-            for datagram in encode_reply(said.id, answer, ok=is_ok):
-                self._send(datagram)
             return
         if said.kind == ALIVE:
             self._send(encode_ack(said.id))
