@@ -143,10 +143,39 @@ async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
     """What a program asks fills the transcript."""
     use(ModelOutput.from_content("mockllm/model", "yes"))
     bridge, request = ModelBridge(), {"messages": [{"role": "user", "content": "?"}]}
-    monkeypatch.setattr("belljar.harness.bridge.MAX_REQUEST_BYTES", len(json.dumps(request)))
+    monkeypatch.setattr("belljar.harness.bridge.MAX_REQUEST_BYTES", 4000)  # two objects: 2 KiB
     await ask(bridge, **request)
     with pytest.raises(ValueError, match="are over"):
         await ask(bridge, **request)
+
+
+_ARGUMENTS = (
+    '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[%s]"}}]}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "item"),
+    [
+        ('{"messages": [%s]}', '{"role": "user"}'),
+        ('{"messages": [], "tools": [%s]}', '{"function": {}}'),
+        (_ARGUMENTS, "[]"),
+    ],
+)
+def test_a_request_of_many_objects_is_refused(request_of: str, item: str) -> None:
+    """Of 4 MiB, Inspect would make a gigabyte of this host's memory and keep the evaluation's loop
+    for 40 s."""
+    body = request_of % ",".join([item] * ((4 << 20) // (len(item) + 1)))
+    with pytest.raises(ValueError, match="too many objects"):
+        read_request(body.encode())
+
+
+def test_what_requests_take_beside_their_text_is_counted() -> None:
+    """A history of many short messages takes far more than its bytes."""
+    spent: list[int] = []
+    body = json.dumps({"messages": [{"role": "user"}] * 5000}).encode()
+    assert len(read_request(body, spent.append).messages) == 5000
+    assert sum(spent) >= 5000 << 10
 
 
 async def test_what_is_not_passed_on_is_refused() -> None:

@@ -109,6 +109,19 @@ def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run
     assert (result.problem, result.bodies) == (None, 1)
 
 
+@pytest.mark.promise("5.2")
+def test_no_body_of_an_event_passes_for_its_data(writer: LedgerWriter, run_dir: Path) -> None:
+    """Data that is too long for a line moves to a body. A gateway that names one of its own alike
+    would have it read in place of what was checked, or the whole run's record refused."""
+    large, forged = {"reason": "x", "more": "x" * (1 << 16)}, b'{"reason":"y"}'
+    digest = hashlib.sha256(forged).hexdigest()
+    own = Body(name="data", content=forged, total_bytes=len(forged), sha256=digest)
+    with pytest.raises(InvalidEventError, match="two bodies of one name"):
+        writer.record(replace(hit("x", own), data=large))
+    writer.record(hit("x"))
+    assert verify(run_dir).problem is None
+
+
 @pytest.mark.promise("5.1")
 def test_an_event_followed_by_silence_is_signed_within_a_second(
     writer: LedgerWriter, run_dir: Path
