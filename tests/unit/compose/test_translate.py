@@ -105,50 +105,26 @@ def test_whatever_stands_in_a_field(value: Any, field: str) -> None:  # noqa: AN
         assert isinstance(read_compose(two(**{field: value})), Composed)
 
 
-def test_what_can_not_be_waited_for_is_refused() -> None:
-    """By name. A service that is not required may be missing."""
+OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"db": {"condition": "service_started", "made_up": 1}}, {"db": {}}, "made_up"),
+    ({"gone": {"condition": "service_started"}}, {"db": {}}, "gone, which does not exist"),
+    ({"db": {"condition": "service_healthy"}}, {"db": {"healthcheck": {"disable": True}}}, "switches off"),
+    ({"default": {"condition": "service_started"}}, {"default": {"command": "serve"}}, "starts last"),
+    ({"default": {"condition": "service_completed_successfully"}}, {}, "starts last"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("waits", "others", "told"), OTHERS)
+def test_what_can_not_be_waited_for_is_refused(
+    waits: dict[str, Any], others: dict[str, Any], told: str
+) -> None:
+    """By name; who need not be there, and a default service that runs nothing, are no obstacle."""
+    web = {"image": "i", "depends_on": waits}
+    with pytest.raises(CannotKeepError, match=told):
+        read_compose({"services": {"default": {}, "web": web, **others}})
     gone = {"gone": {"condition": "service_started", "required": False}}
-    services = {"default": {"image": "i"}, "web": {"image": "i", "depends_on": gone}}
-    assert read_compose({"services": services}).network
-    started: dict[str, Any] = {"condition": "service_started"}
-    odd: list[tuple[Any, str]] = [
-        ({"db": {**started, "made_up": 1}}, "made_up"),
-        (["gone"], "gone, which does not exist"),
-    ]
-    for depends_on, named in odd:
-        services = {"default": {}, "web": {"depends_on": depends_on}, "db": {}}
-        with pytest.raises(CannotKeepError, match=named):
-            read_compose({"services": services})
-
-
-def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML
-    """Services that wait for one, each in its way; `fields` are that one's."""
-    name, *_ = {*fields} or {"db"}
-    services: dict[str, Any] = {
-        who: {"image": "i", "depends_on": {name: {"condition": condition}}}
-        for who, condition in waits.items()
-    }
-    read_compose(
-        {"services": {"default": {}, **services, name: {"image": "i", **fields.get(name, {})}}}
-    )
-
-
-def test_health_that_is_switched_off_is_not_waited_for() -> None:
-    """Nor that of a program that has to end."""
-    check({"web": "service_healthy"})
-    with pytest.raises(CannotKeepError, match="switches off"):
-        check({"web": "service_healthy"}, db={"healthcheck": {"disable": True}})
-    with pytest.raises(CannotKeepError, match="another for its end"):
-        check({"web": "service_healthy", "x": "service_completed_successfully"})
-
-
-def test_the_default_service_starts_last() -> None:
-    """Who waits for it is refused, unless nothing runs in it: then there is nothing to wait for."""
-    check({"web": "service_started"}, default={})
-    with pytest.raises(CannotKeepError, match="starts last"):
-        check({"web": "service_started"}, default={"command": "serve"})
-    with pytest.raises(CannotKeepError, match="starts last"):
-        check({"web": "service_completed_successfully"}, default={})
+    fine = {"depends_on": {**gone, "default": {"condition": "service_started"}}}
+    assert read_compose({"services": {"default": {}, "web": {"image": "i", **fine}}}).network
 
 
 def test_a_circle_is_refused() -> None:

@@ -147,26 +147,6 @@ def test_any_compose_file_is_a_configuration_or_refused(
         assert error.where.startswith(str(path))  # noqa: PT017 - either is right
 
 
-EXPANSIONS = {
-    "$SAMPLE_METADATA_A": "1",
-    "x${SAMPLE_METADATA_A}y": "x1y",
-    "${SAMPLE_METADATA_B:-none}": "none",
-    "${SAMPLE_METADATA_E:-none}": "none",
-    "${SAMPLE_METADATA_E-none}": "",
-    "$${SAMPLE_METADATA_A}": "${SAMPLE_METADATA_A}",
-    "$$HOME ${HOME} $": "$$HOME ${HOME} $",
-    "$SAMPLE_METADATA_R": "${SAMPLE_METADATA_A}",  # metadata is data
-}
-
-
-def test_expansion() -> None:
-    """Compose's forms, for our names alone."""
-    given = {"A": "1", "E": "", "R": "${SAMPLE_METADATA_A}"}
-    variables = {f"SAMPLE_METADATA_{name}": item for name, item in given.items()}
-    written = {str(number): value for number, value in enumerate(EXPANSIONS)}
-    assert [*expanded(written, variables, where="env").values()] == [*EXPANSIONS.values()]
-
-
 def test_metadata_does_not_grow_beyond_a_bound() -> None:
     """A value that is asked for often, or by many, is refused before it is put together."""
     often = dict.fromkeys("ab", "${SAMPLE_METADATA_A}" * 20)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
@@ -11,19 +11,15 @@ import pytest
 from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
 from tests.unit.harness.runs import opened
-from tests.unit.report.stories import CONTACT, line
 
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind
-from belljar.harness import score
 from belljar.harness import session as session_module
 from belljar.harness.sample import Containment
 from belljar.harness.session import Session
-from belljar.ledger.schema import Line
 from belljar.probe.judge import NoRouter
 from belljar.probe.model import AttemptOutcome, Finding, ProbeReport, Side, Verdict
 from belljar.probe.run import breach_of
-from belljar.report.signals import SignalCode
 
 pytestmark = pytest.mark.anyio
 C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
@@ -222,37 +218,3 @@ async def test_a_breach_of_a_new_machine_is_the_samples(session: Session, cells:
     await environment.close(outcome="stopped")
     assert seen_of(cells) == [WHOLE] * 2
     assert environment.containment.cell_verdict is Verdict.BREACHED
-
-
-def _lines(cells: FakeCells) -> Iterator[Line]:
-    for event in cells.runs[0].recorder.events:
-        yield line(event.kind, event.cell_id, **event.data)
-
-
-async def test_the_score_counts_the_signals_of_all_machines(
-    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of reverted machines too, whoever reverted, also what is found at their end."""
-    environment, other = await opened(), await opened()
-    cells.opened[1].note(Kind.DECOY_TOUCHED, CONTACT)
-
-    def contact(cell: FakeCell, phase: str) -> None:
-        """A finding of the last look."""
-        if phase == "end":
-            cell.note(Kind.DECOY_USED, CONTACT)
-
-    cells.opened[0].note(Kind.DECOY_TAKEN, CONTACT)
-    cells.on_probe = contact
-    monkeypatch.setattr(score, "sample_environment", lambda: environment)
-    monkeypatch.setattr(score, "read_events", lambda _: _lines(cells))
-    await environment.cell.revert()
-    await environment.revert()
-    environment.cell.note(Kind.DECOY_SENT, CONTACT)
-    found = await score.signals_so_far()
-    assert {signal.code for signal in found.signals} == {
-        SignalCode.DECOY_TAKEN,
-        SignalCode.DECOY_USED,
-        SignalCode.DECOY_SENT,
-    }
-    for each in (environment, other):
-        await each.close(outcome="completed")
