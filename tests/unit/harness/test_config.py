@@ -59,18 +59,6 @@ def compose_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_compose_file_is_put_on_the_policy_beside_it(compose_file: Path) -> None:
-    """As Inspect hands it over, a file's path. A Dockerfile names the image that is built of it."""
-    beside, dockerfile = (compose_file.with_name(name) for name in ("belljar.yaml", "Dockerfile"))
-    beside.write_text(POLICY)
-    config = as_config(str(compose_file))
-    assert config.policy == str(beside)
-    assert BelljarConfig.model_validate(config.model_dump()) == config
-    dockerfile.write_text("FROM x")
-    built = as_config(str(dockerfile))
-    assert (built.builds[0].image, built.policy) == (built.image, str(beside))
-
-
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
     """Its metadata reaches both cells; what runs and what it is called are known."""
     flag = {"FLAG": "f$SAMPLE_METADATA_X"}

@@ -181,22 +181,3 @@ async def test_damage_is_noticed_at_the_next_call_and_kept(
         await environment.exec(["true"])
     await close(environment)
     assert checks(session)[2:] == [("baseline", ""), ("call", "agent_died")]
-
-
-@pytest.mark.promise("7.5")
-async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) -> None:
-    """Though no call ran into it, and ordinary failures ask for no check."""
-    for damage, interrupted, expected in (
-        ([], False, [("end", "")]),
-        ([NO_SHELL], False, [("end", "shell_missing")]),
-        ([NO_SHELL], True, []),
-    ):
-        environment = await opened()
-        before = checks(session)
-        for script in ("true", "exit 1", "true"):
-            await environment.exec(["sh", "-c", script])
-        cells.opened[-1].healths[:] = damage or cells.opened[-1].healths
-        await BelljarSandboxEnvironment.sample_cleanup(
-            "task", None, {"default": environment}, interrupted=interrupted
-        )
-        assert checks(session)[len(before) :] == [("baseline", ""), *expected]

@@ -219,20 +219,6 @@ def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(
         make_plan(policy, facts, image)
 
 
-@pytest.mark.promise("1.2")
-def test_what_this_host_has_not_got_is_refused_with_the_hint(
-    facts: HostFacts, image: ImageFacts
-) -> None:
-    """Nothing is made smaller to fit."""
-    changes: dict[ObstacleCode, dict[str, Any]] = {
-        ObstacleCode.ARCHITECTURE: {"arch": "aarch64"},
-        ObstacleCode.TOO_FEW_PROCESSORS: {"cpus": 1},
-        ObstacleCode.TOO_LITTLE_MEMORY: {"memory_total_mib": 1024},
-    }
-    for code, change in changes.items():
-        assert codes(RICH, replace(facts, **change), image) == [code]
-
-
 RESOURCES = st.builds(
     Resources,
     cpus=st.integers(1, 8),
