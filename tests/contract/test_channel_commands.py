@@ -1,5 +1,4 @@
-"""Commands: how they start, what they see, how they end. Part of the contract that every guest
-agent must keep."""
+"""Commands: how they start, what they see, how they end."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ async def test_no_descriptor_of_the_agent_is_inherited(client: GuestClient) -> N
 
 @pytest.mark.promise("4.3")
 async def test_hundreds_of_commands_at_once(client: GuestClient, carrier: str) -> None:
-    """300 concurrent commands (in slow tiers a hundred) queue, each gets its own answer, and none
-    starves."""
+    """300 at once (100 in slow tiers) queue, each gets its own answer, and none starves."""
     # A program's start takes 50 ms in gVisor, half of that in an emulated machine: more of them
     # show no more than that they queue, at 64 at once.
     count = 100 if carrier.startswith(("gvisor", "microvm")) else 300

@@ -52,8 +52,7 @@ def everything(tree: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.promise("4.3")
 async def test_a_directory_comes_back_as_it_was(cell: Cell, tmp_path: Path) -> None:
-    """A directory goes into the cell and out of it again whole: contents, links, permissions; the
-    image's programs are not needed."""
+    """A directory goes into the cell and out of it again whole: contents, links, permissions."""
     tree = project(tmp_path)
     there = await cell.upload(tree, "/tmp/up/project")
     assert (there.files, there.directories, there.links) == (3, 4, 1)
@@ -107,8 +106,7 @@ async def test_bounds_are_kept_before_harm(cell: Cell, tmp_path: Path) -> None:
 
 @pytest.mark.promise("4.3")
 async def test_what_may_lead_out_is_not_brought(cell: Cell, tmp_path: Path) -> None:
-    """A link that leads out, or could by way of another, and a pipe are refused, or left out and
-    named."""
+    """A link that leads out, also by another, and a pipe are refused, or left out and named."""
     script = (
         "mkdir /tmp/out && cd /tmp/out && ln -s /etc abs && ln -s ../.. up && ln -s . here && ln -s"
         " here/.. by"

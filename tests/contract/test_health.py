@@ -1,5 +1,4 @@
-"""Ways in which a workload breaks its own sandbox: the check finds each, and no damage where there
-is none."""
+"""Ways in which a workload breaks its own sandbox."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ async def running(cell: Cell, pattern: str) -> list[bytes]:
 
 @pytest.mark.promise("1.6")
 async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
-    """Then it goes on, and nothing of what started it is left beside it; when it ends, all beside
-    it does."""
+    """Then it goes on, and nothing of what started it is left beside it."""
     began = time.monotonic()
     program = "trap 'exit 0' TERM; echo set up > /tmp/set-up; n=5432; sleep ${n}1 & wait"
     await run(cell, program)

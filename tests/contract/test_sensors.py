@@ -108,8 +108,7 @@ async def test_a_read_is_an_open_and_a_read(cell: Cell) -> None:
 
 @pytest.mark.promise("5.6")
 async def test_the_process_is_named_while_it_lives(cell: Cell) -> None:
-    """A process that is still there has its name and its number in the cell on record; gVisor's
-    trace knows no name, and a container's inotify neither name nor number."""
+    """A process that is still there has its name and its number in the cell on record."""
     is_known = cell.tier != "container"
     async with watched(cell) as touches, cell.open_exec(["tail", "-f", DECOY], user="0"):
         name = "tail" if is_known and cell.tier != "gvisor" else ""
@@ -176,9 +175,7 @@ def second_root():
 
 
 async def test_a_way_round_its_path_is_a_touch(cell: Cell) -> None:
-    """Whoever gets the content has touched it, though he mapped it, came by `/proc`, or removed
-    it. gVisor's trace has the text of an open alone, and says nothing of a mapping by another
-    name."""
+    """Mapped, by `/proc`, or removed; gVisor's trace has the text of an open alone."""
     for expression, by_path in (
         ("mapped(decoy)", True),
         ("mapped('/proc/self/root' + decoy)", True),

@@ -1,6 +1,5 @@
 # ruff: noqa: ANN401, SIM105
-"""A cell that is a directory and subprocesses of this host: for the harness's own tests, where what
-isolates does not matter. Never a sandbox."""
+"""A cell that is a directory and subprocesses of this host."""
 
 from __future__ import annotations
 
@@ -271,9 +270,7 @@ class FakeCell:
 
 
 class FakeCells(RealCells):
-    """A source of fake cells. `prepared` and `opened` remember the policies; `prepare_error`
-    is raised by `prepare`. With a `router`, each cell has a network device that leads to it, and
-    each range a target cell."""
+    """A source of fake cells. `prepared` and `opened` remember the policies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,8 +286,7 @@ class FakeCells(RealCells):
         self.are_revertible = False
 
     async def probe(self, cell: Any, router: Any = None, *, run: Any, phase: str) -> ProbeReport:
-        """As the real one, with a program that is one of the tests'. `on_probe` may first tell it
-        what to answer."""
+        """As the real one, with a program that is one of the tests'."""
         self.on_probe(cell, phase)
         if cell.dead:
             cell.run_probe_program.error = dead()

@@ -1,5 +1,4 @@
-"""Killing owners of cells at chosen places and saying what that left: for tests as root and as an
-ordinary user."""
+"""Killing owners of cells at chosen places and saying what that left."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ def spread(sites: Sequence[Site], count: int) -> list[Site]:
 def rehearse(
     owners: Owners, *, lives: Sequence[str] = ("destroy", "end"), times: int = REHEARSALS
 ) -> list[Site]:
-    """The sites that come by each time in lives that end so. From now on anything new is a
-    leftover."""
+    """The sites that come by each time in lives that end so."""
     passed = list[dict[Site, None]]()
     for _ in range(times):
         sites: dict[Site, None] = {}

@@ -81,9 +81,7 @@ def told(number: int) -> Event:
 
 @pytest.mark.slow
 def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> None:
-    """The page shows a run as it happens, hostile text as text, and finds it by a filter; its button
-    stops a run with a real cell, another holds the store; memory is plotted; it goes on after a
-    restart of the server; it fits a phone and a desktop; no cookie is set."""
+    """The page shows a run as it happens, hostile text as text, and finds it by a filter."""
     argv = [sys.executable, "-m", "belljar", "exec", "low", "--tier", "container", "--"]
     sleeper = subprocess.Popen(
         [*argv, "sleep", "600"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL

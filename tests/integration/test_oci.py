@@ -1,5 +1,4 @@
-"""Containers of both OCI runtimes, for real: made, used, killed by their limits, unmade; the images
-unpacked for them; runtimes that fail."""
+"""Containers of both OCI runtimes, for real: made, used, killed by their limits, unmade."""
 
 from __future__ import annotations
 
@@ -298,8 +297,7 @@ def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
 async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cell works, and it was made once as far as the record goes. After five attempts it is
-    given up: the error has the runtime's words."""
+    """The cell works, and it was made once as far as the record goes."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     with monkeypatch.context() as patched:
         attempts = busy_sealing(patched, 1)

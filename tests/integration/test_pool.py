@@ -59,8 +59,7 @@ async def standing(pool: Pool, home: Path, *taken: Cell) -> JournalEntry:
 @pytest.mark.anyio
 @pytest.mark.thorough_in("trio")
 async def test_a_cell_made_ahead_is_a_whole_cell(home: Path, tmp_path: Path) -> None:
-    """Taken by one, with the right time in it; a dead one is given to nobody; what nobody took is
-    destroyed; all of it on record, with proof."""
+    """Taken by one, with the right time in it; a dead one is given to nobody."""
     with start_run("test", "low", []) as run:
         async with open_pool(policy_of(tmp_path), run=run) as pool:
             assert await pool.filled() == 1

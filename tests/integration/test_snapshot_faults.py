@@ -37,8 +37,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.promise("3.6")
 def test_a_snapshot_that_was_changed_is_refused(vm_home: Path) -> None:
-    """One byte in either file; also a snapshot that was taken with something else. No fork is made
-    of it, and the cell goes on."""
+    """One byte in either file; also a snapshot that was taken with something else."""
 
     async def look() -> None:
         async with saved(vm_home) as (_, cell, snapshot):

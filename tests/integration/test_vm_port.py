@@ -1,6 +1,4 @@
-"""A cell's port on a range's network: what the guest of an ordinary user's microVM can do with it,
-what it can't (`tests/security/test_egress` shows it of root's in each tier, and of a user's in the
-others), and how all parts end."""
+"""A cell's port on a range's network."""
 
 from __future__ import annotations
 
@@ -142,9 +140,7 @@ def policy_of(who: UsersBelljar) -> tuple[str, bytes]:
 
 
 def test_what_a_guest_can_do_with_its_port(who: UsersBelljar) -> None:
-    """Transfers of 3 MiB both ways arrive whole, so do datagrams up to the MTU; the workload's root
-    changes no link, forges no packet, has no IPv6. On the link are IPv4 packets from the renewed
-    MAC alone."""
+    """Transfers of 3 MiB both ways arrive whole, so do datagrams up to the MTU."""
     policy, large = policy_of(who)
     done = who("exec", policy, "--", "python3", "-c", IN_GUEST, json.dumps(SIZES))
     assert done.returncode == 0, done.stderr
@@ -294,8 +290,7 @@ ENDS: dict[str, Callable[[Vmm], object]] = {
 async def test_the_wires_end_is_the_cells(
     vm_home: Path, made_of: Parts, port: Port, cause: str
 ) -> None:
-    """Without anybody's doing: the VMM is dead before anyone asks, the cause names who ended first,
-    and nothing is left."""
+    """The VMM is dead before anyone asks, the cause names who ended first."""
     async with machine(made_of, vm_home, port) as vm:
         assert vm.host_pid is not None
         vmm = known(vm.host_pid)
@@ -332,8 +327,7 @@ TALK = (
 async def test_hostile_frames_from_the_link(
     vm_home: Path, made_of: Parts, port: Port, network: tuple[Scene, NetworkRange]
 ) -> None:
-    """Frames for somebody else, broadcasts, tags, ARP, IPv6, of any length and many: the guest
-    still talks, and nothing is heard of it but IPv4."""
+    """Frames for somebody else, broadcasts, tags, ARP, IPv6, of any length and many."""
     scene, made = network
     cell = scene.layout.cell("agent")
     macs = [mac.replace(":", "") for mac in (cell.mac, cell.gateway_mac)]
@@ -348,8 +342,7 @@ async def test_hostile_frames_from_the_link(
 
 @pytest.mark.anyio
 async def test_opened_and_cancelled(vm_home: Path, made_of: Parts, port: Port) -> None:
-    """A cancellation at any moment of opening leaves nothing: no process, journal entry or control
-    group of VMM or wire."""
+    """A cancellation at any moment of opening leaves nothing."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
     for timeout_ms in (20, 80, 140, 180, 220, 300):
         recorder = MemoryRecorder()
@@ -374,8 +367,7 @@ class NoPort(Port):
 async def test_a_port_that_can_not_be_attached(
     vm_home: Path, made_of: Parts, network: tuple[Scene, NetworkRange]
 ) -> None:
-    """The cell ends with the range's own words, before anything of the guest's ran; its destruction
-    is on record and nothing is left."""
+    """The cell ends with the range's own words, before anything of the guest's ran."""
     recorder, port = MemoryRecorder(), NoPort(network[1])
     with pytest.raises(HostError, match="the range is gone"):
         async with machine(made_of, vm_home, port, recorder):

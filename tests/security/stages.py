@@ -1,5 +1,4 @@
-"""What the tests of jails share: a user who runs a program of theirs, and looks at processes from
-the host."""
+"""What the tests of jails share."""
 
 from __future__ import annotations
 

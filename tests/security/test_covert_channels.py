@@ -122,9 +122,7 @@ async def test_a_session_of_tls_from_one_is_unknown_to_the_other(pair: Pair) -> 
 
 
 def test_gateways_have_nothing_together(pair: Pair) -> None:
-    """By the host's own look at both processes: other uids, other namespaces, no file, socket or
-    pipe that both hold, no memory that both could write. The only writable file system in a
-    gateway's root is in its own memory: a file put into one's is not in the other's."""
+    """By the host's own look at both processes."""
     gateways = [pair.one.gateway, pair.other.gateway]
     for name in ("net", "mnt", "ipc", "uts"):
         places = [Path(f"/proc/{pid}/ns/{name}") for pid in (*gateways, os.getpid())]

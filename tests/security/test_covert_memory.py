@@ -159,8 +159,7 @@ KEEPING: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Whether each word was found in its own range, in the one beside and in the one after; and the
-    layouts of the three ranges, which have ended."""
+    """Whether each word was found in its own range, in the one beside and in the one after."""
 
     looked: Mapping[str, tuple[bool, bool, bool]]
     layouts: tuple[RangeLayout, RangeLayout, RangeLayout]

@@ -1,5 +1,4 @@
-"""Rights that a plan grants inside a cell: they work there, and reach neither the guest agent nor
-this host."""
+"""Rights that a plan grants inside a cell."""
 
 from __future__ import annotations
 
@@ -208,8 +207,7 @@ _OF_GVISOR: Final = ("another cell's address", "the gateway's address", "GRE", "
 async def test_who_administers_a_cells_network_reaches_nothing_more(
     made: Range, cell: Cell
 ) -> None:
-    """Root of the cell changes links, addresses and routes, and puts any frame on its port: each is
-    dropped and counted by its name on the host, and the cell is contained at its end."""
+    """Root of the cell changes links, addresses and routes, and puts any frame on its port."""
     network = made.network
     assert network is not None
     is_gvisor = cell.plan.tier is not Tier.MICROVM  # whose packet sockets only listen

@@ -1,5 +1,4 @@
-"""Real cells, deliberately weakened by plans that only these tests make: the probes say which walls
-are missing, and only those."""
+"""Real cells, deliberately weakened by plans that only these tests make."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ REFUSED: list[Callable[[Any], object]] = [
 
 
 def test_a_late_class_does_what_the_standard_librarys_does() -> None:
-    """Each use of a class gives the same; what is missing, unknown, by position, invalid or frozen
-    is refused."""
+    """Each use of a class gives the same."""
     for operation in OPERATIONS:
         assert plain(operation(Late)) == plain(operation(Plain))
     for operation in REFUSED:

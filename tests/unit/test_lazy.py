@@ -22,8 +22,7 @@ def test_the_librarys_names_are_found() -> None:
 
 
 def test_importing_belljar_costs_nothing() -> None:
-    """Nothing but the standard library's comes with it, and no room: only what knows the
-    version."""
+    """Nothing but the standard library's comes with it, and no room."""
     code = "import sys; before = set(sys.modules); import belljar; print(set(sys.modules) - before)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {name for name in ast.literal_eval(ran.stdout) if name.startswith("belljar.")}

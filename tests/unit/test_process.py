@@ -88,8 +88,7 @@ print(*(thread.native_id for thread in threads), flush=True)
 
 
 def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
-    """A control group lists threads, and no signal can be sent to one: their process is found,
-    once, and killed."""
+    """A control group lists threads, and no signal can be sent to one."""
     group = tmp_path / f"cell-{(cell_id := new_cell_id())}"
     group.mkdir()
     (tmp_path / "cgroup.procs").touch()
@@ -109,8 +108,7 @@ def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
 def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Between two looks anybody's dead process may go: it has no namespaces then, and a
-    destruction's proof is one all the same."""
+    """Between two looks anybody's dead process may go."""
     (tmp_path / "5" / "task").mkdir(parents=True)
     (tmp_path / "5" / "stat").write_text(f"5 (x) Z {'0 ' * 49}")
     monkeypatch.setattr(process_module, "PROC", tmp_path)

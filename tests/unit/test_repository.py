@@ -1,5 +1,4 @@
-"""The house rules that a machine can check: sizes, docstrings of tests, nothing of one machine in
-tracked files."""
+"""The house rules that a machine can check."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def test_every_test_says_its_property() -> None:
 
 
 def test_nothing_of_one_machine_is_tracked() -> None:
-    """No package registry's host and no absolute path of a developer's machine stands in a tracked
-    file."""
+    """No package registry's host and no absolute path of a developer's machine."""
     hosts = "|".join(
         [
             "deb" + r"\.debian\.org",

@@ -1,5 +1,4 @@
-"""Trees on this host: what is sent is what is there; what comes is put where it belongs, or
-nowhere."""
+"""Trees on this host: what is sent is what is there."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def tree_of(folder: Path) -> Path:
 
 
 def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
-    """Before anything is read: too many, too large, a link out, a pipe; then what changes its
-    size, either way."""
+    """Before anything is read: too many, too large, a link out, a pipe."""
     tree = tree_of(tmp_path)
     with pytest.raises(ValueError, match="more than 3"):
         list_source(tree, max_files=3, max_bytes=100)

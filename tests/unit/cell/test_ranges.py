@@ -75,8 +75,7 @@ def layout(tmp_path: Path) -> RangeLayout:
 def test_what_a_look_at_the_router_means(
     error: BelljarError | None, touched: bool | None, word: str, layout: RangeLayout, tmp_path: Path
 ) -> None:
-    """Changed rules are a breach; rules that can't be read prove nothing, so are no good sign
-    either."""
+    """Changed rules are a breach."""
     router = RangeRouter(cast("Network", ANetwork(layout, error)), network_of(tmp_path), OWN_CELL)
     sight = router.look()
     assert sight.touched is touched
@@ -109,8 +108,7 @@ async def test_a_breach_of_a_network_is_raised_whatever_else_is(
 
 
 def test_nobody_answers_but_while_there_is_somebody() -> None:
-    """Before, a question is refused with what to do; then it is theirs, and so is what they refuse;
-    when the range has ended they are told once, and asked no more."""
+    """Before, a question is refused with what to do."""
     model_requests, told = ModelRequests(), list[bool]()
     with pytest.raises(ValueError, match="belljar run"):
         model_requests("chat", b"?")

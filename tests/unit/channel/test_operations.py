@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 async def test_a_guest_that_dribbles_does_not_evade_the_deadline() -> None:
-    """Output that keeps coming does not put the deadline off; what came before the kill is
-    delivered, the rest counted."""
+    """Output that keeps coming does not put the deadline off."""
 
     async def dribble(guest: FakeGuest, op: GuestOp) -> None:
         await guest.started(op)
@@ -63,8 +62,7 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
 
 @pytest.mark.promise("5.6")
 async def test_a_read_is_told_before_and_after() -> None:
-    """What is queued before it is taken in first. Relative paths and dots are resolved; a read that
-    fails has ended, too."""
+    """What is queued before it is taken in first."""
     own, order = OwnReads(), list[str]()
     own.settlers.append(lambda: order.append("settled"))
     own.listeners.append(lambda path, phase: order.append(f"{path} {phase}"))

@@ -1,5 +1,4 @@
-"""The rules of one operation as short dialogues: what the guest may say when, what the host may,
-and the bounds of both."""
+"""The rules of one operation as short dialogues."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ from belljar.channel.wire import HostConnection
 
 
 def test_output_needs_started_and_an_open_stream() -> None:
-    """No output before STARTED, after EOF, on stdin, or on a stream that the operation doesn't
-    have; and no DATA without content, or without a stream."""
+    """No output before STARTED, after EOF, on another stream, or without content."""
     refused(with_exec(started=False), data(1, b"x"), "not open")
     refused(with_exec(started=False), g.frame(g.EOF, 1, b"\1"), "not open")
     for stream in (0, 3, 255):
@@ -65,8 +63,7 @@ def test_output_stays_within_its_cap() -> None:
 
 @pytest.mark.promise("4.1")
 def test_output_stays_within_its_credit() -> None:
-    """One window of 1 MiB for both streams together; CREDIT gives back what was taken and no
-    more."""
+    """One window of 1 MiB for both streams together."""
     wire = with_exec(caps=(frames.NO_CAP, frames.NO_CAP))
     for stream in (1, 2):
         for _ in range(8):
@@ -80,8 +77,7 @@ def test_output_stays_within_its_credit() -> None:
 
 
 def test_stdin_credit() -> None:
-    """The guest gives back what it took of stdin: never nothing, never above the window; what was
-    granted may be sent."""
+    """The guest gives back what it took of stdin: never nothing, never above the window."""
     wire = with_exec()
     assert wire.stdin_credit(1) == WINDOW
     assert wire.send_data(1, b"x" * 400) == g.frame(g.DATA, 1, b"\0" + b"x" * 400)

@@ -1,5 +1,4 @@
-"""`belljar exec`: what is ours and what is the guest's on one command line, and what comes back.
-The cell is a fake guest's."""
+"""`belljar exec`: what is ours and what is the guest's on one command line, and what comes back."""
 
 from __future__ import annotations
 

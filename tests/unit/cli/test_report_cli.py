@@ -65,8 +65,7 @@ def _page(ran: Path, *, code: int) -> str:
 def test_a_page_replaces_nothing_but_a_page(
     ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is no file, as a device or a pipe, a directory, a loop of links and a file of a run
-    directory are refused and stay as they were; through a link the file behind it is written."""
+    """Pipes, loops and files of a run are refused and stay; a link's file is written."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to-pipe").symlink_to("pipe")
     (tmp_path / "loop").symlink_to("loop")

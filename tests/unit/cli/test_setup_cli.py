@@ -51,8 +51,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
 
 
 def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
-    """The suite in a file of its own, the lists, what must be newer from it, then the others; a
-    suite that is there, in whichever file, is not added; Debian 13 has everything itself."""
+    """The suite in a file of its own, the lists, what must be newer from it, then the others."""
     wanted = NEEDS
     suite, rights, lists, newer, plain = install_line(wanted, "bookworm", [MAIN]).split(" && ")
     assert suite.endswith(f"> {BACKPORTS_FILE}")

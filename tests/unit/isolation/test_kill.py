@@ -82,8 +82,7 @@ def test_what_belongs_together_ends_together() -> None:
 
 @pytest.mark.promise("6.3")
 def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
-    """Processes that the journal names, and one that only says for which cell it was started, are
-    killed, files and entry go; the order is there for the owner, the signed record for all."""
+    """What the journal names, and what was only started for the cell, ends; it is signed."""
     journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
     directory.mkdir()
     with a_process() as process, a_process("--cell", CELL) as launched:
@@ -233,9 +232,7 @@ def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[...,
 def test_want_of_descriptors_is_waited_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, step: str, times: int
 ) -> None:
-    """At the strike, at looks, or while it is proven that all is gone: everything is ended in the
-    end, what the journal doesn't name yet too, and nothing counts as gone that can't be looked
-    at."""
+    """At the strike, at looks, or while it is proven that all is gone."""
     journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
     directory.mkdir()
     scarce = without_descriptors(getattr(place, step), times=times)
@@ -294,8 +291,7 @@ def test_what_was_never_struck_is_kept_on_record(
 def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: str
 ) -> None:
-    """Its entry: it is a problem, and ended by its file's name. Its group: it is ended by what is
-    known of it. Neither is proven. The other is halted and proven at once."""
+    """Its entry: it is a problem, and ended by its file's name."""
     group, refused = tmp_path / f"cell-{CELL}", OSError(errno.ENOMEM, "Cannot allocate memory")
     read_text, read_group = Path.read_text, cgroup.processes_in
 
@@ -381,8 +377,7 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
-    """Frozen first, then killed, by the kernel's own files; a group without them is left to the
-    pids. A real one ends, where the host has such groups."""
+    """Frozen first, then killed, by the kernel's own files."""
     files = [tmp_path / name for name in ("cgroup.freeze", "cgroup.kill")]
     for file in files:
         file.write_text("0")

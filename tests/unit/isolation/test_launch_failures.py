@@ -30,8 +30,7 @@ from belljar.process import ProcessId, close_all
     ],
 )
 def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:
-    """What the host forbids or lacks is a `HostError`, all else the cell's; each names the step and
-    what the kernel said, and a path can hold anything."""
+    """What the host forbids or lacks is a `HostError`, all else the cell's."""
     line = f"failed step {step} errno {number}: it failed: /a\x1b[2J"
     error = start_error("c-0123456789ab", f"child 7\n{line}\n", "")
     assert type(error) is (HostError if is_hosts else CellError)
@@ -92,8 +91,7 @@ def test_two_that_ask_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 async def test_an_end_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a descriptor left the jail is closed all the same: the look for survivors says what
-    is left of it."""
+    """Without a descriptor left the jail is closed all the same."""
 
     def none_left(_process: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -250,8 +250,7 @@ def test_what_was_typed_is_shown_only_with_its_times() -> None:
 
 
 def test_what_was_used_and_what_was_not() -> None:
-    """Each exchange is counted; Belljar's own probes are none; the unused is named, but only where
-    the record proves it."""
+    """Each exchange is counted; Belljar's own probes are none."""
     places = [
         {"id": name, "kind": "http", "names": [f"{name}.example"], "ports": []} for name in "ab"
     ]

@@ -54,8 +54,7 @@ def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) ->
 
 
 def test_who_only_looks_refuses_no_claim(home: Path) -> None:
-    """To look needs the lock alone, for an instant: a cell that starts in that instant gets its
-    claim all the same."""
+    """To look needs the lock alone, for an instant."""
     directory = part_of(home, "templates", STALE, 0)
     with subprocess.Popen(
         [sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE

@@ -27,8 +27,7 @@ LEVELS = 3_000
 
 @pytest.mark.promise("1.8")
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
-    """A build step can make more levels than Python has frames or a process descriptors: what it
-    left still goes."""
+    """A build step can make more levels than Python has frames or a process descriptors."""
     top = tmp_path / "top"
     top.mkdir()
     at = os.open(top, os.O_RDONLY)
@@ -43,8 +42,7 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
 
 
 def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> None:
-    """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also
-    one that forbids it."""
+    """Only a directory whose owner is gone, or whose pid is another process's now, is removed."""
     with scratch_dir(tmp_path) as mine:
         parent = mine.parent
         reused = parent / f"{os.getpid()}-{this_process().start_ticks + 1}-abc"
@@ -83,8 +81,7 @@ def test_a_draft_that_is_locked_after_a_sweep_found_it_is_kept(
 def test_a_draft_that_is_never_locked_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a descriptor for its lock it is removed; one that another PID namespace's sweep took
-    before the lock is made anew; and its name is one that a sweep finds from the beginning."""
+    """Without a descriptor for its lock it is removed."""
     made = list[Path]()
 
     def claim(path: Path) -> AbstractContextManager[None]:
