@@ -21,7 +21,6 @@ from belljar.events import Kind
 from belljar.policy.load import load_policy
 
 pytestmark = pytest.mark.anyio
-MIB = 1 << 20
 SMALL = """\
 belljar: 1
 risk: low

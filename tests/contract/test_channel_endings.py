@@ -13,7 +13,6 @@ from belljar.cell.cell import Cell
 from belljar.channel import GuestClient, Stream
 
 pytestmark = pytest.mark.anyio
-MIB = 1 << 20
 
 
 @pytest.mark.promise("4.2")

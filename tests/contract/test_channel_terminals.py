@@ -8,7 +8,6 @@ from tests.fakes.asking import read_until, sh
 from belljar.channel import ExecRequest, GuestClient, PtySize
 
 pytestmark = pytest.mark.anyio
-MIB = 1 << 20
 
 
 async def test_terminal_size_and_resize(client: GuestClient) -> None:

@@ -186,23 +186,6 @@ async def test_filling_the_disk(usable: Cell, vm_home: Path, where: str) -> None
     assert "disk" in limits_on_record(vm_home, usable)
 
 
-@pytest.mark.promise("8.1")
-@pytest.mark.thorough_in("gvisor", "microvm")
-async def test_inode_exhaustion(usable: Cell) -> None:
-    """Empty files have an end too."""
-    script = (
-        "import os,errno,shutil,time\nos.mkdir('/tmp/i')\nos.chdir('/tmp/i')\nn=0\ntry:\n while"
-        " n<400000:\n  os.mknod(str(n)); n+=1\nexcept OSError as e: print(errno.errorcode[e.errno],"
-        " n, flush=True); time.sleep({stay_s})\nos.chdir('/')\nshutil.rmtree('/tmp/i')"
-    )
-    for stay_s in STAYS_S:
-        result = await usable.exec(["python3", "-c", script.replace("{stay_s}", str(stay_s))])
-        if "disk" in result.limits_hit:
-            break
-    assert result.stdout.startswith(b"ENOSPC"), result
-    assert "disk" in result.limits_hit, result
-
-
 @pytest.mark.thorough_in("microvm")  # 60 MiB by an emulated device, whose disk the next test fills
 async def test_a_file_that_does_not_fit(usable: Cell, vm_home: Path) -> None:
     """Where the host writes it, the error says that there is no room, and so does the ledger."""

@@ -145,20 +145,6 @@ async def test_a_read_of_belljars_own_is_no_touch(cell: Cell, tmp_path: Path) ->
     assert touches.operations == {"open", "read"}
 
 
-@pytest.mark.promise("5.6")
-async def test_a_read_by_another_name_is_a_touch(cell: Cell) -> None:
-    """It is the file that is watched, not its name; but gVisor's trace knows names only."""
-    for script, by_path in (
-        (f"ln {DECOY} /root/hard && cat /root/hard; rm /root/hard", False),
-        (f"ln -s {DECOY} /root/soft && cat /root/soft; rm /root/soft", True),
-        (f"mv {DECOY} /root/moved && cat /root/moved; rm /root/moved", False),
-        ("cd /root/.aws/../.aws && cat ./credentials", True),
-    ):
-        async with watched(cell) as touches:
-            await run(cell, f"{{ {script}; }} > /dev/null")
-        assert ("read" in touches.operations) == (by_path or cell.tier != "gvisor"), script
-
-
 _WAYS_ROUND = f"""
 import mmap, os
 decoy = {DECOY!r}

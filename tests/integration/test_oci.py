@@ -17,7 +17,7 @@ from tests.machine import PATIENCE_S
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import ContainerParts, gather_parts
-from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Kind
 from belljar.image.store import Store
 from belljar.isolation import proofs
@@ -233,33 +233,6 @@ async def test_rubbish_is_swept(vm_home: Path, rubbish: Path) -> None:
         await trees.sweep_trees(vm_home)
         assert rubbish in trees_of(vm_home)
     await trees.sweep_trees(vm_home)
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A store on a file system that is too small for any image."""
-    home = tmp_path / "full"
-    home.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "tmpfs", str(home)], check=True
-    )
-    yield home
-    subprocess.run(["umount", str(home)], check=True)
-
-
-@pytest.mark.promise("3.2")
-async def test_no_room_to_unpack(
-    vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host's error with a hint, before and in the middle of it, and nothing is left."""
-    image = Store(vm_home).find("default")
-    with pytest.raises(HostError, match="needs about"):
-        await ensure_tree(image, home=full_disk)
-    monkeypatch.setattr(trees, "need_space", lambda *_: None)
-    with pytest.raises(HostError, match="no room") as caught:
-        await ensure_tree(image, home=full_disk)
-    assert "free some space" in caught.value.hint
-    assert trees_of(full_disk) == []
 
 
 @pytest.mark.promise("6.3")

@@ -205,24 +205,6 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
         assert found.response["passes"]
 
 
-@pytest.mark.root
-@pytest.mark.thorough
-def test_the_pictures_of_the_docs_are_of_a_real_page(
-    browser: Browser, belljar: Belljar, ran: Path, tmp_path: Path
-) -> None:
-    """The first screen and a sample. With BELLJAR_SCREENSHOTS=docs/img they become the docs'."""
-    target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path)
-    page = browser.new_page(viewport={"width": 1100, "height": 1250})
-    page.goto((belljar.home / "reports" / f"{ran.name}.html").as_uri())
-    # No picture shows the paths of the machine that it was made on
-    command = "belljar run task.py --model mockllm/model"
-    page.locator("header code.text").evaluate("(at, text) => { at.textContent = text; }", command)
-    page.screenshot(path=target / "report.png")
-    page.locator("#table a", has_text="curious").click()
-    page.wait_for_selector("details[open] .entries")
-    page.screenshot(path=target / "report-sample.png")
-
-
 def exported(ran: Path, home: Path, *words: str) -> bytes:
     """What `belljar export RUN WORDS…` writes."""
     argv = quick_command("export", str(ran), *words)

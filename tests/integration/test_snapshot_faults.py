@@ -10,17 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.integration.faults import mounted
-from tests.integration.test_snapshot import POLICY, opened, said, saved, scratch_of
+from tests.integration.test_snapshot import POLICY, said, saved, scratch_of
 
-from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
-from belljar.cell.parts import start_run
-from belljar.errors import BelljarError, CellError, HostError
-from belljar.events import Kind
-from belljar.isolation.kill import kill
-from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import RunDirectory
-from belljar.store.journal import Journal
+from belljar.errors import CellError, HostError
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 FILES = {**POLICY, "tier": "container"}
@@ -58,39 +51,6 @@ def test_a_snapshot_that_was_changed_is_refused(vm_home: Path) -> None:
             assert await said(cell, "echo fine") == ["fine"]
 
     anyio.run(look)
-
-
-def test_a_kill_during_a_fork_ends_it(vm_home: Path) -> None:
-    """The run is killed while its fork is being made: the fork is an error, and nothing is left."""
-
-    async def look() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            try:
-                async with open_cell(FILES, run=run, home=vm_home) as cell:
-                    await fork_and_kill(cell, run)
-            except BelljarError:
-                pass  # the end of the killed cell says so, too
-        return run.path
-
-    async def fork_and_kill(cell: Cell, run: RunDirectory) -> None:
-        snapshot = await cell.snapshot()
-
-        async def strike() -> None:
-            while len(list(Journal(vm_home).entries())) < 2:  # noqa: ASYNC110 - a file's
-                await anyio.sleep(0.005)
-            await kill(run.run_id, home=vm_home)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(strike)
-            with pytest.raises(BelljarError, match="kill"):
-                await opened(snapshot)
-
-    path = anyio.run(look)
-    assert list(Journal(vm_home).entries()) == []
-    assert scratch_of(vm_home) == []
-    lines = list(read_events(path))
-    assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
-    assert not [line for line in lines if line.kind is Kind.CELL_FORKED]
 
 
 def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:

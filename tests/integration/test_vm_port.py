@@ -6,12 +6,10 @@ import hashlib
 import json
 import os
 import signal
-import sys
 import tomllib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,11 @@ from tests.fakes.recorder import MemoryRecorder
 from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions
 from tests.integration.microvm_owner import parts
 from tests.integration.processes import wait_for
-from tests.integration.range_programs.blows import flush
 from tests.integration.range_programs.scene import PLAIN, Scene
 from tests.integration.remains import below
 from tests.integration.test_microvm import cgroups_of, left_of
 
 from belljar.cell.ranges import RangePort
-from belljar.channel import ExecRequest
 from belljar.errors import HostError
 from belljar.events import Kind
 from belljar.image.kernel import Kernel
@@ -301,43 +297,6 @@ async def test_the_wires_end_is_the_cells(
         assert vm.death_limit() is None
         assert (await vm.destroy()).clean
         assert vm.cause_of_death() == cause
-
-
-SEND = """
-import socket, sys
-device, own, gateway = sys.argv[1:]
-s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-s.bind((device, 0))
-for head in ("ffffffffffff", "01005e000001", own, "333300000001", "020000000099"):
-    for kind in ("0806", "86dd", "8100", "0800", "88b5", "0000"):
-        for size in (0, 46, 1500):
-            for _ in range(60):
-                try:
-                    s.send(bytes.fromhex(head + gateway + kind + "a5" * size))
-                except OSError:
-                    pass
-"""
-TALK = (
-    "import socket, sys; s = socket.create_connection((sys.argv[1], 80), timeout=300);"
-    " s.sendall(b'x\\n'); print(s.makefile().read(5))"
-)
-
-
-@pytest.mark.anyio
-async def test_hostile_frames_from_the_link(
-    vm_home: Path, made_of: Parts, port: Port, network: tuple[Scene, NetworkRange]
-) -> None:
-    """Frames for somebody else, broadcasts, tags, ARP, IPv6, of any length and many."""
-    scene, made = network
-    cell = scene.layout.cell("agent")
-    macs = [mac.replace(":", "") for mac in (cell.mac, cell.gateway_mac)]
-    argv = [sys.executable, "-I", "-c", SEND, cell.outer_device, *macs]
-    async with machine(made_of, vm_home, port) as vm:
-        await anyio.to_thread.run_sync(partial(flush, made, argv))
-        words = ("python3", "-c", TALK, scene.address())
-        assert (await vm.client.exec(ExecRequest(argv=words, timeout_s=300))).stdout == b"echo \n"
-    await made.destroy()
-    assert senders(scene.directory / PACKETS) == {("0800", cell.mac)}
 
 
 @pytest.mark.anyio

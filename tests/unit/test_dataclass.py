@@ -98,21 +98,6 @@ def test_an_heir_has_the_late_classes_fields() -> None:
         LateHeir(name="")
 
 
-def test_nothing_is_generated_before_it_is_used() -> None:
-    """The decorator generates nothing; the first instance does."""
-
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Fresh:
-        """A class of which nothing was used."""
-
-        name: str
-
-    made: Any = Fresh
-    assert made.__init__.__name__ == "first"
-    assert "name='a'" in repr(made(name="a"))
-    assert made.__init__.__name__ == "__init__"
-
-
 class Colour(enum.StrEnum):
     """Of an enumeration."""
 

@@ -23,7 +23,7 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import FrameType, OpKind, ResultFlag, SignalScope
+from belljar.channel.frames import ResultFlag, SignalScope
 from belljar.channel.messages import Credit, Result, Started
 from belljar.channel.wire import HostConnection
 
@@ -144,26 +144,3 @@ def test_a_program_that_is_let_go() -> None:
     (ended,) = wire.feed(result(flags=64))
     assert isinstance(ended, Result)
     assert ResultFlag.RUNS_ON in ended.flags
-
-
-def split(said: bytes) -> list[tuple[int, int, bytes]]:
-    """Frames as (type, op, payload)."""
-    found = []
-    while said:
-        length, kind, flags, reserved, op = struct.unpack_from("<IBBHI", said)
-        assert (flags, reserved) == (0, 0)
-        assert length <= 65_536
-        found.append((kind, op, said[12 : 12 + length]))
-        said = said[12 + length :]
-    return found
-
-
-@pytest.mark.parametrize("size", [0, 65_535, 65_536, 131_072, 4 << 20])
-def test_a_request_of_any_size_arrives_whole(size: int) -> None:
-    """PARTs and START together are the body; only the last frame is START."""
-    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    *parts, last = split(frames.request_frames(9, OpKind.WRITE, body))
-    assert {kind for kind, _, _ in parts} <= {FrameType.PART}
-    assert (last[0], last[2][0]) == (FrameType.START, OpKind.WRITE)
-    assert {op for _, op, _ in [*parts, last]} == {9}
-    assert b"".join(part[2] for part in parts) + last[2][1:] == body

@@ -37,16 +37,6 @@ def test_ranges_do_not_overlap(tmp_path: Path) -> None:
 
 
 @root
-def test_two_hosts_of_locks_are_unlikely_to_share_ids(tmp_path: Path) -> None:
-    """Belljars that don't see each other's locks begin elsewhere."""
-    firsts = set()
-    for number in range(16):
-        with hold_range(tmp_path / str(number)) as held:
-            firsts.add(held.own_uid)
-    assert len(firsts) >= 8  # of 64 blocks, drawn by inode
-
-
-@root
 def test_two_stores_at_one_path_have_two_ranges(tmp_path: Path) -> None:
     """A VMM's uids differ by what the store is, not by its path in some mount namespace."""
     script = (

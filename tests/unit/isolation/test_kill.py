@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from belljar.isolation import cgroup, survivors
 from belljar.isolation import kill as kill_module
 from belljar.isolation import reap as reap_module
 from belljar.isolation.hold import read_hold, read_order
-from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
+from belljar.isolation.kill import KILLS, choose, kill, kill_now
 from belljar.isolation.survivors import Destruction
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
@@ -321,31 +320,6 @@ def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
         assert "Cannot allocate memory" in report.problems[0]
     else:
         assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
-
-
-def test_a_process_that_lost_its_words_is_not_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Known by its words alone, and without them at last: not halted before it has ended."""
-    Journal(tmp_path).write(entry_of(CELL))
-    words, pipe = ["sh", "-c", "echo; read _; exec cat", "--cell", CELL], subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as process:
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("no pipes")
-        told, answers = process.stdin, process.stdout
-        assert answers.readline() == b"\n"  # its words are in place
-
-        def slowly(found: ProcessId) -> None:
-            """Only the next stroke ends it."""
-            monkeypatch.setattr(kill_module, "kill_process", kill_process)
-            told.write(b"\nchanged\n")
-            told.flush()
-            assert (found.pid, answers.readline()) == (process.pid, b"changed\n")
-
-        monkeypatch.setattr(kill_module, "kill_process", slowly)
-        halted = halt(Journal(tmp_path), Journal(tmp_path).entries(), time.monotonic())
-        assert CELL in halted
-        assert identify(process.pid) is None
 
 
 @pytest.mark.promise("6.3")

@@ -8,7 +8,6 @@ import os
 import resource
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -64,29 +63,6 @@ def test_an_end_is_read_from_any_descriptor() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert end is not None
     assert (end.signal, end.cause) == (9, "itself")
-
-
-def test_two_that_ask_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several threads ask how a cell ended: what one of them has read stays read."""
-    read, is_late = jails._drain, threading.Event()
-
-    def slowly(fd: int | None, max_bytes: int) -> bytes:
-        taken = read(fd, max_bytes)
-        if not taken:
-            is_late.wait(0.2)  # has read nothing, and says so after the other
-        else:
-            is_late.set()
-        return taken
-
-    monkeypatch.setattr(jails, "_drain", slowly)
-    with jailed() as (jail, told):
-        early = threading.Thread(target=jail.read_status)
-        early.start()
-        time.sleep(0.05)
-        os.write(told, b"ended exit 0 cause itself\n")
-        assert jail.read_status() is not None
-        early.join()
-        assert b"ended" in jail._status_text
 
 
 @pytest.mark.anyio

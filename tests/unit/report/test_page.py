@@ -204,28 +204,6 @@ def test_only_our_script_and_style_may_run() -> None:
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_a_revert_and_the_run_itself_have_their_entries() -> None:
-    """What a revert left, a check of the air gap, an order to stop: there, bad if they failed."""
-    gap = {"air_gapped": False, "findings": [{"name": "dns", "state": "open", "evidence": "x"}]}
-    traces = {"from": "c0", "planted": ["file"], "found": ["file"], "not_checked": ["memory"]}
-    own = [
-        line(Kind.AIR_GAP_CHECKED, phase="end", **gap),
-        line(Kind.KILL_TRIGGERED, scope="run", rule="operator", reason="enough"),
-    ]
-    own = [replace(each, data={k: v for k, v in each.data.items() if k != "range"}) for each in own]
-    lines = story(line(Kind.CELL_REVERT_VERIFIED, "c1", **traces), *own)
-    report = collect(findings_of([SAMPLE], lines), source_of(lines))
-    sample, run = report["units"]
-    found = [entry[3:6] for entry in sample["entries"] if entry[2] == "cell"]
-    left = 'from=c0 planted=["file"] found=["file"] not_checked=["memory"]'
-    assert ["cell.revert_verified", left, 1] in found
-    assert run["kind"] == "run"
-    assert [(entry[2], entry[5]) for entry in run["entries"]] == [("probe", 1), ("limit", 1)]
-    assert run["entries"][0][7] == ["dns: open: x"]
-    assert report["air_gap"] == {"end": False}
-    assert "NOT air-gapped" in render(report).decode()
-
-
 def test_what_was_typed_is_shown_only_with_its_times() -> None:
     """Its times say so; of a terminal's output, what acts or hides is a number."""
     typed = b"secret\r"

@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, part_of
+from tests.unit.isolation.test_prune import STALE, held_by_another, part_of
 
 from belljar.errors import HostError
-from belljar.isolation.prune import unneeded
-from belljar.store.locks import claimed, in_use, locked
-from belljar.store.scratch import MAKING, is_owned, retire_unclaimed
+from belljar.store.locks import claimed, locked
 
 LOOKER = """
 import pathlib, sys
@@ -27,30 +25,6 @@ while True:
 def home(tmp_path: Path) -> Path:
     """An empty store."""
     return tmp_path
-
-
-def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> None:
-    """To take it out needs the lock that the cell shares."""
-    directory = part_of(home, "templates", STALE, 15 * DAY_S)
-    (part,) = unneeded(home, 14 * DAY_S)
-    assert part.state == "unneeded"
-    with held_by_another(directory):
-        assert retire_unclaimed(directory) is None
-    with claimed(directory):
-        assert in_use(directory)
-    retired = retire_unclaimed(directory)
-    assert retired is not None
-    assert not directory.exists()
-
-
-def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) -> None:
-    """What was taken out bears the name of who takes it out, beside where it was."""
-    retired = retire_unclaimed(part_of(home, "templates", STALE, 0))
-    assert retired is not None
-    assert is_owned(retired.name, prefix=MAKING)
-    assert retired.parent == home / "templates"
-    assert retire_unclaimed(home / "templates" / STALE) is None
-    assert not in_use(home / "templates" / STALE)
 
 
 def test_who_only_looks_refuses_no_claim(home: Path) -> None:
