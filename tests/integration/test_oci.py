@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -17,21 +16,19 @@ from tests.machine import PATIENCE_S
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import ContainerParts, gather_parts
-from belljar.errors import CellError, ContainmentBreach
+from belljar.errors import ContainmentBreach
 from belljar.events import Kind
 from belljar.image.store import Store
 from belljar.isolation import proofs
 from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.hold import hold
 from belljar.isolation.identity import TREE_IDS_START
-from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import trees
 from belljar.isolation.oci.container import Container, open_container
 from belljar.isolation.oci.trees import ensure_tree
 from belljar.isolation.proofs import prove_switch
 from belljar.ledger.schema import check_data
-from belljar.plan import oci
-from belljar.plan.oci import OciRuntime, OciShape
+from belljar.plan.oci import OciRuntime
 from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 from belljar.store.journal import Journal
@@ -250,41 +247,3 @@ async def test_the_kill_switch_tests_itself(
         (True, "") if halts else (False, "its processes were not halted")
     )
     assert nothing_left(tmp_path)
-
-
-def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """So often the real runc ends with these words from now on; the attempts, in order."""
-    attempts: list[int] = []
-    real = oci.runtime_argv
-
-    def argv(runtime: OciShape, program: str, **options: Any) -> tuple[str, ...]:  # noqa: ANN401 - as the real one's
-        attempts.append(len(attempts) + 1)
-        if len(attempts) > times:
-            return real(runtime, program, **options)
-        return (program, "could not ensure we are a cloned binary: Device or resource busy")
-
-    monkeypatch.setattr(oci_container, "runtime_argv", argv)
-    return attempts
-
-
-async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
-    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cell works, and it was made once as far as the record goes."""
-    parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
-    with monkeypatch.context() as patched:
-        attempts = busy_sealing(patched, 1)
-        async with container(vm_home, parts, recorder) as live:
-            cell = cell_of(live, parts, recorder)
-            assert (await cell.exec(["echo", "works"])).stdout == b"works\n"
-    assert attempts == [1, 2]
-    (started,) = [event for event in recorder.events if event.kind == Kind.CELL_STARTED]
-    check_data(started.kind, dict(started.data))
-    assert ends_of(recorder) == [True]
-    never, attempts = MemoryRecorder(), busy_sealing(monkeypatch, 1000)
-    with pytest.raises(CellError, match="cloned binary: Device or resource busy"):
-        async with container(vm_home, parts, never):
-            pass
-    assert attempts == [1, 2, 3, 4, 5]
-    assert ends_of(never) == [True]
-    assert nothing_left(vm_home)

@@ -208,32 +208,3 @@ async def _until_killed(cell: Cell) -> None:
 
     with anyio.fail_after(PATIENCE_S), pytest.raises(CellError, match="killed"):
         await use()
-
-
-FAULTS = {
-    "busy, full, and out of processes": (
-        "yes > /tmp/full & (while :; do :; done) & (for _ in $(seq 40); do sleep 999 & done); exec sleep 999"
-    ),
-    "out of memory": "exec tail /dev/zero",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, fault: str) -> None:
-    """Busy and full, or with a workload that ate all it may."""
-
-    async def use() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
-                command = await cell.start(["sh", "-c", FAULTS[fault]])
-                with suppress(TimeoutError, CellError):
-                    await command.wait(timeout_s=1)
-                await cell.revert(verify=True)
-                assert (await cell.exec(["sh", "-c", "ls /tmp"])).stdout == b""
-        return run.path
-
-    lines = list(read_events(anyio.run(use)))
-    (verified,) = [line for line in lines if line.kind is Kind.CELL_REVERT_VERIFIED]
-    assert verified.data["found"] == []
-    ends = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
-    assert ends == [True, True]

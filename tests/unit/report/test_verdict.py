@@ -168,20 +168,13 @@ CASES: dict[str, Case] = {
     ),
     "a void attempt before a clean one": void(Code.PROBES_MISSING, lines=other_cell()),
     "a sample that no log has": void(*UNKNOWN, lines=OTHER),
-    "an interrupt before anything of the next ran": contained(130, lines=OTHER, interrupted=True),
-    "an interrupt hides nothing missing": void(*UNKNOWN, lines=OTHER_RAN, interrupted=True),
     "an error before anything of the next ran": contained(1, ERROR, OTHER),
     "an error hides nothing missing": void(*UNKNOWN, log=ERROR, lines=OTHER_RAN),
     "an interrupt while the next was prepared": contained(130, lines=PREPARED, interrupted=True),
-    "an error while the next was prepared": contained(1, ERROR, PREPARED),
     "an interrupt after the next sample's own work had begun": void(
         *UNKNOWN, lines=other_cell("u2", RUNNING, WORK, preparing=True), interrupted=True
     ),
-    "a sample that was only prepared, and no log says why": void(*UNKNOWN, lines=PREPARED),
     "an end that met its cancellation for another's error": contained(1, FAILED, cancelled()),
-    "an end that met Ctrl-C": contained(
-        130, replace(FAILED, status=LogStatus.CANCELLED), cancelled()
-    ),
     "a sample that is in no log of an evaluation that went well": void(
         Code.SAMPLE_NOT_IN_LOG, log=replace(FAILED, status=LogStatus.SUCCESS), lines=cancelled()
     ),
@@ -219,7 +212,6 @@ CASES: dict[str, Case] = {
         Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,), error="x"), failure_code=5
     ),
     "a degraded sandbox": contained(1, lines=story(BROKEN)),
-    "one of an interrupted run": contained(130, lines=story(BROKEN), interrupted=True),
     "a degraded sandbox, and evidence is missing": void(
         Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,)), lines=story(BROKEN)
     ),
