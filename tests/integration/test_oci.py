@@ -93,12 +93,6 @@ def cell_of(live: Container, parts: ContainerParts, recorder: MemoryRecorder) ->
     return Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
 
 
-def ends_of(recorder: MemoryRecorder) -> list[object]:
-    """Whether each destruction on record was clean."""
-    events = [event for event in recorder.events if event.kind is Kind.CELL_DESTROYED]
-    return [event.data["clean"] for event in events]
-
-
 def quota_of(group: Path) -> str:
     """The processor's, in microseconds of 100,000, either version."""
     files = (group / "cpu.max", group / "cpu.cfs_quota_us")

@@ -41,27 +41,14 @@ def said(
 ) -> list[str]:
     """What the program says to these words when it is started with these signals ignored."""
     ignored = f"trap '' {' '.join(ignoring)}; " if ignoring else ""
-    before = signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # these tests may run under nohup themselves
+    shell = ["/bin/sh", "-c", f'{ignored}exec "$@"', "sh"]
+    argv = [*shell, sys.executable, "-c", PROGRAM, backend, *awaited]
+    # These tests may run under nohup themselves
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        text = "".join(f"{word}\n" for word in words)
         done = subprocess.run(
-            [
-                "/bin/sh",
-                "-c",
-                f'{ignored}exec "$@"',
-                "sh",
-                sys.executable,
-                "-c",
-                PROGRAM,
-                backend,
-                *awaited,
-            ],
-            input="".join(f"{word}\n" for word in words),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            argv, input=text, capture_output=True, text=True, timeout=60, check=False
         )
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -31,10 +31,8 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
         outcome = await client.exec(
             ExecRequest(argv=["heavy"], timeout_s=0.05, max_stdout_bytes=1 << 30)
         )
-        assert (outcome.timed_out, len(outcome.stdout) + outcome.stdout_dropped_bytes) == (
-            True,
-            5_000_000,
-        )
+        assert outcome.timed_out
+        assert len(outcome.stdout) + outcome.stdout_dropped_bytes == 5_000_000
         with anyio.move_on_after(0.05) as scope:
             await client.exec(ExecRequest(argv=["heavy"], max_stdout_bytes=1 << 30))
         assert scope.cancelled_caught

@@ -21,15 +21,9 @@ while True:
 """
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """An empty store."""
-    return tmp_path
-
-
-def test_who_only_looks_refuses_no_claim(home: Path) -> None:
+def test_who_only_looks_refuses_no_claim(tmp_path: Path) -> None:
     """To look needs the lock alone, for an instant."""
-    directory = part_of(home, "templates", STALE, 0)
+    directory = part_of(tmp_path, "templates", STALE, 0)
     with subprocess.Popen(
         [sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE
     ) as looker:
@@ -43,9 +37,9 @@ def test_who_only_looks_refuses_no_claim(home: Path) -> None:
             looker.kill()
 
 
-def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) -> None:
+def test_what_stands_and_stays_locked_is_an_error_and_not_missing(tmp_path: Path) -> None:
     """Whoever were told that it isn't there would make it again, over what cells use."""
-    directory = part_of(home, "templates", STALE, 0)
+    directory = part_of(tmp_path, "templates", STALE, 0)
     with (
         held_by_another(directory, "LOCK_EX"),
         pytest.raises(HostError, match="keeps a lock"),
