@@ -89,9 +89,7 @@ async def test_no_directory_leads_out_of_the_root(cell: Cell) -> None:
     here = 'test "$(stat -c %d:%i .)" = "$(stat -c %d:%i "$(pwd -P)")"'
     for place in (
         *(f"/proc/self/fd/{fd}" for fd in range(10)),
-        "/proc/1/root",
-        "/proc/1/cwd",
-        "/proc/1/fd/0",
+        *("/proc/1/root", "/proc/1/cwd", "/proc/1/fd/0"),
     ):
         for user in ("nobody", "0"):
             output = await cell.exec(["sh", "-c", here], user=user, cwd=place)

@@ -17,10 +17,8 @@ from belljar.cell.canary import canary_in
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
-from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError
+from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Kind
-from belljar.isolation.hold import hold, release
-from belljar.isolation.kill import kill
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import Line
@@ -151,27 +149,3 @@ async def test_what_runs_ends_with_an_error(tier: str, vm_home: Path, tmp_path: 
         assert await said(cell, "cat notes") == ["as the policy has it"]
     (verified,) = world.lines(Kind.CELL_REVERT_VERIFIED)
     assert (verified.data["planted"], verified.data["found"]) == ([], [])
-
-
-@pytest.mark.promise("3.5")
-@pytest.mark.thorough_in("gvisor", "microvm")
-@pytest.mark.usefixtures("short_grace")
-async def test_a_revert_that_fails_changes_nothing(
-    tier: str, vm_home: Path, tmp_path: Path
-) -> None:
-    """While the store is held no machine is made: the old one goes on, with all that runs in it."""
-    async with revertible(tier, vm_home, tmp_path) as world:
-        cell, first = world.cell, world.cell.id
-        background = await cell.start(["sleep", "999"])
-        hold(vm_home, reason="a test")
-        try:
-            with pytest.raises(HostError):
-                await cell.revert(verify=True)
-        finally:
-            release(vm_home)
-        assert (cell.id, background.running) == (first, True)
-        assert await said(cell, "ls /tmp; cat notes") == ["as the policy has it"]
-        await kill(cell.id, home=vm_home)
-        with pytest.raises(CellError, match="kill"):
-            await cell.revert()
-    assert not world.lines(Kind.CELL_REVERTED)

@@ -73,12 +73,9 @@ def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(
     assert done.returncode == 2
     assert findings(belljar) == {"victim": "void", "thief": "breached"}
     assert b"killed by the rule `breach`" in done.stdout
-    triggered = [
-        event for event in belljar.events(belljar.runs()[-1]) if event["kind"] == "kill.triggered"
-    ]
-    assert [(event["data"]["scope"], event["data"]["rule"]) for event in triggered] == [
-        ("run", "breach")
-    ]
+    events = belljar.events(belljar.runs()[-1])
+    triggered = [each["data"] for each in events if each["kind"] == "kill.triggered"]
+    assert [(data["scope"], data["rule"]) for data in triggered] == [("run", "breach")]
 
 
 @pytest.mark.promise("6.4", "7.5")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,31 +64,5 @@ def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
                 assert await said(cell, "echo fine") == ["fine"]
             async with (await cell.snapshot()).fork() as fork:
                 assert await said(fork, "echo fine") == ["fine"]
-
-    anyio.run(look)
-
-
-def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:
-    """Its end is the error, of this and of each later call; nothing of the snapshot is left."""
-
-    async def look() -> None:
-        async with open_cell(POLICY, home=vm_home) as cell:
-            pid = cell.host_pid
-            assert pid is not None
-
-            async def strike() -> None:
-                while not list((vm_home / "tmp").glob("*/memory")):  # noqa: ASYNC110 - a file's
-                    await anyio.sleep(0.002)
-                os.kill(pid, signal.SIGKILL)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(strike)
-                with pytest.raises(CellError, match="died"):
-                    await cell.snapshot()
-            with pytest.raises(CellError, match="died"):
-                await cell.exec(["true"])
-            assert scratch_of(vm_home) == []
-            await cell.revert()
-            assert await said(cell, "echo fine") == ["fine"]
 
     anyio.run(look)

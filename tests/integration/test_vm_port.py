@@ -25,8 +25,6 @@ from tests.integration.remains import below
 from tests.integration.test_microvm import cgroups_of, left_of
 
 from belljar.cell.ranges import RangePort
-from belljar.errors import HostError
-from belljar.events import Kind
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm
@@ -311,27 +309,3 @@ async def test_opened_and_cancelled(vm_home: Path, made_of: Parts, port: Port) -
         assert left_of(vm_home) == []
         assert cgroups_of(str(recorder.events[0].cell_id)) == []
         assert not any(map(identify, port.attached_pids))
-
-
-class NoPort(Port):
-    """Of a range that is gone."""
-
-    async def attach(self, pid: int) -> None:
-        """It can't."""
-        self.attached_pids.append(pid)
-        raise HostError("the range is gone")
-
-
-@pytest.mark.anyio
-async def test_a_port_that_can_not_be_attached(
-    vm_home: Path, made_of: Parts, network: tuple[Scene, NetworkRange]
-) -> None:
-    """The cell ends with the range's own words, before anything of the guest's ran."""
-    recorder, port = MemoryRecorder(), NoPort(network[1])
-    with pytest.raises(HostError, match="the range is gone"):
-        async with machine(made_of, vm_home, port, recorder):
-            pytest.fail("it opened")
-    kinds = recorder.kinds()
-    assert Kind.CELL_RENEWED not in kinds
-    assert Kind.CELL_DESTROYED in kinds
-    assert list(map(identify, port.attached_pids)) == [None]
