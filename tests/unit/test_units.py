@@ -103,22 +103,6 @@ def test_all_is_counted_and_hashed_and_one_end_is_kept(
 
 
 @pytest.mark.promise("1.5")
-def test_the_same_of_several_is_one_sentence() -> None:
-    """Keys of one part, and parts, of which one thing is true."""
-    facts = [
-        Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail="why")
-        for where in ("service a", "service b")
-        for key in ("labels", "tty")
-    ]
-    (sentence,) = sentences(facts)
-    assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
-    assert (
-        len(sentences([*facts, Difference(kind=DifferenceKind.CHANGED, key="tty", detail="why")]))
-        == 2
-    )
-
-
-@pytest.mark.promise("1.5")
 def test_sentences_are_safe_for_a_terminal() -> None:
     """Whatever an author wrote."""
     hostile = Difference(kind=DifferenceKind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")

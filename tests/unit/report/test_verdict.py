@@ -109,27 +109,18 @@ def gapped(*lines: Line) -> RunRecord:
 Case = tuple[Evidence, Verdict, int, set[Code]]
 
 
-def case(log: LogRecord | None, lines: list[Line] | None, run: dict[str, Any]) -> Evidence:
-    """A run of one sample of which everything is there, but for what is given."""
-    return evidence(*([] if log is None else [log]), lines=lines, run=replace(RUN, **run))
+def void(*codes: Code, exit_code: int = 2, **given: Any) -> Case:
+    """A run of one sample with these causes; `given`: log, lines and what its record says."""
+    log, lines = given.pop("log", None), given.pop("lines", None)
+    made = evidence(*([log] if log else []), lines=lines, run=replace(RUN, **given))
+    return made, Verdict.VOID if codes else Verdict.CONTAINED, exit_code, set(codes)
 
 
 def contained(
     exit_code: int = 0, log: LogRecord | None = None, lines: list[Line] | None = None, **run: Any
 ) -> Case:
-    """A run of which no evidence is missing; `run`: what its record says."""
-    return case(log, lines, run), Verdict.CONTAINED, exit_code, set()
-
-
-def void(
-    *codes: Code,
-    exit_code: int = 2,
-    log: LogRecord | None = None,
-    lines: list[Line] | None = None,
-    **run: Any,
-) -> Case:
-    """One with these causes."""
-    return case(log, lines, run), Verdict.VOID, exit_code, set(codes)
+    """One of which no evidence is missing."""
+    return void(exit_code=exit_code, log=log, lines=lines, **run)
 
 
 def ended_by(status: LogStatus, **changes: Any) -> LogRecord:
