@@ -124,7 +124,7 @@ class MerkleTree:
         return MerkleTree(self.size + 1, (*self.subtrees[:keep], node))
 
     def root(self) -> bytes:
-        """The tree hash of all leaves; of none, SHA-256 of nothing. O(log size)."""
+        """All leaves' tree hash, SHA-256 of nothing without any. O(log size)."""
         if not self.subtrees:
             return EMPTY_ROOT
         *rest, node = self.subtrees

@@ -32,8 +32,8 @@ MAX_LINE_BYTES: Final = 1 << 20
 MAX_CHECKPOINT_BYTES: Final = 4096
 # More moves to a body, so that a line stays short enough to be read whole.
 MAX_DATA_BYTES: Final = 64 << 10
-# Whoever reads the event holds all of it in memory.
-MAX_SPILLED_BYTES: Final = 16 << 20
+# Whoever reads the event holds all of it in memory. A command of 4 MiB may take 7 bytes for each.
+MAX_SPILLED_BYTES: Final = 32 << 20
 # A line is read whole by whoever verifies it.
 MAX_BODIES: Final = 64
 # An event's data that is too long for a line stands in a body of this name.
@@ -83,7 +83,7 @@ class Line:
 
     @classmethod
     def read(cls, value: Any) -> Line:  # noqa: ANN401 - JSON values
-        """From a JSON value. Raises `ValueError` that names the first wrong field."""
+        """Read JSON. Raises `ValueError` with the first wrong field."""
         check_shape(value, _LINE)
         named = {
             "kind": Kind(value["kind"]),
@@ -152,7 +152,7 @@ def make_checkpoint(
     time: str,
     manifest_sha256: str | None = None,
 ) -> bytes:
-    """A signed checkpoint line without newline; final with a manifest's digest."""
+    """A signed checkpoint line without newline; final with a manifest digest."""
     statement = {
         "v": SCHEMA_VERSION,
         "run_id": run_id,
@@ -205,7 +205,7 @@ def check_manifest(value: Any) -> None:  # noqa: ANN401 - JSON values
 
 
 def check_data(kind: Kind, data: dict[str, Any]) -> None:
-    """Raises `ValueError` for the first field that this kind doesn't allow."""
+    """Raises `ValueError` for this kind's first invalid field."""
     try:
         check_shape(data, DATA[Kind(kind)], extra=True)
     except ValueError as error:
@@ -225,7 +225,7 @@ _SHAPE: Final = shape_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """One statement. `bodies`: digests; `files`: paths in the run directory."""
+    """One statement. `bodies`: digests; `files`: run directory paths."""
 
     action: str
     time: str
@@ -237,7 +237,7 @@ class Omission:
     manifest_sha256: str
 
     def sentence(self, missing_bodies: int, missing_files: int) -> str:
-        """Say what was left out, when and of which kind."""
+        """Return what was left out, when and its kind."""
         what = f"{missing_bodies} bodies and {missing_files} files"
         here = len(self.bodies) + len(self.files) - missing_bodies - missing_files
         rest = f"; {here} more that it names are still here" if here else ""
@@ -253,7 +253,7 @@ def make_omission(
     bodies: Iterable[str],
     files: Iterable[str],
 ) -> bytes:
-    """A signed statement, a line without newline. Raises `LedgerError` if it is too long."""
+    """A signed statement without newline. Raises `LedgerError`: too long."""
     statement = {
         "v": SCHEMA_VERSION,
         "run_id": final.run_id,

@@ -128,7 +128,7 @@ def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]])
 
 
 def _objects(document: Mapping[str, Any]) -> dict[_Key, list[str]]:
-    """Every object by its key; a chain's rules are one."""
+    """Every object by key; a chain's rules are one."""
     found: dict[_Key, list[str]] = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:

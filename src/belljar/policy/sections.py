@@ -42,7 +42,7 @@ _DEFAULT: Final = Resources()
 
 
 def _read_image(value: object) -> str:
-    """As written; it is normalised where it is looked up."""
+    """Unchanged; it is normalised at look-up."""
     image = kinds.read_text(value, "an image")
     if not IMAGE_ID.fullmatch(image):
         parse_reference(image)
@@ -113,7 +113,7 @@ class ResourcesText(Strict):
 
 
 def written_resources(value: object) -> object:
-    """Resources in the words of a file; anything else as it is."""
+    """A file's resources in words; anything else unchanged."""
     return value.written() if isinstance(value, Resources) else value
 
 
@@ -211,7 +211,7 @@ class Rights(Strict):
     )
 
     def common(self, other: Rights) -> Rights:
-        """What both ask for; `privileged` stands for a tier's whole list."""
+        """The rights in both; `privileged` stands for a tier's whole list."""
         setuid = min(self.setuid_programs, other.setuid_programs, key=("off", "auto", "on").index)
         if self.privileged or other.privileged:
             fewer = self if other.privileged else other
@@ -225,7 +225,7 @@ class Rights(Strict):
 
 
 def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
-    """What both ask for; a floor of None bounds nothing."""
+    """The rights in both; a floor of None bounds nothing."""
     return ours if ours is None or floor is None else ours.common(floor)
 
 
@@ -355,7 +355,7 @@ class ModelBlock(Strict):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device files of this host that the cell gets."""
+        """The host's device files that the cell gets."""
         return () if self.gpu is None else (*_GPU_CONTROL, *dict.fromkeys(self.gpu.devices))
 
 
@@ -400,7 +400,7 @@ class TaskData(Strict):
 
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
-    """What each source is now, by target. Raises as `list_tree`."""
+    """Each source's current tree, by target. Raises as `list_tree`."""
     trees: dict[str, Tree] = {}
     entries = total_bytes = 0
     for file in data.files:

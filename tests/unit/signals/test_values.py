@@ -48,8 +48,7 @@ def texts(item: Protected, content: bytes | None = None) -> list[str]:
 
 
 def test_what_a_file_or_an_entry_protects() -> None:
-    """Only the named columns' values, or each line; none that is too short. A value of the policy
-    has its entry's id."""
+    """Only the named columns' values, or each line; none that is too short."""
     item = Protected(id="c", file="c.csv", columns=("name", "email"))
     assert texts(item, CSV) == ["Ada Lovelace", "ada@customer.io", "bob.miller@customer.io"]
     lines = b"first-value-1\nshort\n\nsecond-value-2\n"
@@ -59,8 +58,7 @@ def test_what_a_file_or_an_entry_protects() -> None:
 
 
 def test_a_file_that_can_not_be_used_is_refused() -> None:
-    """A missing column, no text, nothing to look for, or too much is a PolicyError naming the
-    file."""
+    """A missing column, no text, nothing to look for, or too much: by the file's name."""
     lines = (b"short\n", b"x" * 5000, b"\n" * (MAX_FILE_BYTES + 1))
     for name, columns, content in (
         ("c.csv", ("iban",), CSV),
