@@ -213,9 +213,8 @@ def main(home: Path, policy: Path) -> None:
     """Requests, one after the other, until standard input ends."""
     for module in pkgutil.walk_packages([str(_PACKAGE)], "belljar."):
         if module.name.split(".")[1] in {*ROOMS, "plan", "policy", "units"}:
-            with contextlib.suppress(
-                ModuleNotFoundError
-            ):  # an ordinary user's libraries lack those of the extra `network`
+            # An ordinary user's libraries lack those of the extra `network`
+            with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module.name)
     for name in (
         "anyio._backends._asyncio",

@@ -86,18 +86,11 @@ def program(
 ) -> Iterator[subprocess.Popen[str]]:
     """The owner program; it ends with its standard input."""
     pipe = subprocess.PIPE
-    uid, gid = ids or (None, None)
-    groups: list[int] | None = None if ids is None else []
+    who: dict[str, Any] = (
+        {} if ids is None else {"user": ids[0], "group": ids[1], "extra_groups": []}
+    )
     with subprocess.Popen(
-        words,
-        stdin=pipe,
-        stdout=pipe,
-        text=True,
-        env=environment,
-        cwd="/",
-        user=uid,
-        group=gid,
-        extra_groups=groups,
+        words, stdin=pipe, stdout=pipe, text=True, env=environment, cwd="/", **who
     ) as process:
         try:
             yield process

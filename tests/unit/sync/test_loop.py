@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -159,27 +158,3 @@ async def test_it_is_refused_in_an_event_loop(monkeypatch: pytest.MonkeyPatch) -
     await anyio.to_thread.run_sync(use)
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     use()
-
-
-OPEN_AT_EXIT = """
-import contextlib
-from belljar.sync import own_loop
-
-@contextlib.asynccontextmanager
-async def opened():
-    try:
-        yield
-    finally:
-        print("ended", flush=True)
-
-stack = contextlib.ExitStack()
-loop = stack.enter_context(own_loop())
-stack.enter_context(loop.entered(opened()))
-"""
-
-
-def test_what_nobody_leaves_ends_with_the_interpreter() -> None:
-    """A notebook's stack that is never closed: its contexts end when the interpreter does."""
-    argv = [sys.executable, "-c", OPEN_AT_EXIT]
-    ran = subprocess.run(argv, capture_output=True, check=True, timeout=120)
-    assert ran.stdout == b"ended\n"
