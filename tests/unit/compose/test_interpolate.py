@@ -77,13 +77,6 @@ def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -
     assert interpolate(kept, {}).document == {"services": {"x": {"x-b": "$"}}}
 
 
-def test_what_shapes_a_cell() -> None:
-    """Environment does not: it is another for each sample in the same cell."""
-    service = {"image": "$SAMPLE_METADATA_A", "environment": {"FLAG": "$SAMPLE_METADATA_E"}}
-    found = interpolate({"services": {"x": service}}, GIVEN)
-    assert found.shaping == {"SAMPLE_METADATA_A"}
-
-
 def test_texts_that_grow_are_refused() -> None:
     """Metadata that is put in often is counted before it is there."""
     file = {"x": "$SAMPLE_METADATA_A" * 1000}

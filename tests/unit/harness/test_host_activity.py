@@ -19,14 +19,12 @@ from belljar.harness.host_processes import MAX_NAMES, proxies_here, watched_host
 BEYOND: list[tuple[str, tuple[Any, ...], str]] = [
     ("socket.connect", (None, ("203.0.113.9", 443)), "203.0.113.9:443"),
     ("socket.connect", (None, ("2001:db8::1", 443, 0, 0)), "2001:db8::1:443"),
-    ("socket.connect", (None, ("api.example", 443)), "api.example:443"),
     ("socket.connect", (None, ("169.254.169.254", 80)), "169.254.169.254:80"),
     ("socket.connect", (None, ("fe80::1%eth0", 80, 0, 2)), "fe80::1%eth0:80"),
     ("socket.sendto", (None, ("203.0.113.9", 53)), "203.0.113.9:53"),
     ("socket.sendmsg", (None, ("203.0.113.9", 53)), "203.0.113.9:53"),
     ("socket.sendto", (None, ("eth0", 2048)), "eth0:2048"),
     ("socket.getaddrinfo", ("secret.example.", 443, 0, 0, 0), "secret.example"),
-    ("socket.getaddrinfo", (b"secret.example", 443, 0, 0, 0), "secret.example"),
     ("socket.gethostbyname", ("secret.example",), "secret.example"),
     ("socket.gethostbyaddr", ("203.0.113.9",), "203.0.113.9"),
 ]
@@ -34,13 +32,11 @@ HERE: list[tuple[str, tuple[Any, ...]]] = [
     ("socket.connect", (None, ("127.0.0.1", 443))),
     ("socket.connect", (None, ("::1", 443, 0, 0))),
     ("socket.connect", (None, "/run/some.sock")),
-    ("socket.connect", (None, "relative.sock")),
     ("socket.connect", (None, b"\0abstract")),
     ("socket.connect", (None, (0, 0))),
     ("socket.sendmsg", (None, None)),
     ("socket.getaddrinfo", (None, 80, 0, 0, 0)),
     ("socket.getaddrinfo", ("localhost", 80, 0, 0, 0)),
-    ("socket.getaddrinfo", ("::", 80, 0, 0, 0)),
 ]
 
 
