@@ -76,3 +76,9 @@ async def test_hundreds_of_commands_at_once(client: GuestClient, carrier: str) -
             for number in range(count):
                 tasks.start_soon(one, number)
     assert answers == {number: str(number).encode() for number in range(count)}
+
+
+async def test_no_descriptor_of_the_agent_is_inherited(client: GuestClient) -> None:
+    """A command has standard input, output and error, and nothing else."""
+    outcome = await client.exec(sh("ls /proc/self/fd"))
+    assert outcome.stdout.split() == [b"0", b"1", b"2", b"3"], "3 is ls's own directory"

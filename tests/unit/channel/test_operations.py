@@ -50,3 +50,23 @@ async def test_a_read_is_told_before_and_after() -> None:
             order.append("read")
             raise FileNotFoundError("gone")
     assert order == ["settled", "/b/c begins", "read", "/b/c ended"]
+
+
+async def test_a_guest_that_dribbles_does_not_evade_the_deadline() -> None:
+    """Output that keeps coming does not put the deadline off; what came before the kill is
+    delivered, the rest counted."""
+
+    async def dribble(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        while not op.killed:
+            await guest.output(op, 1, b"x")
+            await anyio.sleep(0.001)
+        await guest.send(g.frame(g.DATA, op.id, b"\1late"))
+        await guest.finish(op, g.SIGNALED, 9, flags=2)
+
+    async with talking({b"dribble": dribble}) as (_, client):
+        with anyio.fail_after(60):
+            outcome = await client.exec(ExecRequest(argv=["dribble"], timeout_s=0.1))
+        assert outcome.timed_out
+        assert set(outcome.stdout) == {ord("x")}
+        assert outcome.stdout_dropped_bytes >= 4

@@ -8,6 +8,7 @@ import pytest
 from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
 
+from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig
 from belljar.harness.operator import load, sample_policy
@@ -200,3 +201,16 @@ def test_a_policy_behind_a_directory_that_is_a_link_out_is_refused(
             opened_policy(task_file, name)
     task_file.write_text(code.replace("way/", f"{tmp_path}/elsewhere/"))
     assert opened_policy(task_file, "of_compose", allow=True).policy.image == "hunter2"
+
+
+def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: Path) -> None:
+    """It is raised; what can't be at that risk is refused, also of `--policy`."""
+    (tmp_path / "settings.yaml").write_text("least_risk: high\n")
+    for allow, policy in ((True, ""), (False, str(task_file.parent / "belljar.yaml"))):
+        with pytest.raises(PolicyError, match="reaches nothing real"):
+            opened_policy(task_file, "beside", allow=allow, policy=policy)
+    assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
+    (raised,) = sample_policy(None, {}, run_policy="low").differences
+    assert (raised.kind, raised.key) == (DifferenceKind.CHANGED, "risk")
+    assert str(tmp_path / "settings.yaml") in raised.detail
+    assert sample_policy(None, {}, run_policy="critical").differences == ()

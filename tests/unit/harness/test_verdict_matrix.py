@@ -6,7 +6,7 @@ import errno
 import json
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +291,19 @@ def test_a_breach_is_told_though_its_verdict_can_not_be_kept(
         suffer(CAUSES["nothing"], tmp_path, monkeypatch)
     with pytest.raises(ContainmentBreach):
         suffer(CAUSES["a way out at the end"], tmp_path, monkeypatch)
+
+
+@pytest.mark.promise("7.1")
+@pytest.mark.parametrize(("place", "breached"), [("solver", False), ("metric", True)])
+def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, *, breached: bool
+) -> None:
+    """Its 0 would read as "contained": the run ends as any that failed, and a breach stays one."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    cause = Cause("", 0, set(), options=("-T", f"leaves={place}"))
+    if breached:
+        cause = replace(cause, arm=at(0, escaped))
+    judged = suffer(cause, tmp_path, monkeypatch)
+    assert judged.outcome.exit_code != 0
+    if breached:
+        assert RUN_PLACES["outcome"](judged) == ("breached", 2)

@@ -158,3 +158,19 @@ async def test_lost_points_and_the_end_are_said(tmp_path: Path, sent: list[bytes
     assert "dropped" in ends[0]
     with pytest.raises(HostError):
         await watch_sandbox(None, [FILE], OwnReads())
+
+
+@pytest.mark.promise("5.6")
+async def test_a_host_read_hides_nothing_that_follows_it(tmp_path: Path) -> None:
+    """The first access after it is reported, also where nothing else came in between."""
+    trace, own, told = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
+    with connect(tmp_path) as sandbox:
+        watch = await watch_sandbox(trace, [FILE], own)
+        watch.begin(told.append, print)
+        async with own.of(FILE, "/"):
+            pass
+        await anyio.sleep(0.2)
+        sandbox.send(OPENED)
+        await watch.aclose()
+    trace.close()
+    assert [each.operation for each in told] == ["open"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import errno
+import itertools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -185,3 +188,36 @@ def test_all_but_a_few_values_is_exactly_that(values: frozenset[int], near: int)
             0 if value in values else 1
         )
     assert sum(1 << (32 - mask.bit_count()) for _, mask in prefixes) == (1 << 32) - len(values)
+
+
+def test_every_call_named_is_one() -> None:
+    """By libseccomp's own table: a misspelt name would be passed over in silence."""
+    name = ctypes.util.find_library("seccomp")
+    if name is None:
+        pytest.skip("libseccomp is not installed")
+    resolve = ctypes.CDLL(name).seccomp_syscall_resolve_name
+    rules = load_rules()
+    named = {call for group in itertools.chain(*rules.values()) for call in group.calls}
+    unknown = {call for call in named if resolve(call.encode()) == -1}
+    # Younger than libseccomp 2.5
+    assert unknown <= {
+        *[
+            "cachestat",
+            "fchmodat2",
+            "futex_requeue",
+            "futex_wait",
+            "futex_waitv",
+            "futex_wake",
+            "getxattrat",
+        ],
+        *["listmount", "listxattrat", "lsm_get_self_attr", "lsm_list_modules", "lsm_set_self_attr"],
+        *[
+            "map_shadow_stack",
+            "memfd_secret",
+            "mseal",
+            "open_tree_attr",
+            "process_mrelease",
+            "quotactl_fd",
+        ],
+        *["removexattrat", "set_mempolicy_home_node", "setxattrat", "statmount"],
+    }

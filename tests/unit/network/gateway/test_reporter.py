@@ -13,7 +13,7 @@ from belljar.capture import body_of
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.reporter import Reporter, TooManyRequestsError
-from belljar.network.ipc import ALIVE, DIAL, ENDED, EventDecoder, Item, encode_reply
+from belljar.network.ipc import ALIVE, DIAL, ENDED, EventDecoder, Item, encode_ack, encode_reply
 
 
 class LostError(Exception):
@@ -168,5 +168,24 @@ def test_an_owner_that_is_gone_or_mad_ends_the_gateway(word: bytes | None) -> No
         else:
             there.send(word)
         assert isinstance(await asyncio.wait_for(end, 30), LostError)
+
+    run(scene)
+
+
+def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
+    """`record` returns after the owner's word, whatever the order in which words come."""
+
+    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
+        tasks = [
+            group.create_task(reporter.record(item(number, 70_000 * number))) for number in range(3)
+        ]
+        decoder = EventDecoder()
+        messages = [await heard(there, decoder) for _ in tasks]
+        assert not any(task.done() for task in tasks)
+        there.send(encode_ack(messages[1].id))
+        await tasks[1]
+        assert [task.done() for task in tasks] == [False, True, False]
+        for number in (2, 0):
+            there.send(encode_ack(messages[number].id))
 
     run(scene)

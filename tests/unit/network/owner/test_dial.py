@@ -229,3 +229,11 @@ def test_each_dial_costs_budget() -> None:
     resolved, why = len(world.log), "the upstream's budget for one sample is used up"
     world.refuses("budget for one sample is used up")
     assert world.log[resolved:] == [("refused", "", why)]
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_a_public_address_passes_unless_it_is_this_host_s(address: str) -> None:
+    """In any spelling."""
+    assert problem_of(address, ()) == ""
+    spelled = IPv6Address(address).exploded.upper() if ":" in address else address
+    assert problem_of(address, (spelled,)) == "is this host's own"

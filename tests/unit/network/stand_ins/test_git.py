@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import hashlib
 import subprocess
@@ -14,6 +16,7 @@ from dulwich.protocol import pkt_line as pkt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, basic, context_for
+from tests.fakes.web import answered, request_to
 
 from belljar.network.stand_ins import git as git_app
 from belljar.network.stand_ins.git import check, make
@@ -169,3 +172,27 @@ def test_any_request_is_answered(app: App, service: str, lines: list[bytes], res
     """A body of any bytes gets an answer or a refusal, never an exception."""
     body = b"".join(map(pkt, lines)) + FLUSH + rest
     assert ask(app, "POST", f"/thing/{service}", body=body).status in {200, 400}
+
+
+def test_a_long_negotiation_leaves_others_their_turn(app: App) -> None:
+    """Each of 50,000 haves is looked for on disk: a gateway's heartbeat has its turn meanwhile."""
+    have = (b"have %040x" % number for number in range(1000))
+    body = FLUSH + b"".join(map(pkt, have)) + pkt(b"done")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def fetch() -> None:
+        others = asyncio.ensure_future(count())  # noqa: TID251 - ended below
+        path, fields = "/thing.git/git-upload-pack", {"host": "registry.example"}
+        await answered(app, request_to("POST", path, "", fields, body))
+        others.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await others
+
+    asyncio.run(fetch())
+    assert turns > 15

@@ -60,3 +60,11 @@ def test_a_body_beyond_its_bound_is_refused() -> None:
     app = Client(Echo(context()))
     assert app.ask("POST", "/", body=bytes(1000)).body == bytes(1000)
     assert app.ask("POST", "/", body=bytes(1001)).status == 413
+
+
+def test_the_number_of_values_can_be_bounded() -> None:
+    """Each takes memory, however short it is."""
+    text = "[" + "{}," * 9 + "0]"
+    assert len(parse_json(text, max_commas=19)) == 10
+    with pytest.raises(ValueError, match="more than 18"):
+        parse_json(text, max_commas=18)
