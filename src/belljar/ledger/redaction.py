@@ -27,7 +27,6 @@ from belljar.ledger.schema import (
     OMISSIONS,
     SPILLED,
     SPILLED_BODY,
-    Checkpoint,
     Line,
     make_omission,
     parse_checkpoint,
@@ -105,8 +104,8 @@ def _classes_of_file(path: str) -> Set[str]:
     return {"secrets"} if path == "decoys.key" else set()
 
 
-def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
-    """Return the final checkpoint of a run that verifies and that this key sealed.
+def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
+    """Copy a run without what is chosen, whole or not at all; the copy verifies.
 
     Raises `LedgerError`, `HostError`, `OSError`.
     """
@@ -120,22 +119,14 @@ def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
     if result.key != key.fingerprint:
         what = "only the key that sealed the run can sign what is left out of it"
         raise HostError(what, where=str(run_dir), hint="do it on the host that made the run")
-    with open_directory(run_dir) as root, open_beneath(root, CHECKPOINTS) as file:
-        *_, (_, last, _) = raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS)
-    return parse_checkpoint(last)
-
-
-def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
-    """Copy a run without what is chosen, whole or not at all; the copy verifies.
-
-    Raises `LedgerError`, `HostError`, `OSError`.
-    """
-    final = check_may_leave_out(run_dir, key)
     left_out = {*chosen.files, *map(body_path, chosen.bodies)}
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         part = Path(scratch) / "run"
         part.mkdir(mode=0o700)
         with open_directory(run_dir) as root:
+            with open_beneath(root, CHECKPOINTS) as file:
+                *_, (_, last, _) = raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS)
+            final = parse_checkpoint(last)
             for path in walk_files(root):
                 if path in left_out:
                     continue

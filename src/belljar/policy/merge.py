@@ -26,21 +26,12 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import asdict, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
-from belljar.policy.guarding import (
-    DEFAULT_ACTIONS,
-    Action,
-    GuardRules,
-    Place,
-    Stop,
-    Trigger,
-    stop_for,
-)
+from belljar.policy.guarding import DEFAULT_ACTIONS, Action, Place, Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
-from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
@@ -56,6 +47,9 @@ _CONTENT: Final[Mapping[str, Any]] = {
     "env": {},
     "files": (),
 }
+
+
+_STOPS: Final = [*Stop].index
 
 
 def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
@@ -76,19 +70,32 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         one, other = ours.network.record, theirs.network.record
         kept = {name: max(getattr(one, name), getattr(other, name)) for name in Record.model_fields}
         network = network.model_copy(update={"record": one.model_copy(update=kept)})
+    tools, floor = ours.host_tools_rule, theirs.host_tools_rule
+    if ANY in tools.allow:
+        tools = floor
+    elif ANY not in floor.allow:
+        tools = HostTools(allow=tuple(name for name in tools.allow if name in floor.allow))
+    guard = theirs.guard
+    if guard is None and (guard := ours.guard):  # its defaults hold where the floor wrote none
+        usual, order = DEFAULT_ACTIONS, [*Action].index
+        actions = {each: max(guard.action(each), usual[each], key=order) for each in Place}
+        guard = replace(guard, actions=actions)
     changes = {
         "risk": risk,
         "tier": tier,
         "network": network,
-        "rights": common_rights(ours.rights, theirs.rights),
+        "rights": ours.rights and ours.rights.common(theirs.rights),
         "host": ours.host or theirs.host,
         "snapshots": ours.snapshots and theirs.snapshots,
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
-        "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
-        if ours.host_tools or theirs.host_tools
-        else None,
-        "guard": theirs.guard or (ours.guard and _no_milder(ours.guard)),
-        "on": _more_stops(ours.on, theirs.on),
+        "host_tools": tools if ours.host_tools or theirs.host_tools else None,
+        "guard": guard,
+        "on": {
+            trigger: max(stop_for(ours.on, trigger), stop_for(theirs.on, trigger), key=_STOPS)
+            # A trigger that neither names stays unwritten, and keeps its default.
+            for trigger in Trigger
+            if trigger in ours.on or trigger in theirs.on
+        },
     }
     # Resources are not read anew: their text form rounds to microseconds.
     resources = smaller_resources(ours.resources, theirs.resources)
@@ -127,33 +134,6 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
     return Resources(**{name: min(most, pairs[name]) for name, most in asdict(ours).items()})
 
 
-def _no_milder(ours: GuardRules) -> GuardRules:
-    """A task's guard where the floor has written none: its defaults hold."""
-    order = [*Action].index
-    actions = {each: max(ours.action(each), DEFAULT_ACTIONS[each], key=order) for each in Place}
-    return replace(ours, actions=actions)
-
-
-def _more_stops(
-    ours: Mapping[Trigger, Stop], theirs: Mapping[Trigger, Stop]
-) -> Mapping[Trigger, Stop]:
-    order = list(Stop)
-    return {
-        trigger: max(stop_for(ours, trigger), stop_for(theirs, trigger), key=order.index)
-        # A trigger that neither names stays unwritten, and keeps its default.
-        for trigger in Trigger
-        if trigger in ours or trigger in theirs
-    }
-
-
-def _common_tools(ours: HostTools, theirs: HostTools) -> HostTools:
-    if ANY in ours.allow:
-        return theirs
-    if ANY in theirs.allow:
-        return ours
-    return HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
-
-
 def is_closed(network: Network) -> bool:
     """Return whether it reaches only cells of its own range."""
     is_plain = not network.upstreams and not network.sink and network.default == "deny"
@@ -172,7 +152,7 @@ def _held_cells(network: Network, bound: Policy, least: Tier) -> Network:
         name: item.model_copy(
             update={
                 "resources": smaller_resources(item.resources, bound.resources),
-                "rights": common_rights(item.rights, bound.rights),
+                "rights": item.rights and item.rights.common(bound.rights),
                 # A target's `tier` only raises the range's: one below that falls away instead of
                 # failing.
                 "tier": None if item.tier is not None and item.tier < least else item.tier,

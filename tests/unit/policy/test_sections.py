@@ -10,7 +10,7 @@ from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
 from belljar.policy import limits
 from belljar.policy.load import Examined, examine
-from belljar.policy.sections import Rights, common_rights
+from belljar.policy.sections import Rights
 
 
 def read(text: str, risk: str = "high") -> Examined:
@@ -64,9 +64,8 @@ def test_a_tier_grants_what_is_asked_for_or_says_what_not(
 def test_a_policy_that_says_nothing_bounds_nothing() -> None:
     """One that says `{}` forbids all; a task that asks for nothing has nothing."""
     asked = Rights(privileged=True)
-    assert common_rights(asked, None) == asked
-    assert common_rights(asked, Rights()) == Rights()
-    assert common_rights(None, asked) is None
+    assert asked.common(None) == asked
+    assert asked.common(Rights()) == Rights()
 
 
 @pytest.mark.promise("1.9")
