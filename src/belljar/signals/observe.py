@@ -23,7 +23,7 @@ class Contact(StrEnum):
     SENT = "sent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Carried:
     """Bytes that an event reports as transferred.
 
@@ -55,8 +55,6 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str]]] = {
     Kind.CONNECT_COMPLETED: (("received",), "connect.received"),
     Kind.CONNECT_FAILED: (("received",), "connect.received"),
 }
-# By the first word of an operation; any other is a command's output.
-_CHANNELS: Final = {"file": Channel.FILE, "connect": Channel.STREAM}
 HEADER: Final = "header"  # The part that holds header fields, a line each.
 # Any other may carry data.
 USUAL_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -96,25 +94,16 @@ def carried(event: Event) -> Iterator[Carried]:
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
     """Bytes that a cell's caller gets."""
-    return Carried(
-        place=Place.OUTPUT,
-        channel=_CHANNELS.get(operation.partition(".")[0], Channel.OUTPUT),
-        operation=operation,
-        contact=Contact.TAKEN,
-        data=data,
-        missing_bytes=missing_bytes,
-    )
+    # By the first word of an operation; any other is a command's output.
+    known = {"file": Channel.FILE, "connect": Channel.STREAM}
+    channel = known.get(operation.partition(".")[0], Channel.OUTPUT)
+    part = Carried(Place.OUTPUT, channel, operation, Contact.TAKEN, data)
+    return replace(part, missing_bytes=missing_bytes)
 
 
 def model_part(data: bytes, operation: str) -> Carried:
     """A text that a model's provider gets."""
-    return Carried(
-        place=Place.MODEL,
-        channel=Channel.MODEL,
-        operation=operation,
-        contact=Contact.SENT,
-        data=data,
-    )
+    return Carried(Place.MODEL, Channel.MODEL, operation, Contact.SENT, data)
 
 
 def _from_network(event: Event) -> Iterator[Carried]:
@@ -127,8 +116,7 @@ def _from_network(event: Event) -> Iterator[Carried]:
         yield from _part(event, Channel.DNS, "sni", "tls.sni", str(data.get("sni") or "").encode())
     elif event.kind is Kind.NETWORK_HTTP:
         yield from _part(event, Channel.HTTP, "url", "http.url", str(data.get("url", "")).encode())
-        method = str(data.get("method", ""))
-        if method not in USUAL_METHODS:
+        if (method := str(data.get("method", ""))) not in USUAL_METHODS:
             yield from _part(event, Channel.HTTP, "method", "http.method", method.encode())
     is_answer = event.kind is Kind.NETWORK_HTTP_ANSWERED and data.get("between_cells") is True
     if event.kind is Kind.NETWORK_HTTP or is_answer:
@@ -197,7 +185,7 @@ def _part(
     yield Carried(
         place=Place.RANGE,
         channel=channel,
-        flow=f"{named.get('range', '')}/{named.get('cell', '')}/{channel.value}/{to}",
+        flow=f"{named.get('range', '')}/{named.get('cell', '')}/{channel}/{to}",
         part=part,
         operation=operation,
         contact=contact,
@@ -256,48 +244,39 @@ def event_of(
     """Return what to record of a hit."""
     if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
-    value_id, origin = hit.value_id, {}
-    kind = Kind(f"decoy.{contact_of(part, hit)}")
+    kind, value_id, data = Kind(f"decoy.{contact_of(part, hit)}"), hit.value_id, _where(part)
     if hit.source == ValueSource.FOREIGN:
-        from_cell, _, value_id = value_id.partition("/")
-        kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
-    about: dict[str, JsonValue] = {"decoy": value_id.partition("/")[0], "value": value_id}
-    about |= {"evidence": evidence, "decoding": list(hit.decoding)}
-    return _guest(kind, cell_id, {**_where(part), **about, **origin})
+        kind = Kind.DECOY_CARRIED
+        data["from_cell"], _, value_id = value_id.partition("/")
+    data |= {"decoy": value_id.partition("/")[0], "value": value_id}
+    data |= {"evidence": evidence, "decoding": list(hit.decoding)}
+    return _guest(kind, cell_id, data)
 
 
 def hit_event(
     part: Carried, hit: Hit, *, cell_id: str | None, action: Action, evidence: int | None = None
 ) -> Event:
     """What the guard found and did."""
-    data: dict[str, JsonValue] = {
-        "class": hit.cls,
-        "action": action.value,
-        "digest": hit.digest,
-        "start": hit.start,
-        "end": hit.end,
-        "decoding": list(hit.decoding),
-        **({"value": hit.value_id} if hit.value_id else {}),
-        **_where(part, evidence, with_channel=True),
-    }
+    data = _looked_at(part, evidence)
+    data |= {"value": hit.value_id} if hit.value_id else {}
+    data |= {"class": hit.cls, "action": action.value, "digest": hit.digest}
+    data |= {"start": hit.start, "end": hit.end, "decoding": list(hit.decoding)}
     return _guest(Kind.GUARD_HIT, cell_id, data)
 
 
-def _where(
-    part: Carried, evidence: int | None = None, *, with_channel: bool = False
-) -> dict[str, JsonValue]:
-    """Return the fields of an event that say what was looked at."""
-    data: dict[str, JsonValue] = {"operation": part.operation, **part.where}
-    if part.to:
-        data["to"] = part.to
-    if with_channel:
-        data |= {"place": part.place.value, "channel": part.channel.value}
+def _where(part: Carried) -> dict[str, JsonValue]:
+    to: dict[str, JsonValue] = {"to": part.to} if part.to else {}
+    return {"operation": part.operation, **part.where, **to}
+
+
+def _looked_at(part: Carried, evidence: int | None) -> dict[str, JsonValue]:
+    data = _where(part) | {"place": part.place.value, "channel": part.channel.value}
     return data if evidence is None else data | {"evidence": evidence}
 
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
     """Why a part was not scanned whole."""
-    data = _where(part, evidence, with_channel=True)
+    data = _looked_at(part, evidence)
     data |= {"reason": reason, "bytes": part.missing_bytes or len(part.data)}
     return Event(kind=Kind.GUARD_UNSCANNED, cell_id=cell_id, data=data)
 
@@ -353,14 +332,9 @@ _TRIGGERS: Final = {
     Kind.DECOY_CARRIED: Trigger.BREACH,
 }
 _WORDS: Final = {
-    Trigger.DECOY_TOUCHED: "a decoy was touched",
-    Trigger.DECOY_TAKEN: "a decoy was taken",
-    Trigger.DECOY_USED: "a decoy was used",
     Trigger.SENT: "a decoy or protected data was sent",
     Trigger.BREACH: "containment was breached",
 }
-# Places beyond the cell: a value that gets there was on its way out.
-_ENDPOINTS: Final = {"range", "upstream"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +354,9 @@ def trigger_of(event: Event) -> Trigger | None:
     match event.kind:
         case Kind.GUARD_HIT:
             is_protected = bool(data.get("value")) or data.get("class") in GUARD_CLASSES
-            return Trigger.SENT if is_protected and data.get("place") in _ENDPOINTS else None
+            # Beyond the cell: a value that gets there was on its way out.
+            is_out = data.get("place") in {"range", "upstream"}
+            return Trigger.SENT if is_protected and is_out else None
         case Kind.PROBE_COMPLETED:
             return Trigger.BREACH if data.get("verdict") == "breached" else None
         case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
@@ -399,16 +375,13 @@ def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> 
     if trigger is None or stop is Stop.NOTHING:
         return None
     about = event.data.get("decoy") or event.data.get("value") or event.data.get("class")
-    reason = f"{_WORDS[trigger]} ({about})" if isinstance(about, str) and about else _WORDS[trigger]
-    name = event.cell_id or event.data.get("range") or ""
-    return StopRequest(
-        stop=stop, rule=trigger.value, reason=reason, name=str(name), evidence=number
-    )
+    reason = _WORDS.get(trigger) or f"a decoy was {trigger.removeprefix('decoy_')}"
+    reason += f" ({about})" if isinstance(about, str) and about else ""
+    name = str(event.cell_id or event.data.get("range") or "")
+    return StopRequest(stop=stop, rule=trigger.value, reason=reason, name=name, evidence=number)
 
 
 def stop_of_breach(what: str, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
     """The same for a raised `ContainmentBreach`."""
-    stop = stop_for(stops, Trigger.BREACH)
-    if stop is Stop.NOTHING:
-        return None
-    return StopRequest(stop=stop, rule=Trigger.BREACH.value, reason=what)
+    stop, rule = stop_for(stops, Trigger.BREACH), Trigger.BREACH.value
+    return None if stop is Stop.NOTHING else StopRequest(stop=stop, rule=rule, reason=what)

@@ -126,15 +126,10 @@ class KnownValues:
 def _forms(value: KnownValue) -> Iterator[_Form]:
     plain = value.text.encode(errors="surrogatepass")
     rotated, normal = plain.translate(ROT13), normalised(plain)
-    read: list[tuple[bytes, tuple[str, ...]]] = [
-        (plain, ()),
-        (plain[::-1], ("reversed",)),
-        (rotated, ("rot13",)),
-        (rotated[::-1], ("reversed", "rot13")),
-    ]
-    if normal != plain:
-        read.append((normal, ("unicode",)))
-    for text, names in read:
+    read: dict[tuple[str, ...], bytes] = {(): plain, ("reversed",): plain[::-1]}
+    read |= {("rot13",): rotated, ("reversed", "rot13"): rotated[::-1]}
+    read |= {("unicode",): normal} if normal != plain else {}
+    for names, text in read.items():
         yield _Form(value, plain, text, names, text.strip(_DROPPED), len(fold(text)))
 
 

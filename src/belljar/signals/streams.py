@@ -55,8 +55,7 @@ class _Part:
         self.starts: frozenset[tuple[int, str]] = frozenset()
 
     def report(self, key: tuple[str, str]) -> None:
-        """Remember a find; beyond the bound some come again."""
-        if len(self.reported) >= MAX_REPORTED:
+        if len(self.reported) >= MAX_REPORTED:  # some come again
             self.reported.clear()
         self.reported.add(key)
 
@@ -193,14 +192,12 @@ class StreamScanner:
         end, state.end = state.end, (state.end + data)[-self._tail :]
         if not end or not data:
             return Scanned()
-        head = data[: self._tail]
-        result = self._scan(end + head)
-        across = [
-            hit
+        result = self._scan(end + data[: self._tail])
+        hits = tuple(
+            _moved(hit, -len(end), len(data), (JOINED,))
             for hit in result.hits
             if hit.start < len(end) < hit.end and not _has_grown(hit, len(end), state.starts)
-        ]
-        hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in across)
+        )
         return replace(result, hits=hits)
 
     def _join(
@@ -213,11 +210,8 @@ class StreamScanner:
         hits = []
         for hit in result.hits:
             key = (hit.cls, hit.digest)
-            if (
-                hit.end > len(before)
-                and (alone or hit.start < len(before))
-                and key not in field.reported
-            ):
+            is_joined = hit.end > len(before) and (alone or hit.start < len(before))
+            if is_joined and key not in field.reported:
                 field.report(key)
                 hits.append(replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)))
         return replace(result, hits=tuple(hits))
