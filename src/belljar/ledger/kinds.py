@@ -200,14 +200,13 @@ exec.output             op:count stream:stderr|stdout bytes:count
 exec.input              op:count bytes:count
 exec.signal             op:count signal:text scope:main|tree
 exec.completed          op:count stdin_times?:times stdout_times?:times stderr_times?:times
-                        size_times?:sizes
-                        duration_ms:number status:exited|signalled code:whole stdout_bytes:count
-                        stderr_bytes:count stdout_dropped_bytes:count stderr_dropped_bytes:count
+                        size_times?:sizes duration_ms:number status:exited|signalled code:whole
+                        stdout_bytes:count stderr_bytes:count stdout_dropped_bytes:count
+                        stderr_dropped_bytes:count
 exec.failed             op:count reason:text stdin_times?:times stdout_times?:times
                         stderr_times?:times size_times?:sizes
 exec.timed_out          op:count stdin_times?:times stdout_times?:times stderr_times?:times
-                        size_times?:sizes
-                        timeout_s:number-or-null
+                        size_times?:sizes timeout_s:number-or-null
 connect.started         op:count target:tcp|unix name:text user:text
 connect.completed       op:count sent_bytes:count received_bytes:count unread_bytes:count
 connect.failed          op:count reason:text

@@ -100,13 +100,9 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
     # Resources are not read anew: their text form rounds to microseconds.
     resources = smaller_resources(ours.resources, theirs.resources)
     made = with_changes(wanted, changes).policy.model_copy(update={"resources": resources})
-    base = _directory(
-        made,
-        files=wanted.base,
-        network=bound.base if is_theirs else wanted.base,
-        guard=bound.base if theirs.guard is not None else wanted.base,
-        source=wanted.source,
-    )
+    of_network = bound.base if is_theirs else wanted.base
+    of_guard = bound.base if theirs.guard is not None else wanted.base
+    base = _directory(made, wanted.source, wanted.base, of_network, of_guard)
     return replace(wanted, policy=made, base=base)
 
 
@@ -184,9 +180,9 @@ def _common_network(ours: Network, theirs: Network | None) -> Network | None:
 
 
 def _directory(
-    policy: Policy, *, files: Path | None, network: Path | None, guard: Path | None, source: str
+    policy: Policy, source: str, files: Path | None, network: Path | None, guard: Path | None
 ) -> Path | None:
-    """The directory of the policy's files, by section."""
+    """The directory of the policy's files, of those that its sections need."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     needed = [files] if policy.files else []
     if any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins):
@@ -194,11 +190,8 @@ def _directory(
     if any(item.file for item in policy.guard_rules.protect):
         needed.append(guard)
     if len(set(needed)) > 1:
-        raise PolicyError(
-            "the task and the operator's policy both have files, of two directories",
-            where=printable(source),
-            hint="put all files into one of them",
-        )
+        what = "the task and the operator's policy both have files, of two directories"
+        raise PolicyError(what, where=printable(source), hint="put all files into one of them")
     return needed[0] if needed else files
 
 
@@ -212,9 +205,8 @@ def above_floor(
     changes, network = dict(asked), base.policy.network
     found = list[Difference]()
     if "network" in asked and network is not None:
-        if isinstance(asked["network"], Network):
-            record = {"record": network.record}
-            changes["network"] = asked["network"].model_copy(update=record)
+        if isinstance(made := asked["network"], Network):
+            changes["network"] = made.model_copy(update={"record": network.record})
         why = "the task's compose file takes its place: its stand-ins and upstreams are not there"
         found.append(_fact("network", why, DifferenceKind.DROPPED, where="policy"))
     if "resources" in asked:
@@ -224,8 +216,8 @@ def above_floor(
     wanted = with_tier(with_changes(base, changes) if changes else base, tier)
     if floor is None:
         return wanted, tuple(found)
-    made = bounded(wanted, floor)
-    return made, (*found, *looser(wanted.policy, made.policy, by="$BELLJAR_POLICY"))
+    held = bounded(wanted, floor)
+    return held, (*found, *looser(wanted.policy, held.policy, by="$BELLJAR_POLICY"))
 
 
 def under_policy(
@@ -254,13 +246,7 @@ def under_policy(
         limits = run_policy.policy.resources.written() | asked["resources"]
         changes["resources"] = with_changes(run_policy, {"resources": limits}).policy.resources
     wanted = run_policy.policy.model_copy(update=changes)  # `bounded` validates it
-    base = _directory(
-        wanted,
-        files=files_base,
-        network=network_base,
-        guard=run_policy.base,
-        source=run_policy.source,
-    )
+    base = _directory(wanted, run_policy.source, files_base, network_base, run_policy.base)
     made = bounded(replace(run_policy, policy=wanted, base=base), run_policy)
     found += (*of_content, *of_network)
     return made, (*found, *looser(wanted, made.policy, by="the policy"))
