@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, field, replace
@@ -32,11 +33,11 @@ class Carried:
     blocks or stops looks at it before it goes on, and reports what it finds.
     """
 
-    place: Place
     channel: Channel
     operation: str
-    contact: Contact
     data: bytes
+    contact: Contact = Contact.SENT
+    place: Place = Place.RANGE
     flow: str = ""
     part: str = ""
     to: str = ""
@@ -89,7 +90,16 @@ def carried(event: Event) -> Iterator[Carried]:
                 flow = f"{event.cell_id}/{event.data.get('op')}/{body.name}"
                 yield replace(part, flow=flow, part=body.name)
     elif event.kind.value.startswith("network."):
-        yield from _from_network(event)
+        named = event.data
+        other = str(named.get("stand_in") or named.get("host") or named.get("address") or "")
+        where = {name: named[name] for name in ("range", "cell") if name in named}
+        for found in chain(_from_network(event), _bodies(event)):
+            if not found.data and found.missing_bytes <= 0:
+                continue
+            to = found.to or other  # also short pieces: their flow joins them
+            flow = f"{named.get('range', '')}/{named.get('cell', '')}/{found.channel}/{to}"
+            is_first = _is_scanned_first(event, found.part)
+            yield replace(found, flow=flow, to=to, where=where, is_scanned_first=is_first)
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
@@ -97,13 +107,13 @@ def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carri
     # By the first word of an operation; any other is a command's output.
     known = {"file": Channel.FILE, "connect": Channel.STREAM}
     channel = known.get(operation.partition(".")[0], Channel.OUTPUT)
-    part = Carried(Place.OUTPUT, channel, operation, Contact.TAKEN, data)
+    part = Carried(channel, operation, data, Contact.TAKEN, Place.OUTPUT)
     return replace(part, missing_bytes=missing_bytes)
 
 
 def model_part(data: bytes, operation: str) -> Carried:
     """A text that a model's provider gets."""
-    return Carried(Place.MODEL, Channel.MODEL, operation, Contact.SENT, data)
+    return Carried(Channel.MODEL, operation, data, place=Place.MODEL)
 
 
 def _from_network(event: Event) -> Iterator[Carried]:
@@ -111,21 +121,21 @@ def _from_network(event: Event) -> Iterator[Carried]:
     if event.kind is Kind.NETWORK_DNS:
         names = data.get("names") or [data.get("name", "")]
         for name in names if isinstance(names, list) else ():
-            yield from _part(event, Channel.DNS, "label", "dns.name", str(name).encode(), "dns")
+            yield Carried(Channel.DNS, "dns.name", str(name).encode(), part="label", to="dns")
     elif event.kind is Kind.NETWORK_TLS:
-        yield from _part(event, Channel.DNS, "sni", "tls.sni", str(data.get("sni") or "").encode())
+        sni = str(data.get("sni") or "").encode()
+        yield Carried(Channel.DNS, "tls.sni", sni, part="sni")
     elif event.kind is Kind.NETWORK_HTTP:
-        yield from _part(event, Channel.HTTP, "url", "http.url", str(data.get("url", "")).encode())
+        yield Carried(Channel.HTTP, "http.url", str(data.get("url", "")).encode(), part="url")
         if (method := str(data.get("method", ""))) not in USUAL_METHODS:
-            yield from _part(event, Channel.HTTP, "method", "http.method", method.encode())
+            yield Carried(Channel.HTTP, "http.method", method.encode(), part="method")
     is_answer = event.kind is Kind.NETWORK_HTTP_ANSWERED and data.get("between_cells") is True
     if event.kind is Kind.NETWORK_HTTP or is_answer:
         headers: Any = data.get("headers") or ()
         lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
         # An event that was cut down has no lists: how much they held is unknown.
         cut = int(data.get("cut") is True)
-        yield from _part(event, Channel.HTTP, HEADER, "http.header", lines, missing_bytes=cut)
-    yield from _bodies(event)
+        yield Carried(Channel.HTTP, "http.header", lines, part=HEADER, missing_bytes=cut)
 
 
 # Bodies that a cell sent; between two cells both ways are a cell's.
@@ -161,40 +171,8 @@ def _bodies(event: Event) -> Iterator[Carried]:
             not_kept = event.data.get(f"{body.name}_not_kept_bytes")
             content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
         kind = Channel.STREAM if "operation" in event.data else channel
-        yield from _part(
-            event, kind, body.name, operation, content, contact=contact, missing_bytes=missing_bytes
-        )
-
-
-def _part(
-    event: Event,
-    channel: Channel,
-    part: str,
-    operation: str,
-    data: bytes,
-    to: str = "",
-    *,
-    contact: Contact = Contact.SENT,
-    missing_bytes: int = 0,
-) -> Iterator[Carried]:
-    """Also short pieces: their flow joins them."""
-    if not data and missing_bytes <= 0:
-        return
-    named = event.data
-    to = to or str(named.get("stand_in") or named.get("host") or named.get("address") or "")
-    yield Carried(
-        place=Place.RANGE,
-        channel=channel,
-        flow=f"{named.get('range', '')}/{named.get('cell', '')}/{channel}/{to}",
-        part=part,
-        operation=operation,
-        contact=contact,
-        data=data,
-        to=to,
-        missing_bytes=missing_bytes,
-        where={name: named[name] for name in ("range", "cell") if name in named},
-        is_scanned_first=_is_scanned_first(event, part),
-    )
+        found = Carried(kind, operation, content, contact, part=body.name)
+        yield replace(found, missing_bytes=missing_bytes)
 
 
 def _is_scanned_first(event: Event, part: str) -> bool:
