@@ -27,7 +27,6 @@ from belljar.ledger.schema import (
     OMISSIONS,
     SPILLED,
     SPILLED_BODY,
-    Line,
     make_omission,
     parse_checkpoint,
 )
@@ -61,13 +60,6 @@ class Chosen:
     bytes: int
 
 
-def class_of(line: Line, body: str) -> str:
-    """The class of an event's body of that name."""
-    if line.kind is Kind.EXEC_INPUT or (line.kind.startswith("exec.") and body == "stdin"):
-        return "inputs"
-    return _OF_KINDS.get(line.kind.partition(".")[0], "other")
-
-
 def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
     """Find the contents of these classes that are still there. Raises `LedgerError`, `OSError`."""
     wanted = {*classes}.union(*(_QUOTED_IN.get(each, ()) for each in classes))
@@ -77,9 +69,12 @@ def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
             line = parse_line(raw)
         except ValueError as error:
             raise LedgerError(f"not an event: {error}", where=f"line {number}") from error
+        word = line.kind.partition(".")[0]
         for body in line.bodies:
             is_data = line.data == SPILLED and body.name == SPILLED_BODY
-            if body.stored and (is_data or class_of(line, body.name) in wanted):
+            is_input = line.kind is Kind.EXEC_INPUT or (word == "exec" and body.name == "stdin")
+            of_class = "inputs" if is_input else _OF_KINDS.get(word, "other")
+            if body.stored and (is_data or of_class in wanted):
                 (needed if is_data else found).add(body.stored)
     # Equal bytes are stored once: a body that an event needs as its data stays.
     bodies = {digest for digest in found - needed if (run_dir / body_path(digest)).exists()}

@@ -24,7 +24,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import InvalidEventError, LedgerError
 from belljar.events import Body, Event, Kind
 from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, sha256_hex
-from belljar.ledger.files import BODIES, CHECKPOINTS, LEDGER, is_being_written, write_all
+from belljar.ledger.files import BODIES, CHECKPOINTS, LEDGER, write_all
 from belljar.ledger.keys import SigningKey
 from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.ledger.schema import (
@@ -140,29 +140,24 @@ class LedgerWriter:
 
     def __enter__(self) -> LedgerWriter:
         try:
-            self._open()
+            with self._failing("the ledger can't be made"):
+                try:
+                    self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
+                except FileExistsError as error:
+                    what = "there is a ledger already, of this run or another writer"
+                    hint = "a run is recorded once; start a new one"
+                    raise LedgerError(what, where=str(self.run_dir), hint=hint) from error
+                # Marks this run as alive (`is_being_written`). Readers unlock at once.
+                fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
+                self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
+                self._root.mkdir(mode=0o700)
+                # The names, which a power loss could take although their contents were synced.
+                sync_file(self.run_dir)
         except BaseException:
             self._close()
             raise
         self._thread.start()
         return self
-
-    def _open(self) -> None:
-        with self._failing("the ledger can't be made"):
-            try:
-                self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
-            except FileExistsError as error:
-                what = "there is a ledger already"
-                if is_being_written(self.run_dir):
-                    what = "another writer records this run"
-                hint = "a run is recorded once; start a new one"
-                raise LedgerError(what, where=str(self.run_dir), hint=hint) from error
-            # Marks this run as alive (`is_being_written`). Waiting is safe: readers unlock at once.
-            fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
-            self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
-            self._root.mkdir(mode=0o700)
-            # The files' names, which a power loss could take although their contents were synced.
-            sync_file(self.run_dir)
 
     def __exit__(
         self,
