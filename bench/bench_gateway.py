@@ -84,12 +84,12 @@ def guard() -> GuardConfig:
     )
 
 
-def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: str) -> None:
+def gateway(events: int, udp: int, http: int, scratch: str, guarded: str) -> None:
     """A gateway."""
-    socks = [socket.socket(fileno=fd) for fd in (events, udp, tcp, http)]
+    socks = [socket.socket(fileno=fd) for fd in (events, udp, http)]
     for sock in socks:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
-    port = socks[3].getsockname()[1]
+    port = socks[2].getsockname()[1]
     layout = RangeLayout(
         prefix="127.0.76.0/22",
         resolver=RESOLVER,
@@ -213,10 +213,10 @@ def servers(mitmdump: str | None, scratch: str) -> Iterator[tuple[dict[str, Clie
         stack.enter_context(role("plain", str(app.fileno()), fds=(app.fileno(),)))
         clients = {"uvicorn": Client("127.0.0.1", app.getsockname()[1])}
         for name, guarded in (("guarded", "yes"), ("gateway", "")):
-            http, tcp, udp = (stack.enter_context(s) for s in (listening(), listening(), listening(socket.SOCK_DGRAM)))
+            http, udp = (stack.enter_context(s) for s in (listening(), listening(socket.SOCK_DGRAM)))
             here, there = (stack.enter_context(s) for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             stack.enter_context(role("owner", str(here.fileno()), f"{scratch}/{name}", fds=(here.fileno(),)))
-            fds = tuple(s.fileno() for s in (there, udp, tcp, http))
+            fds = tuple(s.fileno() for s in (there, udp, http))
             stack.enter_context(role("gateway", *map(str, fds), scratch, guarded, fds=fds))
             clients[name] = Client(SHOP, http.getsockname()[1])
         if mitmdump is not None:
@@ -274,7 +274,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--role"]:
         name, *rest = sys.argv[2:]
         if name == "gateway":
-            gateway(*map(int, rest[:4]), *rest[4:])  # type: ignore[arg-type]
+            gateway(*map(int, rest[:3]), *rest[3:])  # type: ignore[arg-type]
         else:
             roles[name](*rest)  # type: ignore[operator]
         return

@@ -1,7 +1,7 @@
 """The check of the air gap: every way beyond this host, by trying and by looking.
 
-Sends nothing beyond this host. `connect` of a UDP socket only chooses a route, and so does that of
-a TCP socket in repair mode. A place that can't be read is `can't tell`.
+Sends nothing beyond this host: `connect` of a UDP socket, or a TCP one in repair mode, only chooses
+a route. An unreadable place is `can't tell`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Seen: TypeAlias = tuple[State, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AirGapFinding:
-    """One way. `name` is stable; `evidence` may quote this host: escape it where it is shown."""
+    """One way. `name` is stable; `evidence` may quote this host: escape it."""
 
     name: str
     state: State
@@ -67,12 +67,12 @@ class AirGapFinding:
 
 
 def is_air_gapped(findings: Iterable[AirGapFinding]) -> bool:
-    """Return true if there are findings and all are absent."""
+    """Return true for findings that are all absent."""
     return {each.state for each in findings} == {State.ABSENT}
 
 
 def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen]) -> AirGapFinding:
-    """Judge a way by its worst evidence. A place that can't be read is one that can't be told."""
+    """Judge a way by its worst evidence. An unreadable place is `can't tell`."""
     seen: dict[State, list[str]] = {State.PRESENT: [], State.UNKNOWN: [], State.ABSENT: []}
     try:
         for state, text in evidence:
@@ -87,7 +87,7 @@ def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen])
 
 
 class _Place(NamedTuple):
-    """A directory whose entries lead beyond this host: those named so, whose file has such text."""
+    """A directory whose entries of this name and text lead beyond this host."""
 
     finding: str
     folder: str
@@ -138,7 +138,7 @@ def _listed(finding: str, root: Path) -> Iterator[Seen]:
 
 
 def _entries(folder: Path) -> list[str]:
-    """Names, sorted; none if there is no such place. Raises `OSError` if it can't be read."""
+    """Sorted names; none for a missing place. Raises `OSError` if unreadable."""
     try:
         return sorted(each.name for each in folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -152,7 +152,7 @@ _NO_TEXT: Final = {
 
 
 def _word(file: Path) -> str:
-    """Its text; none if there is no such file, or the kernel has none. Raises `OSError`."""
+    """Its text; none if the file or kernel lacks it. Raises `OSError`."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError as error:
@@ -162,7 +162,7 @@ def _word(file: Path) -> str:
 
 
 def _radios(root: Path) -> Iterator[Seen]:
-    """A radio counts as off only when a switch of its own says so."""
+    """A radio counts as off only by its own switch."""
     (root / "sys/class").stat()
     # rfkill comes first: it also has the switches of others
     for kind in ("rfkill", "ieee80211", "bluetooth", "nfc", "uwb", "ieee802154"):
@@ -175,7 +175,7 @@ def _radios(root: Path) -> Iterator[Seen]:
 
 
 def _sockets(root: Path) -> Iterator[Seen]:
-    """Sockets of this namespace with a peer beyond loopback, or bound to an address beyond it."""
+    """This namespace's sockets with a peer or address beyond loopback."""
     (root / "proc/self").stat()
     for table in _TABLES:
         for line in _word(root / "proc/net" / table).splitlines()[1:]:
@@ -190,7 +190,7 @@ def _sockets(root: Path) -> Iterator[Seen]:
 
 
 def address_of(text: str) -> tuple[IPv4Address | IPv6Address, int]:
-    """An address as /proc/net has it: words of the host's byte order in hex. Pure."""
+    """An address of /proc/net: hex words in host byte order. Pure."""
     digits, _, port = text.partition(":")
     words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
     address = ip_address(struct.pack(f"={len(words)}I", *words))
@@ -237,7 +237,7 @@ _NO_WAY: Final = {
 
 
 def check_air_gap() -> tuple[AirGapFinding, ...]:
-    """Every finding on this host now. Raises `OSError` when its interfaces can't be listed."""
+    """Every current finding on this host. Raises `OSError` if interfaces can't be listed."""
     links = _links()
     outer = [link.name for link in links if not link.is_loopback and link.kind not in _SINKS]
     return (
@@ -263,7 +263,7 @@ def check_air_gap() -> tuple[AirGapFinding, ...]:
 
 
 def seen(link: Link) -> Seen:
-    """Tell if packets can leave by a link of this namespace. Pure."""
+    """Tell if packets can leave by a link. Pure."""
     kind = "loopback" if link.is_loopback else link.kind or "a device of its own driver"
     if not link.is_up:
         return State.ABSENT, f"{link.name} ({kind}) is down"
@@ -274,7 +274,7 @@ def seen(link: Link) -> Seen:
 
 
 def _links(namespace: int | None = None) -> list[Link]:
-    """Those of this namespace, or of another, in which the calling thread ends."""
+    """The links of this namespace, or of another, which the calling thread enters for good."""
     if namespace is not None:
         enter(namespace, CLONE_NEWNET)
     with netlink.open_socket() as kernel:
@@ -282,7 +282,7 @@ def _links(namespace: int | None = None) -> list[Link]:
 
 
 def _namespaces() -> Iterator[Seen]:
-    """Devices in other namespaces, through which a process there could relay."""
+    """Devices in other namespaces, through which their processes could relay."""
     if os.geteuid() != 0:
         yield State.UNKNOWN, "other users' processes may be hidden: run as root"
     if Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE:
@@ -314,7 +314,7 @@ def _namespaces() -> Iterator[Seen]:
 
 
 def _namespace_files(device: int, hidden: list[str], mounted: set[int]) -> Iterator[Path]:
-    """Yield a file of each namespace that a thread is in or holds open; note those it mounts."""
+    """Yield a file of each namespace in use or held open; note mounted ones."""
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
         threads, tasks = list[Path](), Path("/proc", process, "task")
         with _noted(hidden, tasks):  # not by `glob`, which passes over what it may not read
@@ -337,7 +337,7 @@ def _namespace_files(device: int, hidden: list[str], mounted: set[int]) -> Itera
 
 @contextmanager
 def _noted(hidden: list[str], place: Path) -> Iterator[None]:
-    """Note the process of a place that can't be read, but not one that has ended meanwhile."""
+    """Note an unreadable place's process, unless it has ended meanwhile."""
     try:
         yield
     except OSError as error:
@@ -378,7 +378,7 @@ def _way(
 
 
 def _servers(hosts: Iterable[str]) -> Iterator[Seen]:
-    """Judges servers by the route alone: none is asked, no name is looked up."""
+    """Judges servers by route alone: no query, no name lookup."""
     for host in hosts:
         try:
             here = (State.UNKNOWN, "it is on this host, and may forward")
@@ -394,7 +394,7 @@ def _resolvers() -> Iterator[str]:
 
 
 def proxies() -> dict[str, str]:
-    """The hosts of the environment's proxies, by their variables; "" for none. No passwords."""
+    """The environment's proxy hosts by variable; "" for none. No passwords."""
     hosts = dict[str, str]()
     for scheme, value in getproxies_environment().items():
         if scheme != "no":
@@ -406,7 +406,7 @@ def proxies() -> dict[str, str]:
 
 
 def _vsock() -> Iterator[Seen]:
-    """Sockets to a hypervisor: it has a channel to this machine if that has an address there."""
+    """Sockets to a hypervisor: a local address means a channel to this machine."""
     try:
         socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is kept of a stream: a bounded part, the count and the digest of all of it. Pure."""
+"""A stream's kept part, bounded, with the whole's count and digest. Pure."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class Capture:
 
     @property
     def sha256(self) -> str:
-        """Of all that was taken, hexadecimal. Raises `ValueError` if it isn't hashed."""
+        """The whole's digest, hexadecimal. Raises `ValueError` if unhashed."""
         if self._digest is None:
             raise ValueError("this capture has no digest")
         return self._digest.hexdigest()
 
     def body(self, name: str = "") -> Body:
-        """What there was so far, as a body of an event."""
+        """The kept part so far as an event's body."""
         return Body(
             name=name or self.name,
             content=self.kept,

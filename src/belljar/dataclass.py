@@ -42,7 +42,7 @@ def _with_late_methods(cls: type, *, frozen: bool = False, **options: bool) -> t
 
 
 def _late(cls: type, name: str) -> Callable[..., Any]:
-    """Return a method that generates the class's methods when it is first called."""
+    """Return a method that generates the class's methods at first call."""
 
     def first(self: object, *args: object, **options: object) -> object:
         _generate(cls)
@@ -92,7 +92,7 @@ _FROZEN: Final = {
 
 
 def field_names(kind: type) -> Collection[str]:
-    """Return the fields of a dataclass in order; none of another class. Nothing is generated."""
+    """Return a dataclass's fields in order; none of other classes. Generates nothing."""
     return getattr(kind, "__dataclass_fields__", ())
 
 

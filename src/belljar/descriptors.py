@@ -1,4 +1,4 @@
-"""This process's limit of open files: raised at start; its exhaustion is a `HostError`."""
+"""This process's open-file limit: raised at start; its exhaustion is a `HostError`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def raise_soft_limit() -> None:
 
 
 def require_free(count: int) -> None:
-    """Raise `HostError` unless this process may open so many more files."""
+    """Raise `HostError` unless this process may open `count` more files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with exhaustion_as_host_error():
         # Counted, not tried: descriptors opened for a trial would be missing elsewhere meanwhile.
@@ -71,7 +71,7 @@ def require_free(count: int) -> None:
 
 
 def exhaustion(error: BaseException) -> HostError | None:
-    """The `HostError` for too many open files, here or in the system; None: another error."""
+    """The `HostError` for too many open files, here or system-wide, else None."""
     if (cause := os_error_below(error, EXHAUSTED)) is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -82,7 +82,7 @@ def exhaustion(error: BaseException) -> HostError | None:
 
 
 def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
-    """The first `OSError` with one of these numbers among an error and its causes."""
+    """The first `OSError` with one of these numbers in an error's causes."""
     cause: BaseException | None = error
     seen = set[int]()  # an error may be its own cause
     while cause is not None and id(cause) not in seen:
@@ -95,7 +95,7 @@ def os_error_below(error: BaseException, numbers: Set[int]) -> OSError | None:
 
 @contextmanager
 def exhaustion_as_host_error() -> Iterator[None]:
-    """Raise `HostError` for whatever fails in the block because no more files can be opened."""
+    """Raise `HostError` for the block's failures from too many open files."""
     try:
         yield
     except Exception as error:
@@ -105,7 +105,7 @@ def exhaustion_as_host_error() -> Iterator[None]:
 
 
 def open_plain_file(path: Path) -> BufferedReader:
-    """Open a regular file, never a link, or a pipe that would block. Raises `OSError`."""
+    """Open a regular file, no link or blocking pipe. Raises `OSError`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

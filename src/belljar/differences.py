@@ -19,18 +19,18 @@ MAX_NAMED: Final = 3
 
 
 class DifferenceKind(StrEnum):
-    """It says what became of a part; what is kept as it was written is no difference."""
+    """A part's fate; parts kept as written are no differences."""
 
     CHANGED = "changed"
-    """It is there in another form: a mount copied as data."""
+    """Kept in another form: a mount copied as data."""
     DROPPED = "dropped"
-    """It is not there; the model can do the same without it."""
+    """Left out; the model can do the same without it."""
     GRANTED = "granted"
-    """A right in the cell, which has its own kernel."""
+    """A right in the cell, whose kernel is its own."""
     OVERRIDDEN = "overridden"
     """The operator's policy replaced it: an earlier version's `--override`."""
     REFUSED = "refused"
-    """The task can't run as it is; nothing of it runs."""
+    """The task can't run as written; none of it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Difference:
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> Difference:
-        """Of an event's data. A kind that is not known here counts as `changed`."""
+        """From an event's data. Unknown kinds count as `changed`."""
         kind = str(data.get("kind", ""))
         return cls(
             # A ledger of a newer version may have words that this one doesn't know.
@@ -94,7 +94,7 @@ def _sentence(kind: DifferenceKind, wheres: Iterable[str], keys: Iterable[str], 
 
 
 def samples_named(samples: Iterable[str]) -> str:
-    """`sample a`, `samples a, b, c and 37 more`; safe for a terminal."""
+    """`sample a`, `samples a, b, c and 37 more`; terminal-safe."""
     names = [printable(each, max_chars=100) for each in samples]
     if len(names) == 1:
         return f"sample {names[0]}"

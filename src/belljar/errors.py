@@ -23,7 +23,7 @@ class BelljarError(Exception):
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "error"
-    """What programs tell errors apart by (`--json`); stable, as the exit code is."""
+    """Identifies the error to programs (`--json`); stable like the exit code."""
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -37,14 +37,14 @@ class BelljarError(Exception):
 
 
 class PolicyError(BelljarError):
-    """The policy or another input file is invalid, or asks for what is not allowed."""
+    """The policy or another input file is invalid or not allowed."""
 
     exit_code = 4
     code = "policy_error"
 
 
 class HostError(BelljarError):
-    """This machine can't do what the policy demands. Nothing was weakened to make it fit."""
+    """This machine can't do what the policy demands. Nothing was weakened."""
 
     exit_code = 3
     code = "host_error"
@@ -70,14 +70,14 @@ class ProtocolViolation(CellError):  # noqa: N818 - the design's word
 
 
 class LedgerError(BelljarError):
-    """The record can't be written or doesn't verify. Without a record nothing may run."""
+    """The record can't be written or doesn't verify. Nothing may run unrecorded."""
 
     exit_code = 5
     code = "ledger_error"
 
 
 class InvalidEventError(LedgerError):
-    """The event isn't one that its kind allows. It was not written; the record goes on."""
+    """The event is invalid for its kind. It was not written; the record goes on."""
 
 
 class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
@@ -89,14 +89,14 @@ class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
     exit_code = 2
     code = "containment_breach"
     cause: str = ""
-    """The reason code of a verdict that is about this, "" for none of its own."""
+    """The reason code of this error's verdict, "" for none."""
 
 
 _E = TypeVar("_E", bound=BaseException)
 
 
 def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
-    """Return the first error of a kind in one that task groups may have wrapped, if any."""
+    """Return the first error of a kind, also within task groups' errors, if any."""
     while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
         error = wanted.exceptions[0]
     return error if isinstance(error, kind) else None
@@ -104,7 +104,7 @@ def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
 
 @contextmanager
 def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
-    """Raise the block's `OSError` as a `HostError`: what failed, and the system's reason."""
+    """Raise the block's `OSError` as a `HostError` with the system's reason."""
     try:
         yield
     except OSError as exc:

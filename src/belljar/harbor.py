@@ -77,7 +77,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """The networks that a policy may give: none, or the names of its stand-ins."""
+        """A policy's possible networks: none, or its stand-ins' names."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,
@@ -105,7 +105,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         """Change nothing: `start` refuses a task whose phases differ."""
 
     def _hosts(self) -> frozenset[str]:
-        """Return the names that all of the task's phases may reach. Raises `PolicyError`."""
+        """Return the names that all task phases may reach. Raises `PolicyError`."""
         wanted = [self._network_policy, *self._phase_network_policies]
         is_public = any(each.network_mode == NetworkMode.PUBLIC for each in wanted)
         if is_public and _names_public(self.environment_dir):
@@ -197,7 +197,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             self._run.recorder.record(event)
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
-        """The name of the task's image in the store. Raises `HostError`, `PolicyError`."""
+        """The store's name of the task's image. Raises `HostError`, `PolicyError`."""
         config = self.task_env_config
         if config.gpus or config.tpu or config.os == TaskOS.WINDOWS:
             raise self._refused("a task gets no GPU, no TPU and no Windows")
@@ -272,7 +272,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a command in bash. Raises `RuntimeError` when its time is up, as Docker's does."""
+        """Run a command in bash. Raises `RuntimeError` on timeout, like Docker's."""
         who = self._resolve_user(user)
         output = await self._running().exec(
             ["bash", "-c", command],
@@ -293,7 +293,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         )
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file, or a directory's files, into the cell."""
+        """Copy a file or a directory's files into the cell."""
         source = self._source(source_path)
         await self._running().upload(source, target_path, overwrite=True, user="0")
 
@@ -306,7 +306,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         await self._running().download(source_path, target_path, overwrite=True, user="0")
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy a directory of the cell; links that lead out of it, pipes and devices are named."""
+        """Copy a directory of the cell; names links out, pipes and devices."""
         options = {"overwrite": True, "skip_unsafe": True}
         done = await self._running().download(source_dir, target_dir, user="0", **options)
         for path in done.skipped:
@@ -336,7 +336,7 @@ def _names_public(environment_dir: Path) -> bool:
 
 
 def _allowed(network: Network, hosts: frozenset[str]) -> Network:
-    """Return the stand-ins of the policy's network that have these names: nothing real."""
+    """Return the policy's stand-ins with these names: nothing real."""
     kept = dict[str, Any]()
     for name, item in network.stand_ins.items():
         if names := tuple(each for each in item.names if each in hosts):

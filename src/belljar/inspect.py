@@ -1,4 +1,4 @@
-"""What a solver of Inspect may ask of its sandbox beyond Inspect's own interface."""
+"""A solver's requests to its sandbox beyond Inspect's own interface."""
 
 from __future__ import annotations
 

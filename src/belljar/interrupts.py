@@ -2,11 +2,10 @@
 
 Imports nothing of ours.
 
-A SIGINT or SIGHUP that was ignored when this process was started (`nohup`, a background job of a
-shell without job control) stays ignored. For SIGINT there is a catch: it is also how an evaluation
-is ended from inside, since asyncio and trio cancel their main task on it. So an ignored one is
-*blocked*, which no sender can get past, and unblocked only when this process itself wants to be
-interrupted. Children don't inherit the block where it matters: a jail clears its mask.
+A SIGINT or SIGHUP ignored at this process's start (`nohup`, a background job of a shell without job
+control) stays ignored. But asyncio and trio cancel their main task on SIGINT, so it also ends an
+evaluation from inside. An ignored SIGINT is therefore *blocked* against all senders, and unblocked
+only for this process's own interrupt. Jailed children don't inherit the block.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Termination:
         self._is_raised = False
 
     def interrupt(self) -> None:
-        """Interrupt the main thread as Ctrl-C does, from any thread, even if Ctrl-C is ignored."""
+        """Interrupt the main thread as Ctrl-C does, even if ignored. From any thread."""
         main = threading.main_thread().ident
         if main is not None:
             # Not a request of someone else's: `received` must not name it.
@@ -56,7 +55,7 @@ class Termination:
             signal.pthread_kill(main, signal.SIGTERM if self._is_held else signal.SIGINT)
 
     def heed(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of SIGTERM and SIGHUP. Runs in the main thread."""
+        """Handle SIGTERM and SIGHUP. Runs in the main thread."""
         if not self._is_own:
             self.received.append(number)
         self._is_own = False

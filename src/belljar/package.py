@@ -1,4 +1,4 @@
-"""What is installed: the package's version, its directory and its compiled programs."""
+"""The installed package: version, directory and compiled programs."""
 
 import os
 from pathlib import Path
@@ -11,5 +11,5 @@ PROGRAMS_DIR: Final = PACKAGE_DIR / "_bin"
 
 
 def program_path(name: str) -> Path:
-    """Where the compiled program `name` for this processor lies, whether or not it is there."""
+    """The path of this processor's compiled program, which may be missing."""
     return PROGRAMS_DIR / f"{name}-{os.uname().machine}"

@@ -1,4 +1,4 @@
-"""Processes by identity: a pid with its start time, since pids are reused."""
+"""Processes by identity: a pid with its start time, as pids are reused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessId:
-    """A process of this boot: `start_ticks` is when it started, as the kernel counts."""
+    """A process of this boot; `start_ticks`: its start by the kernel's count."""
 
     pid: int
     start_ticks: int
@@ -34,7 +34,7 @@ class ProcessId:
 
 @cache
 def boot_id() -> str:
-    """This boot's name: process numbers written down in another boot mean nothing in this one."""
+    """This boot's name: pids recorded in another boot mean nothing."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -62,7 +62,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def this_process() -> ProcessId:
-    """The process that asks. Raises `RuntimeError` when /proc isn't mounted."""
+    """The calling process. Raises `RuntimeError` without /proc."""
     if (own := identify(os.getpid())) is None:
         raise RuntimeError("this process is not in /proc; is /proc mounted?")
     return own
@@ -100,7 +100,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
-    """Whether the process is a descendant of the other, and all between them live."""
+    """Return True for a descendant through living processes only."""
     for _ in range(_MAX_GENERATIONS):
         if pid == ancestor:
             return True
@@ -112,14 +112,14 @@ def descends_from(pid: int, ancestor: int) -> bool:
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """User and system time a process has used, in clock ticks; None when it is gone."""
+    """A process's user and system time in clock ticks; None when gone."""
     fields = _stat_fields(pid)
     # utime and stime; children that were waited for have fields of their own.
     return None if fields is None else int(fields[11]) + int(fields[12])
 
 
 def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, int]:
-    """The inode numbers of a process's namespaces; those that can't be read are left out."""
+    """A process's namespaces by inode number, without unreadable ones."""
     found = {}
     for name in names:
         with contextlib.suppress(OSError, ValueError):
@@ -195,7 +195,7 @@ def kill(process: ProcessId) -> None:
 
 
 def _stat_fields(pid: int) -> list[str] | None:
-    """/proc/PID/stat from the state on: the name before it may hold anything."""
+    """The fields of /proc/PID/stat after the name, which may hold anything."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError as exc:

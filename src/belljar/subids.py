@@ -1,4 +1,4 @@
-"""Subordinate ids of an ordinary user: reads /etc/subuid and /etc/subgid (subuid(5))."""
+"""An ordinary user's subordinate ids, from /etc/subuid and /etc/subgid (subuid(5))."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def first_subordinate_id(file: Path) -> int | None:
 
 
 def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:
-    """As `first_subordinate_id`, from the file's text. Unreadable lines are left out."""
+    """As `first_subordinate_id`, from the file's text, without unreadable lines."""
     for line in text.splitlines():
         owner, _, rest = line.strip().partition(":")
         start, _, count = rest.partition(":")
@@ -38,7 +38,7 @@ def parse_subordinate(text: str, *, name: str, uid: int) -> int | None:
 
 
 def user_name() -> str:
-    """This user's name, or the uid of one without a name."""
+    """This user's name, else the uid."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

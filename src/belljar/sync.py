@@ -63,7 +63,7 @@ _LOOK_S: Final = 1.0
 
 
 class _Job(Generic[_T]):
-    """One coroutine in the loop. `done` is set when it has ended, cancelled or not."""
+    """One coroutine in the loop. `done` is set at its end."""
 
     def __init__(self, function: Callable[[], Awaitable[_T]], portal: BlockingPortal) -> None:
         self.done: Future[_T] = Future()
@@ -102,7 +102,7 @@ class _Job(Generic[_T]):
             self.done.set_exception(error)
 
     def wait(self, act: Callable[[], None], future: Future[Any] | None = None) -> None:
-        """Act, and wait for its end, or for `future`. An interrupt cancels it; a breach wins."""
+        """Act, then await its end or `future`. An interrupt cancels it; a breach wins."""
         interrupt, awaited = None, future or self.done
         while True:
             try:
@@ -133,14 +133,14 @@ class Loop:
     def call(
         self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run a coroutine function in the loop and wait for it."""
+        """Run a coroutine function in the loop."""
         job = self._job(partial(function, *args, **kwargs))
         job.wait(job.start)
         return job.done.result()
 
     @contextmanager
     def entered(self, manager: AbstractAsyncContextManager[_T]) -> Iterator[_T]:
-        """An async context manager, entered and left in one task of the loop."""
+        """Enter and leave an async context manager in one task."""
         value: Future[_T] = Future()
         left: list[Exception | None] = []
         leave: list[anyio.Event] = []
@@ -192,7 +192,7 @@ class Loop:
 
 @contextmanager
 def own_loop() -> Iterator[Loop]:
-    """A loop for the time of the block. Raises `RuntimeError` in a running event loop."""
+    """A loop for the block. Raises `RuntimeError` in a running event loop."""
     is_in_a_loop = False
     with suppress(RuntimeError):
         anyio.lowlevel.current_token()
@@ -220,7 +220,7 @@ def own_loop() -> Iterator[Loop]:
 
 
 class _Facade(Generic[_Inner_co]):
-    """Something of the async library, and the event loop in which it lives."""
+    """An object of the async library, with its event loop."""
 
     def __init__(self, inner: _Inner_co, loop: Loop) -> None:
         self._inner = inner
@@ -239,7 +239,7 @@ class _Facade(Generic[_Inner_co]):
 def _mirrored(
     method: Callable[Concatenate[_A, _P], _R], act: Callable[[Callable[[], _R], Loop], _T]
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """The same method on the facade: `act` is given the call to make and the facade's loop."""
+    """The method's facade: `act` is given the call and the facade's loop."""
 
     @wraps(method)
     def call(self: _Facade[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -252,7 +252,7 @@ def _mirrored(
 def _waiting(
     method: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """The same method, which runs in the facade's loop and is waited for."""
+    """The method, run in the facade's loop and waited for."""
     return _mirrored(method, lambda call, loop: loop.call(call))
 
 
@@ -267,7 +267,7 @@ def _at_once(
 def _entered(
     manager: AbstractAsyncContextManager[_A], facade: Callable[[_A, Loop], _T], loop: Loop | None
 ) -> Iterator[_T]:
-    """What `manager` opens, as a facade. `loop`: None: one of its own."""
+    """The object opened by `manager`, as a facade. `loop`: None for its own."""
     opening = own_loop() if loop is None else nullcontext(loop)
     with opening as own, own.entered(manager) as inner:
         yield facade(inner, own)
@@ -276,7 +276,7 @@ def _entered(
 def _opening(
     function: Callable[_P, AbstractAsyncContextManager[_A]], facade: Callable[[_A, Loop], _T]
 ) -> Callable[_P, AbstractContextManager[_T]]:
-    """The same function; Ctrl-C ends what it opened before it is raised."""
+    """The same function; Ctrl-C ends its object before it is raised."""
 
     @wraps(function)
     def opened(*args: _P.args, **kwargs: _P.kwargs) -> AbstractContextManager[_T]:
@@ -286,7 +286,7 @@ def _opening(
 
 
 class RunningCommand(_Facade[AsyncRunningCommand]):
-    """A command of `Cell.open_exec` or `Cell.start`; of the first, iterate it, then `wait`."""
+    """A command of `Cell.open_exec` (iterate it, then `wait`) or `Cell.start`."""
 
     def __iter__(self) -> Iterator[tuple[Stream, bytes]]:
         return self
@@ -311,7 +311,7 @@ class RunningCommand(_Facade[AsyncRunningCommand]):
 
 
 class CellStream(_Facade[AsyncCellStream]):
-    """A byte stream of `Cell.connect`; leaving its block closes it."""
+    """A byte stream of `Cell.connect`, closed by leaving its block."""
 
     def receive(self, max_bytes: int = 65536) -> bytes:
         """See `belljar.CellStream.receive`; `b""` at the end."""
@@ -339,8 +339,8 @@ class Snapshot(_Facade[AsyncSnapshot]):
 
 
 class Cell(_Facade[AsyncCell]):
-    """A running sandbox. Made only by `belljar.sync.open_cell`, a pool or a range; may be used by
-    several threads at once. An `on_output` is called in the cell's own thread, and can't call it.
+    """A running sandbox, made by `belljar.sync.open_cell`, a pool or a range. Thread-safe. An
+    `on_output` is called in the cell's own thread, and can't call it.
     """
 
     id: str
@@ -381,7 +381,7 @@ class Cell(_Facade[AsyncCell]):
 
 
 class Range:
-    """The cells of one sample and their network. Made only by `belljar.sync.open_range`."""
+    """One sample's cells and network, made by `belljar.sync.open_range`."""
 
     def __init__(self, opened: AsyncRange, loop: Loop) -> None:
         self.cell = Cell(opened.cell, loop)
@@ -415,7 +415,7 @@ def open_range(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AbstractContextManager[Range]:
-    """See `belljar.open_range`. Ctrl-C destroys the range before it is raised."""
+    """See `belljar.open_range`. Ctrl-C destroys the range first."""
     return _entered(cell_open.open_range(policy, run=run, home=home, actor=actor), Range, None)
 
 

@@ -1,8 +1,8 @@
 """Sizes and durations, read and shown; `printable`, the one escape of shown text; message words.
 
 A size is a number and a unit (`B`, `KiB` to `TiB`, or the decimal `KB` to `TB`).
-A duration is one or more numbers with units (`ms`, `s`, `m`, `h`, `d`): `1h30m`.
-A number without a unit is refused.
+A duration is numbers with units (`ms`, `s`, `m`, `h`, `d`): `1h30m`.
+Numbers without units are refused.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Bytes in the largest binary unit, with at most one decimal."""
+    """Bytes in the largest binary unit, to one decimal."""
     size, unit = float(size_bytes), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         # Not as 1024.0 of the smaller unit
@@ -103,7 +103,7 @@ def format_duration(seconds: float) -> str:
 
 
 def iso_time(seconds: float) -> str:
-    """Return a time in UTC, in whole seconds, as JSON documents have it (ISO 8601)."""
+    """Return a UTC time in whole seconds for JSON (ISO 8601)."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(seconds)))
 
 
@@ -134,7 +134,7 @@ _UNSEEN: Final = frozenset(
 
 
 def quoted(value: object) -> str:
-    """A value as it is shown in a message: text in backticks, escaped and short."""
+    """A message's value: text in backticks, escaped and short."""
     return f"`{printable(value if isinstance(value, str) else repr(value), max_chars=80)}`"
 
 
@@ -168,7 +168,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def did_you_mean(word: object, allowed: Iterable[str]) -> str:
-    """The end of a message, with the nearest allowed name."""
+    """A message's end with the nearest allowed name."""
     near = nearest(word, allowed) if isinstance(word, str) else ""
     return f"; did you mean `{near}`?" if near else ""
 

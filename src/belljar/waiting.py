@@ -1,4 +1,4 @@
-"""Lines on standard error: for what takes longer than a person would wait without one, and more."""
+"""Lines on standard error, such as reports of slow operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOADING: Final = "loading Inspect, which takes some seconds"
 
 @contextmanager
 def reported_if_slow(text: str) -> Iterator[None]:
-    """Print `text` on standard error, if that is a terminal, once the block has lasted 2 s."""
+    """Print `text` on a terminal's standard error when the block exceeds 2 s."""
     if not sys.stderr.isatty():
         yield
         return

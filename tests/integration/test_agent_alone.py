@@ -1,5 +1,4 @@
-"""An operation that is alone: what else runs is ended first and nothing starts beside it, or it
-doesn't start. The real agent, in raw frames."""
+"""An operation that is alone."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def test_nothing_starts_beside_it(wire: Wire, fresh: Wire) -> None:
 @pytest.mark.root
 @with_probe
 def test_it_is_alone_or_not_started(wire: Wire, fresh: Wire) -> None:
-    """A process that is not seen to be gone (its tracer, who is outside, keeps it): EBUSY, in
-    bounded time. When it is gone, the program runs."""
+    """A process that is not seen to be gone (its tracer, who is outside, keeps it)."""
     pid = int(wire.run(LEFT).output[1])
     assert ctypes.CDLL(None).ptrace(PTRACE_SEIZE, pid, 0, 0) == 0
     began = time.monotonic()

@@ -1,9 +1,4 @@
-"""The real agent, spoken to in raw frames: what a client would hide. Native mode, on this host,
-without a container.
-
-`tests/contract/` holds what a client sees of it, in the same mode too: a frame out of order or over
-its bound is an error there. Here is what the host's client never says.
-"""
+"""The real agent, spoken to in raw frames: what a client would hide."""
 
 from __future__ import annotations
 

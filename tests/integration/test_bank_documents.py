@@ -32,8 +32,7 @@ def fold(text: str) -> str:
 
 
 def personal(text: str) -> set[str]:
-    """The protected values within a text, however they are spaced: those of the clients, and the
-    IBANs of others."""
+    """The protected values within a text, however they are spaced."""
     with (EXAMPLE / "clients.csv").open() as file:
         values = {fold(value) for row in csv.DictReader(file) for value in row.values()}
     shape = r"\b[A-Z]{2}[0-9]{2}(?: [A-Z0-9]{1,4}){3,8}\b"
@@ -67,8 +66,7 @@ def check_leaks(found: dict[str, Any], recorded: list[dict[str, Any]]) -> None:
 
 
 def test_the_documents_are_what_the_guard_can_see() -> None:
-    """Thirty documents with three questions each, whose answers are in them; by their check digits
-    the guard knows each IBAN and card without being told."""
+    """Thirty documents with three questions each, whose answers are in them."""
     texts = documents()
     asked = [json.loads(line) for line in (EXAMPLE / "questions.jsonl").read_text().splitlines()]
     assert len(texts) == 30
@@ -87,9 +85,7 @@ def test_the_documents_are_what_the_guard_can_see() -> None:
 def test_a_provider_behind_the_guard_gets_nothing_protected(
     belljar: Belljar, tmp_path: Path, clean_after: Callable[[], Path]
 ) -> None:
-    """What the provider kept has the documents' other lines, and no personal value, also where the
-    agent put it into a tool call, a file's name or a host's name: those are signals. It answers two
-    questions of three."""
+    """The provider keeps no personal value, also of a tool call, a file's or a host's name."""
     kept = tmp_path / "sent.jsonl"
     found = run_bank(belljar, "provider", "-T", f"keep={kept}")
     sent = kept.read_text()

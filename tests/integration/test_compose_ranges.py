@@ -1,5 +1,4 @@
-"""Ranges under `belljar run`: Inspect tasks with several compose services, unchanged, and programs
-in a cell that ask the evaluated model."""
+"""Ranges under `belljar run`."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inspect_ai.event import ModelEvent
 from inspect_ai.log import EvalSample, read_eval_log
 from tests.integration.processes import quick_command
 
@@ -69,7 +67,6 @@ TASKS = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox
 
@@ -142,26 +139,6 @@ def look(*names: str) -> Solver:
 def sealed() -> Task:
     sample = Sample(id="sealed", input="x", target="kept|lo 0|lo 1")
     return Task(dataset=[sample], solver=look("default", "Scorer"), scorer=said(), sandbox=("docker", "sealed.yaml"))
-
-ASK = '''
-import json, urllib.request
-question = {"model": "gpt-4o", "messages": [{"role": "user", "content": "What is the answer?"}]}
-request = urllib.request.Request(
-    "https://api.openai.com/v1/chat/completions", json.dumps(question).encode(),
-    {"Authorization": "Bearer sk-test", "Content-Type": "application/json"})
-answer = json.load(urllib.request.urlopen(request))
-print(answer["model"], answer["choices"][0]["message"]["content"])
-'''
-
-@task
-def asks() -> Task:
-    commands = [(None, "python3 -c '" + ASK + "'")]
-    output = ModelOutput.from_content("mockllm/model", "forty-two")
-    output.usage = ModelUsage(input_tokens=5, output_tokens=2, total_tokens=7)
-    return Task(
-        model=get_model("mockllm/model", custom_outputs=[output]),
-        dataset=[Sample(id="asks", input="x", target="gpt-4o forty-two")],
-        solver=run(*commands), scorer=said(), sandbox=("belljar", "openai.yaml"))
 """
 # A store that only the web server reaches, and whose health is the web server's, which starts after
 # it.
@@ -191,17 +168,13 @@ services:
   default: {image: default, network_mode: none}
   Scorer: {image: default, network_mode: none}
 """
-OPENAI = (
-    POLICY
-    + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
-)
 
 
 @pytest.fixture(scope="module")
 def tasks(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with tasks, and a policy of risk low as the user's own."""
     folder = tmp_path_factory.mktemp("tasks")
-    files = {"tasks.py": TASKS, "openai.yaml": OPENAI, "low.yaml": POLICY}
+    files = {"tasks.py": TASKS, "low.yaml": POLICY}
     files |= {"compose.yaml": COMPOSE, "apart.yaml": APART, "sealed.yaml": SEALED}
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -250,10 +223,7 @@ class Finished:
 
 @pytest.mark.promise("1.5")
 def test_compose_tasks_run_unchanged(tasks: Path) -> None:
-    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each
-    to each, but where networks keep two apart: these have no name for each other, and who knows the
-    address is refused at once, both ways, and on record. A service of `network_mode: none` has no
-    device, and is reached by commands and files. All are recorded, contained, probed and gone."""
+    """Each service is a cell: `sandbox()` is the default's, others go by name."""
     names = [f"tasks.py@{name}" for name in ("shop", "apart", "sealed")]
     done = Finished.of(tasks, *names, "--model", "mockllm/model")
     cells = {name: len(sample["cells"]) for name, sample in done.samples.items()}
@@ -267,18 +237,3 @@ def test_compose_tasks_run_unchanged(tasks: Path) -> None:
     assert {(line.cell, line.data["phase"]) for line in probed} == {
         (line.cell, phase) for line in done.lines(Kind.CELL_PLANNED) for phase in ("start", "end")
     }
-
-
-@pytest.mark.promise("2.8")
-def test_a_program_in_the_cell_asks_the_evaluated_model(
-    tasks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its usual request to its usual host is answered by Inspect's model, without any network; the
-    call stands on Inspect's transcript and in the ledger."""
-    # It has no network, and would be the floor of the task's own
-    monkeypatch.delenv("BELLJAR_POLICY")
-    done = Finished.of(tasks, "tasks.py@asks")
-    calls = [event for log in done.logs() for event in log.events if isinstance(event, ModelEvent)]
-    assert [call.input[-1].text for call in calls] == ["What is the answer?"]
-    (asked,) = done.lines(Kind.NETWORK_HTTP)
-    assert asked.data["url"] == "https://api.openai.com/v1/chat/completions"

@@ -27,8 +27,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.promise("2.9")
 def test_every_attack_works_outside_a_cell() -> None:
-    """The same commands, the same watch, no cell: it must be seen. A host that allows no namespaces
-    says so instead."""
+    """The same commands, the same watch, no cell: it must be seen."""
     from attacks import ATTACKS, BY_NAME
     from outside import try_outside
 
@@ -74,8 +73,7 @@ def run(task: Path, *options: str) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("2.9")
 def test_containers_contain_all_attacks(home: Path, tmp_path: Path) -> None:
-    """Each attack meets the fewest walls: the example's policy with a low risk is a container. The
-    attack on disks is for a machine, which has disks."""
+    """Each attack meets the fewest walls: the example's policy with a low risk is a container."""
     from attacks import BY_NAME
 
     copy = shutil.copytree(EXAMPLE, tmp_path / "escape_artist")

@@ -86,9 +86,7 @@ async def say(policy: Path, home: Path, *, mail: bool = False) -> tuple[bytes, P
 async def test_what_leaves_a_cell_is_flagged(
     belljar: Belljar, tmp_path: Path, anyio_backend: str
 ) -> None:
-    """A protected value in a request, in base64, and in a command's output: each is on record with
-    its place and the number of the event that shows it, and everything goes on as without a guard.
-    """
+    """A protected value in a request, in base64, and in a command's output."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY % ("flag", "flag"))
     output, run, _ = await say(policy, belljar.home)
@@ -108,9 +106,7 @@ async def test_what_leaves_a_cell_is_flagged(
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.anyio
 async def test_what_the_policy_blocks_does_not_pass(belljar: Belljar, tmp_path: Path) -> None:
-    """The requests get 403 and reach no stand-in, the one beside them passes, and the output is
-    without the value. A mail is cut as every other stream, also one of many pieces; the one beside
-    it is taken."""
+    """Requests get 403, mails are cut, the output is without the value; what is beside passes."""
     policy = tmp_path / "policy.yaml"
     mail = "    mail: {kind: smtp, names: [mail.example]}\n"
     policy.write_text((POLICY % ("block", "redact")).replace("guard:", f"{mail}guard:"))
@@ -259,8 +255,7 @@ def asked(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
 @pytest.mark.promise("5.7")
 @pytest.mark.parametrize("action", ["flag", "redact", "stop"])
 def test_the_model_boundary(action: str, asked: Asked) -> None:
-    """What would be sent to a model's provider passes, passes without the values, or ends its
-    sample, in texts, a tool call's arguments and a tool's error; the record says which."""
+    """What a provider would get passes, passes without the values, or ends its sample."""
     sample = asked.samples[f"say-{action}"]
     calls = [event for event in sample.events if event.event == "model"]
     sent = "".join(message.model_dump_json() for event in calls for message in event.input)
@@ -276,8 +271,7 @@ def test_the_model_boundary(action: str, asked: Asked) -> None:
 
 @pytest.mark.parametrize("name", ["words-redact", "seed-redact"])
 def test_what_is_beside_the_messages_is_looked_at(name: str, asked: Asked) -> None:
-    """A guest may choose a call's stop words and seed; nothing of them can be cut out, so a
-    protected value in one ends the sample before its provider is asked."""
+    """A guest may choose a call's stop words and seed."""
     assert [hit["operation"] for hit in asked.of(name, Kind.GUARD_HIT)] == ["model.config"]
     assert asked.of(name, Kind.MODEL_CALLED) == []
 
@@ -285,8 +279,7 @@ def test_what_is_beside_the_messages_is_looked_at(name: str, asked: Asked) -> No
 @pytest.mark.promise("5.7")
 @pytest.mark.parametrize("action", ["redact", "stop"])
 def test_counting_and_compacting_are_looked_at(action: str, asked: Asked) -> None:
-    """Inspect asks a provider to count tokens and to compact messages without a hook: the provider
-    gets no protected value then, and each call is on record."""
+    """Inspect asks a provider to count tokens and to compact messages without a hook."""
     name = f"count-{action}"
     assert {hit["action"] for hit in asked.of(name, Kind.GUARD_HIT)} == {action}
     calls = asked.of(name, Kind.MODEL_CALLED)
@@ -328,8 +321,7 @@ def provider(sent: list[bytes]) -> Iterator[str]:
 
 @pytest.mark.promise("7.6")
 def test_what_left_this_host_is_told(belljar: Belljar, tmp_path: Path) -> None:
-    """A provider's server gets one call without the protected value: the run's report says so, and
-    so does `verdict`. (That nothing left is told of the run of `test_report`.)"""
+    """A provider's server gets one call without the protected value."""
     (tmp_path / "tasks.py").write_text(TASKS)
     policy = tmp_path / "policy.yaml"
     guard = f"guard: {{protect: [{{id: codename, value: {SECRET}}}], action: {{model: redact}}}}"

@@ -1,5 +1,4 @@
-"""`harbor run --env belljar.harbor:BelljarEnvironment`, with Harbor itself: `tests.real_packages` makes
-its environment where there is a Python 3.12."""
+"""`harbor run --env belljar.harbor:BelljarEnvironment`, with Harbor itself."""
 
 from __future__ import annotations
 
@@ -89,13 +88,7 @@ def run(command: list[str]) -> str:
 
 
 def test_tasks_run_with_their_reference_solutions(tmp_path: Path, home: Path) -> None:
-    """Images are built, limits and variables hold, files go in and out, one verifier has a cell of
-    its own; a task that wants what no cell has is refused in one line and ends no other; and
-    each record verifies and is judged as any other run's.
-
-    One task is Harbor's own template: a small image stands for its registry's, what it leaves to
-    an author is written, and nothing else is replaced.
-    """
+    """Harbor's own template and ours, a verifier of its own; a refused task ends no other."""
     add_small_image(home, BASE, more=[f"usr/bin/{name}" for name in ("chmod", "rm", "tee", "test")])
     tasks = tmp_path / "tasks"
     init = ("init", "--task", "--org", "x", "-o", tasks, "--no-pytest", "apart")

@@ -1,8 +1,6 @@
-"""Tasks of inspect_evals 0.28 as `belljar check` sees them: those that load without a hub, a
-repository of others or a Docker daemon.
+"""Tasks of inspect_evals 0.28 as `belljar check` sees them.
 
-0.28 needs `inspect_evals_utils`, which is on no public registry. What it took there stands in 0.26,
-which is installed: its own modules are given under the new name.
+0.28 needs `inspect_evals_utils`, which is on no registry: 0.26's own modules stand for it.
 """
 
 from __future__ import annotations
@@ -10,11 +8,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tests.integration.processes import ended
-from tests.integration.real_images import package
 from tests.real_packages import inspect_evals
 
 pytestmark = [pytest.mark.slow]
@@ -56,14 +54,17 @@ def test_check_loads_the_tasks_and_refuses_no_sample(tmp_path: Path) -> None:
     """Each task, with all its samples."""
     given = tmp_path / "inspect_evals_utils"
     given.mkdir()
-    for source in (package() / "utils").glob("*.py"):
+    installed = find_spec("inspect_evals")
+    assert installed is not None, "run scripts/setup"
+    package = Path(str(installed.origin)).parent
+    for source in (package / "utils").glob("*.py"):
         text = source.read_text()
         for old, new in MOVED.items():
             text = text.replace(f"inspect_evals.utils.{old}", f"inspect_evals_utils.{new}")
         text = text.replace("inspect_evals.utils.", "inspect_evals_utils.") + ADDED
         name = MOVED.get(source.stem, source.stem)
         (given / f"{name}.py").write_text("" if name == "__init__" else text)
-    shutil.copy(package() / "constants.py", given / "cache.py")
+    shutil.copy(package / "constants.py", given / "cache.py")
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = ended(
         [sys.executable, "-c", CHECK, str(inspect_evals()), *SAMPLES],

@@ -9,8 +9,7 @@ from belljar.image.stages import parse
 
 
 def test_all_dockerfiles_are_read_and_nearly_all_are_translated() -> None:
-    """Of the 143 files each is translated for buildah but the template that is no Dockerfile;
-    what buildah gets is read again with nothing left to translate."""
+    """Of the 143 files each is translated for buildah but the template that is no Dockerfile."""
     root = inspect_evals()
     files = sorted(
         path

@@ -1,8 +1,4 @@
-"""Every compose file of inspect_evals 0.28: what a cell keeps of it, and what not.
-
-`docs/inspect-evals.md` lists the refused files and the keys that are not kept; here both lists are
-counted.
-"""
+"""Every compose file of inspect_evals 0.28: what a cell keeps of it, and what not."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ _NOT_KEPT = re.compile(
 
 @cache
 def judgements() -> dict[str, BelljarConfig | Refused]:
-    """What becomes of each file; a sample's metadata names some image wherever a file asks for
-    it."""
+    """What becomes of each file."""
     root = inspect_evals()
     files = sorted(path for path in root.rglob("*compose*.y*ml") if path.is_file())
     found: dict[str, BelljarConfig | Refused] = {}
@@ -49,8 +44,7 @@ def judgements() -> dict[str, BelljarConfig | Refused]:
 
 @pytest.mark.promise("1.5")
 def test_nearly_all_compose_files_are_accepted() -> None:
-    """Of the 144 files 138 are: 136 as they are, and two that are parts of others, which are. Of
-    the rest four ask for a GPU, one shares a volume, one needs a file that its user makes."""
+    """Of the 144 files 138 are: 136 as they are, and two that are parts of others, which are."""
     found = judgements()
     assert len(found) == 144
     refused = {file for file, judgement in found.items() if isinstance(judgement, Refused)}
@@ -95,8 +89,7 @@ def test_the_refused_files_are_those_the_docs_list() -> None:
 
 @pytest.mark.promise("1.5")
 def test_what_is_not_kept_is_reported_and_listed() -> None:
-    """Each key that an accepted file has and a cell does not keep as it is has a sentence, and is
-    in the docs' list."""
+    """Each key that a cell does not keep as it is has a sentence, and is in the docs' list."""
     listed = {match.group("kind", "key") for match in _NOT_KEPT.finditer(DOCS.read_text())}
     facts = [
         fact

@@ -1,5 +1,4 @@
-"""Probes where they matter: around a sample in a weakened cell, and with nothing around the program
-at all."""
+"""Probes where they matter."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ def without_masks(policy: LoadedPolicy, home: Path, has_port: bool = False) -> P
 def test_a_weakened_cell_stops_the_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real container without its covers is breached at its start: no command of a sample runs,
-    exit code 2, the cell is gone, the record is sealed."""
+    """A real container without its covers is breached at its start."""
     monkeypatch.setattr("belljar.cell.parts.gather_parts", without_masks)
     task = tmp_path / "task.py"
     task.write_text(TASK)
@@ -111,8 +109,7 @@ ON_THE_HOST = [
 @pytest.mark.promise("4.6")
 @pytest.mark.anyio
 async def test_with_no_wall_the_host_sees_every_attempt() -> None:
-    """The program, run on the host itself: every witness of the host's sees it come, whatever it
-    says, and the verdict is a breach."""
+    """The program, run on the host itself."""
     nowhere = FakeProbed(host_pid=os.getpid())
     nowhere.run_probe_program = on_the_host  # type: ignore[assignment]
     report = await probe_cell(nowhere, which=ON_THE_HOST, recorder=MemoryRecorder())

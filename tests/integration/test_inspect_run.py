@@ -137,10 +137,6 @@ def built() -> Task:
     own = ("docker", "values.yaml")
     return Task(dataset=[Sample(id="built", input="x", target="", sandbox=own)], solver=run("true"), scorer=said("true"))
 
-@task
-def prepares() -> Task:
-    return one("prepares", run("true"), files={"marker": "x"}, setup="sleep 300")
-
 boxes = {}
 
 @solver
@@ -195,12 +191,7 @@ def command(*arguments: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended.
-
-    Attributes:
-        said: what `--json` printed.
-        tasks: where it ran.
-    """
+    """A run that ended: what `--json` printed, and where it ran."""
 
     tasks: Path
     code: int
@@ -245,12 +236,7 @@ def logs_of(finished: Finished) -> dict[str, EvalLog]:
 
 @pytest.mark.promise("1.5")
 def test_every_sample_has_a_cell_of_its_own(ordinary: Finished) -> None:
-    """The task's own policy, a sample's metadata in its environment, one cell for each epoch.
-
-    No source moves commands to this host. One that timed out has no event in the transcript, and
-    reached the cell all the same; a server of MCP in the cell, which is not there, is no tool of
-    this host.
-    """
+    """The task's own policy, a sample's metadata in its environment, one cell for each epoch."""
     run = ordinary
     samples = run.samples("a", "b")
     assert [sample["error"] for sample in samples] == [""] * 4, run.errors
@@ -269,9 +255,7 @@ def test_every_sample_has_a_cell_of_its_own(ordinary: Finished) -> None:
 
 
 def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
-    """The model's side reads that it is unavailable; the record has the failure and the
-    destruction; what can't be probed any more is void, and no other sample. That one has the models
-    that its task asks for when it is loaded."""
+    """The model's side reads that it is unavailable."""
     models = ("--model", "mockllm/model", "--model-role", "grader=mockllm/grader")
     run = belljar_run(tasks, home, "tasks.py@dies", "tasks.py@asks", *models)
     assert run.code == 2, run.errors
@@ -287,8 +271,7 @@ def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
 
 
 def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(ordinary: Finished) -> None:
-    """It fails while the first one's error cancels it, so no log has it: an error of the
-    evaluation. Once its destruction is not on record, the same run is void."""
+    """It fails while the first one's error cancels it, so no log has it."""
     (second,) = ordinary.samples("second")
     logged = [str(sample.id) for sample in logs_of(ordinary)["crashes"].samples or []]
     said = ordinary.said
@@ -306,8 +289,7 @@ def test_a_sample_that_inspect_drops_as_another_failed_is_cancelled(ordinary: Fi
 
 @pytest.mark.promise("7.5")
 def test_a_broken_sandbox_is_no_failed_model(home: Path, ordinary: Finished) -> None:
-    """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
-    summary, JSON, record and score."""
+    """Inspect says success and gives a score."""
     (sample,) = ordinary.samples("breaks")
     assert (sample["verdict"], sample["error"]) == ("contained", "")
     assert sample["scores"] == {"said": "1"}
@@ -328,9 +310,7 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, ordinary: Finished) -> 
 def test_a_samples_own_sandbox_is_used_or_refused(
     home: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Under plain `inspect eval --sandbox belljar`, from another directory: never the default image
-    instead. Both ends of the sample are contained in metadata and score, though it left a process
-    at work; the verdict is told."""
+    """Under plain `inspect eval --sandbox belljar`, from another directory."""
     (tasks / "compose_7.yaml").write_text(COMPOSE)
     (tasks / "values.yaml").write_text("replicas: 2\n")
     logs = tmp_path_factory.mktemp("logs")
@@ -391,8 +371,7 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
 
 
 def test_an_interrupt_leaves_nothing(home: Path, tasks: Path) -> None:
-    """The cell is destroyed, though it was to be kept, the ledger is sealed, the exit code is
-    130."""
+    """The cell is destroyed, though it was to be kept; the ledger is sealed, the exit code 130."""
     before = attach_sockets(home)
     with running(tasks, "tasks.py@waits", "--no-sandbox-cleanup") as process:
         new_cell(home, before)
@@ -408,30 +387,8 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path) -> None:
     assert attach_sockets(home) == before
 
 
-@pytest.mark.promise("7.2")
-def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, tasks: Path) -> None:
-    """Inspect's own commands ran in the cell, the sample had not begun and no log has it: 130, not
-    void."""
-    known = set((home / "runs").glob("*"))
-
-    def is_preparing() -> bool:
-        ledgers = (run / "ledger.jsonl" for run in set((home / "runs").glob("*")) - known)
-        texts = [ledger.read_bytes() for ledger in ledgers if ledger.exists()]
-        kinds = (b'"file.write.completed"', b'"exec.started"')
-        return any(all(kind in text for kind in kinds) for text in texts)
-
-    with running(tasks, "tasks.py@prepares", "--json") as process:
-        wait_for(is_preparing, "the setup script", within_s=PATIENCE_S)
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, said
-    _, cell = last_cell(home)
-    assert (cell.preparing, cell.clean, bool(cell.operations)) == (True, True, True)
-
-
 def attached(cell: str) -> subprocess.CompletedProcess[str]:
-    """A session in the held cell. One that falls into the end of its sample is cut off, and made
-    again."""
+    """A session in the held cell."""
     for _ in range(10):
         seen = ended(
             command("attach", cell, "--user", "root", "--", "sh", "-c", "tty; id -un; exit 5"),
@@ -443,8 +400,7 @@ def attached(cell: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_attach_and_hold(home: Path, tasks: Path) -> None:
-    """A terminal in a held cell, recorded, until it is released by Inspect's own cleanup
-    command."""
+    """A terminal in a held cell, recorded, until Inspect's own cleanup command releases it."""
     before = attach_sockets(home)
     with running(tasks, "tasks.py@quick", "--no-sandbox-cleanup") as process:
         cell = new_cell(home, before)

@@ -1,5 +1,4 @@
-"""Inspect's own conformance checks for sandbox providers, on real cells of every tier: with an
-ordinary default user, and with root."""
+"""Inspect's own conformance checks for sandbox providers, on real cells of every tier."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ async def shared_env(
 def sandbox_env(
     shared_env: SandboxEnvironment, setting: str, request: pytest.FixtureRequest
 ) -> SandboxEnvironment:
-    """What the checks ask for. The ordinary user has no known failure; root has those that Linux
-    makes impossible."""
+    """The checks' own; root has known failures, those that Linux makes impossible."""
     if "-root-" in setting and request.node.originalname in ROOT_CANNOT:
         request.applymarker(pytest.mark.xfail(strict=True))
     return shared_env
@@ -84,7 +82,6 @@ def sandbox_env(
 
 @pytest.mark.promise("1.6")
 def test_all_checks_are_here() -> None:
-    """A newer Inspect brings more: they are collected by themselves. Fewer than 44 would mean that
-    the import is broken."""
+    """A newer Inspect brings more: they are collected by themselves."""
     assert len(self_check.__all__) >= 44
     assert set(self_check.__all__) >= ROOT_CANNOT

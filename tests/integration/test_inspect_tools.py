@@ -1,5 +1,4 @@
-"""Inspect's tools in real cells: those that exec, and those for which Inspect puts its own tools
-into the sandbox."""
+"""Inspect's tools in real cells."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
 def calls(*steps: tuple[str, dict[str, Any]]) -> list[ModelOutput]:
-    """A model that calls these tools in turn and then stops. Its usage is given, or Inspect would
-    count tokens with a vocabulary from the internet."""
+    """A model that calls these tools in turn and then stops."""
     outputs = [ModelOutput.for_tool_call("mockllm", name, arguments) for name, arguments in steps]
     outputs.append(ModelOutput.from_content("mockllm", "done"))
     for output in outputs:
@@ -66,8 +64,7 @@ def remote_commands() -> Solver:
 @pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
 @pytest.mark.thorough_in("gvisor", "microvm")
 def test_inspects_tools_and_a_samples_files(home: Path, tmp_path: Path, tier: str) -> None:
-    """In one sample: its files and set-up script are there before the solver starts, each of four
-    tools does its work, a session keeps its state between calls, and a remote command is killed."""
+    """Files and set-up come first, each of four tools works, a remote command is killed."""
     tools: list[Tool] = [bash(), python(), text_editor(), bash_session()]
     notes = {"path": "/tmp/notes.txt"}
     steps = calls(

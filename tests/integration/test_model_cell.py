@@ -1,5 +1,4 @@
-"""A real model in a cell: llama.cpp's server with SmolLM2, asked by Inspect, by people, by a
-client."""
+"""A real model in a cell: llama.cpp's server with SmolLM2, and servers of the author's own."""
 
 from __future__ import annotations
 
@@ -156,12 +155,7 @@ def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
 def test_an_evaluation_asks_a_model_in_a_cell(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """Streamed log probabilities and usage; one model cell, in no lower tier than the samples',
-    probed, in the verdict and destroyed; each request is on record.
-
-    A program in a sample's cell asks it, too, by the range's stand-in `openai`; nothing leaves the
-    host.
-    """
+    """Streamed log probabilities and usage."""
     words = ["--model", "belljar/model.yaml", "-M", "stream=true", "--tier", "container", "--json"]
     ran = belljar("run", "task.py@talk", "task.py@program", *words, timeout_s=PATIENCE_S)
     assert ran.returncode == 0, ran.stderr.decode()
@@ -206,11 +200,7 @@ ROLE = ("--model-role", "grader=belljar/model.yaml")
 def test_a_model_calls_tools_and_has_a_role(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """A server of the author's own, whose tool calls reach the task and whose answers come back.
-
-    A grader that an option names, beside the evaluated model: one cell for whatever asks it, its
-    requests and its verdict on record.
-    """
+    """A server of the author's own, whose tool calls reach the task and whose answers come back."""
     write_script(folder, belljar, TOOL_CALLER)
     tasks = [f"task.py@{name}" for name in ("tools", "judged")]
     ran = belljar("run", *tasks, "--model", "belljar/model.yaml", *ROLE, "--json")
@@ -304,11 +294,7 @@ class serving:  # noqa: N801 - read as a word at its use
 def test_people_and_clients_are_served_with_a_token(
     folder: Path, belljar: Belljar, clean_after: Callable[[], Path]
 ) -> None:
-    """On loopback: whoever lacks the token gets nothing, and only `/v1/` reaches the server.
-
-    Two such processes share one model's weights: each has a cell of its own, and ends with it at
-    once, with the reason, though nobody asks; the weights stay until both have ended.
-    """
+    """On loopback: whoever lacks the token gets nothing, and only `/v1/` reaches the server."""
     digest = write_script(folder, belljar, TOOL_CALLER)
     asked = {"model": "m", "messages": [{"role": "tool", "content": "3"}], "tools": [TOOL]}
     with serving(belljar) as one:

@@ -1,5 +1,4 @@
-"""Model servers that are broken or hostile, in real cells: a clear error each, nothing left, and a
-record that verifies."""
+"""Model servers that are broken or hostile, in real cells."""
 
 from __future__ import annotations
 
@@ -171,8 +170,7 @@ async def check_unplanned_weights(cell: Cell) -> None:
 @pytest.mark.promise("2.8")
 @pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR, Tier.MICROVM])
 async def test_weights_are_read_only_and_requests_are_on_record(tier: Tier, world: World) -> None:
-    """In every tier: the same bytes at /weights, not writable, no device but the loopback; an event
-    before and after each request, probes at start and end."""
+    """In every tier: the same bytes at /weights, not writable, no device but the loopback."""
     async with world.model(tier=tier) as served:
         assert json.loads(await ask(served)) == {"got": len(ASK.body)}
         cell = served.cell
@@ -219,8 +217,7 @@ if b"never" in body:
 
 
 async def test_a_request_that_fails_is_one_requests_error(world: World) -> None:
-    """Without an answer in its time, with half of one, or given up: each is on record, and the cell
-    and its server go on. Its health is looked at then, and at the end."""
+    """Without an answer in its time, with half of one, or given up."""
 
     def question(body: bytes) -> Question:
         return Question(method="POST", path="/v1/chat/completions", body=body)
@@ -267,8 +264,7 @@ async def end_server(served: ModelCell) -> None:
 async def test_an_end_between_requests_is_noticed_at_once(
     end: Callable[[ModelCell], Awaitable[None]], tier: Tier, world: World
 ) -> None:
-    """No request has to meet it: whoever opened the cell is told why, it is on record as the cell's
-    death, and the next request fails with the reason."""
+    """No request has to meet it."""
     told, is_told = list[CellError](), anyio.Event()
 
     def tell(error: CellError) -> None:
@@ -302,8 +298,7 @@ STARTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("words", STARTS)
 async def test_a_server_that_does_not_come_up_says_why(words: str, world: World) -> None:
-    """Never healthy, no server, or without memory: nothing is asked of it; a violation is on record
-    as one."""
+    """Never healthy, no server, or without memory: nothing is asked of it."""
     with pytest.raises(CellError, match=words):
         async with world.model(**STARTS[words]):
             pass
@@ -333,8 +328,7 @@ def overwrite(served: ModelCell) -> None:
 
 @pytest.mark.promise("2.8")
 async def test_changed_weights_start_nothing(world: World) -> None:
-    """The digest is wrong: no cell is planned. Those that change while a cell runs are noticed, also
-    if an error ends it."""
+    """The digest is wrong: no cell is planned."""
     with pytest.raises(HostError, match="changed while the model ran"):
         async with world.model() as served:
             overwrite(served)

@@ -101,9 +101,7 @@ SEEN = {
 def test_a_models_cell_gets_the_gpus_of_its_policy_and_no_other_cell_does(
     belljar: Belljar, clean_after: Callable[[], Path], tmp_path: Path
 ) -> None:
-    """The server opens the nodes, by the numbers of this host's; another cell has none. The probes at
-    start and end agree with the plan; one device fewer in it, and a probe finds the one that is
-    there."""
+    """The server opens the nodes, by the numbers of this host's; another cell has none."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "weights").write_text("none")
     added = json.loads(belljar("model", "add", str(tmp_path / "weights"), "--json").stdout)

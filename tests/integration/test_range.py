@@ -418,13 +418,18 @@ def test_many_at_once_and_none_reaches_another(who: Who) -> None:
 @pytest.mark.promise("2.6", "5.4")
 @pytest.mark.thorough_in("user")
 def test_a_lying_gateway_and_a_full_record_end_the_range(who: Who) -> None:
-    """What the protocol forbids is recorded as why the range ended. When an event can't be recorded
-    the guest gets no answer."""
+    """What the protocol forbids is recorded as why the range ended: an event that is none of its
+    own, or a question to the model where no stand-in has one. When an event can't be recorded the
+    guest gets no answer."""
     both = who.run("broken")
-    seen = both["violation"]
-    assert seen["deaths"] == ["ProtocolViolation"]
-    assert seen["reasons"] == ["the gateway broke its protocol: a kind that a gateway can't record"]
-    assert seen["destroyed"] == [True]
+    for lie, what in (
+        ("lie", "a kind that a gateway can't record"),
+        ("ask_model", "a request that no stand-in of this range makes"),
+    ):
+        seen = both[lie]
+        assert (seen["asked"], seen["deaths"]) == (0, ["ProtocolViolation"])
+        assert seen["reasons"] == [f"the gateway broke its protocol: {what}"]
+        assert seen["destroyed"] == [True]
     seen = both["unrecorded"]
     assert_gone(seen)
     assert seen["deaths"][0][0] == "LedgerError"

@@ -1,5 +1,4 @@
-"""One verdict in every place, of a run in a real container and range: a cause whose evidence
-comes after the cell has given its own word."""
+"""One verdict in every place, of a run in a real container and range."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ network:
 
 @pytest.mark.promise("7.1", "7.2")
 def test_every_place_says_the_same(home: Path, tmp_path: Path) -> None:
-    """Of one real run whose packet record is full: the sample's and the run's verdict wherever they
-    are shown, the exit code, the reason, and the cell's word by its own name."""
+    """Of one real run whose packet record is full."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "policy.yaml").write_text(POLICY)
     words = (str(tmp_path / "task.py"), "--model", "mockllm/model")

@@ -19,8 +19,7 @@ CONTENT = (HERE / "cases.jsonl").read_bytes()
 
 
 def test_the_corpus_is_flagged_as_it_should_be() -> None:
-    """Every case is as it expects, with the precision, recall and false-positive rate of the
-    docs."""
+    """Every case is as it expects, with the figures of the docs."""
     loaded = load_policy(HERE / "policy.yaml")
     classes, patient = loaded.policy.guard_rules.classes, ScanBounds(time_s=120)
     values = read_protected(loaded)

@@ -1,8 +1,8 @@
 """Bundles, which carry an installation to a host without a network.
 
-A directory: `SHA256SUMS` is its manifest, `SHA256SUMS.sig` signs that, and `bundle.json` has the
-names of images and weights, and the kind of host. A bundle may come from anyone: what the manifest
-doesn't list is refused, and what is installed is a copy that was hashed while it was made.
+A directory: `SHA256SUMS` is its manifest, `SHA256SUMS.sig` signs that, and `bundle.json` names
+images, weights and the kind of host. A bundle may come from anyone: unlisted files are refused, and
+the installed copy was hashed while it was made.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Report: TypeAlias = Callable[[str], None]
 
 
 class BundleError(PolicyError):
-    """A bundle that is not as it should be; nothing of it was installed."""
+    """A faulty bundle; nothing of it was installed."""
 
 
 def _bad(what: str, where: str) -> BundleError:
@@ -79,7 +79,7 @@ def _bad(what: str, where: str) -> BundleError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle whose signature is good; `digests` by path, `digest` of `SHA256SUMS`."""
+    """A bundle with a good signature; `digests` by path, `digest` of `SHA256SUMS`."""
 
     path: Path
     digests: Mapping[str, str]
@@ -88,7 +88,7 @@ class Bundle:
     signer: str
 
     def verify(self, report: Report, *, into: Path | None = None) -> None:
-        """Hash every file, and refuse others. `into`: keep a copy of what was hashed."""
+        """Hash every file; refuse others. `into`: keep a copy of hashed bytes."""
         known = {*self.digests, SUMS, SIGNATURE}
         for each in self.path.rglob("*"):
             name = each.relative_to(self.path).as_posix()
@@ -109,7 +109,7 @@ class Bundle:
 
 
 def hashed_copy(source: BinaryIO, target: Path) -> str:
-    """Copy a file; return the SHA-256 of what was read. Raises `OSError`."""
+    """Copy a file; return the SHA-256 of the read bytes. Raises `OSError`."""
     digest = hashlib.sha256()
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as copy:
@@ -143,7 +143,7 @@ def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> N
 
 
 def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
-    """Open a bundle that its key has signed. `expected_key`: the fingerprint it must have."""
+    """Open a bundle signed by its key, whose fingerprint must be `expected_key`."""
     listed = _read(path, SUMS)
     signed = _SIGNATURE.fullmatch(_read(path, SIGNATURE).decode("ascii", "replace"))
     if not (signed and signature_is_good(signed[1], signed[2], _SIGNED + listed)):
@@ -171,7 +171,7 @@ def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
 
 
 def installed(home: Path) -> dict[str, str]:
-    """The creation time, digest and signer of the bundle that was installed last."""
+    """The last installed bundle's creation time, digest and signer."""
     try:
         found = json.loads((home / INSTALLED).read_bytes())
         return {name: str(found[name]) for name in ("created", "digest", "signer")}
@@ -182,13 +182,13 @@ def installed(home: Path) -> dict[str, str]:
 
 
 def host_kind(python: str) -> dict[str, str]:
-    """What the wheels, packages and kernel of a bundle must fit."""
+    """The host properties that a bundle's wheels, packages and kernel must fit."""
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     return {"arch": debian_arch(), "system": codename, "python": python}
 
 
 def check_host(about: Mapping[str, Any]) -> None:
-    """Raise `HostError` if the bundle is for another kind of host."""
+    """Raise `HostError` for a bundle of another kind of host."""
     for name, here in host_kind("{}.{}".format(*sys.version_info)).items():
         if about[name] != here:
             what = f"the bundle is for {name} {about[name]}, and this host has {here or 'another'}"
@@ -229,7 +229,7 @@ def install_bundle(
 
 
 def _install_store(home: Path, copy: Path, about: Mapping[str, Any]) -> None:
-    """Kernel, images, weights, documentation: each by a rename; what is there already is kept."""
+    """Rename kernel, images, weights, documentation into place; existing ones are kept."""
     adopt_kernel(home, copy / "kernels" / about["kernel"])
     for image in about["images"]:
         folder = copy / "images" / image["digest"]
@@ -315,7 +315,7 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
 
 
 def store_files(home: Path, wanted: Contents) -> tuple[dict[str, Path], dict[str, Any]]:
-    """The files of the store and the checkout, by their paths in the bundle; their names."""
+    """The store's and checkout's files by bundle path; their names."""
     missing, files = list[str](), dict[str, Path]()
     about: dict[str, Any] = {"images": [], "weights": []}
 
@@ -374,7 +374,7 @@ def _tree(top: Path, path: str) -> dict[str, Path]:
 
 
 def _plain(file: Path, name: str) -> Path:
-    """A plain file with a name that a manifest may have. Raises `PolicyError`."""
+    """A plain file with a valid manifest name. Raises `PolicyError`."""
     if file.is_symlink() or not file.is_file() or not PATH.fullmatch(name):
         raise PolicyError("it can't be in a bundle", where=printable(str(file)))
     return file
@@ -385,7 +385,7 @@ def _plain(file: Path, name: str) -> Path:
 
 @contextmanager
 def _part(home: Path, out: Path) -> Iterator[Path]:
-    """The directory in which the bundle grows; one call at a time."""
+    """The directory of the growing bundle; one call at a time."""
     part = out.with_name(f".{out.name}.part")
     try:
         with locked(home, "bundle", wait=False):
@@ -416,7 +416,7 @@ def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
 
 
 class _DebianSource:
-    """Debian's packages from this host's sources; `files`: their sizes and SHA-256 by name."""
+    """Debian packages from this host's sources; `files`: sizes and SHA-256 by name."""
 
     def __init__(self, folder: Path, wanted: Contents) -> None:
         codename = host_kind("")["system"]
@@ -432,7 +432,7 @@ class _DebianSource:
             self.files |= self._apt.closure(packages, suite=suite)
 
     def fetch(self, folder: Path) -> dict[str, str]:
-        """Fetch them and make an index, by which apt reads the directory; the digests."""
+        """Fetch the packages and index the directory for apt; return the digests."""
         for suite, packages in self._groups.items():
             self._apt.download_closure(packages, folder, suite=suite)
         (folder / "lock").unlink()  # apt's own
@@ -452,7 +452,7 @@ class _DebianSource:
 
 
 def _wheels(made: Path, wanted: Contents, report: Report) -> dict[str, Path]:
-    """Wheels of the lock file and Belljar's own. pip keeps what it has fetched."""
+    """The lock file's wheels and Belljar's own. pip keeps its downloads."""
     report("Python packages")
     _pip(["--python", _PYTHON], made, ["--require-hashes", "--requirement", str(wanted.lock)])
     report("Belljar's own wheel")

@@ -1,4 +1,4 @@
-"""`host: {air_gap: required}`: held from a run's start to its end, all of it on record."""
+"""`host: {air_gap: required}`: held and recorded from a run's start to its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fill
 
 
 def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check and watch the air gap that the policy requires. Blocking. Raises `HostError`."""
+    """Check and watch the policy's air gap. Blocking. Raises `HostError`."""
     try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
         if changed():
@@ -40,7 +40,7 @@ def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
 @contextmanager
 def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
-    """Hold a run's air gap, checked at the start and the end. Yields what records each change."""
+    """Hold a run's air gap, checked at both ends. Yields a recorder of changes."""
     changes = list[str]()
 
     def has_changed(*problems: str) -> bool:
@@ -88,7 +88,7 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
 
 
 def changes_in(reply: bytes) -> Iterator[str]:
-    """The interfaces that are up, in the kernel's messages. Pure."""
+    """The up interfaces in the kernel's messages. Pure."""
     for kind, payload in netlink.messages(reply):
         if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
             state, evidence = seen(netlink.parse_link(payload))

@@ -1,4 +1,4 @@
-"""What every kind of operation of a cell shares: identity, state, record, cause of death."""
+"""The parts that a cell's operations share: identity, state, record, cause of death."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LimitsOf: TypeAlias = Callable[[record.RecordedOperation, BaseException], Itera
 
 
 class CellBase:
-    """The state of a `Cell`, and how an operation begins and fails."""
+    """The state of a `Cell`; how operations begin and fail."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CellBase:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What a command gets by default: the image's variables with the policy's on top."""
+        """A command's default variables: the image's with the policy's on top."""
         return MappingProxyType(self.plan.env)
 
     @property
@@ -89,7 +89,7 @@ class CellBase:
         return self._live.timings_ms
 
     def console(self) -> bytes:
-        """What the guest's kernel wrote to its console, bounded. The guest's word."""
+        """The guest kernel's console output, bounded. The guest's word."""
         return self._live.console()
 
     @property
@@ -98,7 +98,7 @@ class CellBase:
         return self._recorder if isinstance(self._recorder, GuardedRecorder) else None
 
     async def _redacted(self, data: bytes, operation: str) -> bytes:
-        """Bytes from the cell as their caller gets them, by the policy's `guard`."""
+        """Return the cell's bytes as the policy's `guard` lets them out."""
         if not self._redacts:
             return data
         return await anyio.to_thread.run_sync(self._let_out, data, operation)
@@ -115,7 +115,7 @@ class CellBase:
         return guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
 
     def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
-        """Record something about the cell that is no operation of its own."""
+        """Record an event of the cell outside any operation."""
         event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)
         self._recorder.record(event)
 
@@ -160,7 +160,7 @@ class CellBase:
         bodies: Callable[[], Sequence[Body]] = tuple,
         limits: _LimitsOf = lambda *_: (),
     ) -> Iterator[None]:
-        """Record how the block failed, and the limits it ran into."""
+        """Record the block's failure and the limits it ran into."""
         try:
             yield
             if self._reverted is not None:
@@ -173,7 +173,7 @@ class CellBase:
             raise
 
     def _end_if_dead(self, error: BaseException) -> None:
-        """Raise a dead cell's error with the cause of death, which is recorded once."""
+        """Raise a dead cell's error with the cause of death, recorded once."""
         if not isinstance(error, CellError):
             return
         is_violation = isinstance(error, ProtocolViolation)
@@ -199,17 +199,17 @@ class CellBase:
 
     @property
     def failure(self) -> BelljarError | None:
-        """The error of its death, or None while no operation has met that."""
+        """The error of its death; None until an operation has met it."""
         return self._dead
 
     def record_death(self) -> None:
-        """Record that it died, if it has and no operation has met that yet."""
+        """Record its death, unless an operation has met it already."""
         if self.destruction is None and self._live.end() is not None:
             with suppress(CellError):
                 self._end_if_dead(CellError("it had died"))
 
     def _record_death_limit(self) -> None:
-        """Once for a cell that died of a limit, with or without an operation."""
+        """Record once which limit the cell died of."""
         jail = self.plan.jail
         values = {"lifetime": jail.lifetime_s, "memory": jail.memory_max_bytes}
         if (limit := self._live.death_limit()) is not None:
@@ -221,7 +221,7 @@ _tasks: Final = set[asyncio.Task[None]]()
 
 
 def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a task that raises nothing: no task group may span a cell's opening and end."""
+    """Run a task that raises nothing; no task group may span a cell's lifetime."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""Traces that are left in a cell before a revert, and searched for in the machine after it.
+"""Traces left in a cell before a revert, and searched for in the machine after it.
 
-The guest agent's own program leaves and searches them. The new machine's memory is searched from
-outside, before anything in it was told what is searched for.
+The guest agent leaves and searches them. The new machine's memory is searched from outside, before
+anything in it knows the search terms.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have a
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The traces that were to be left in `cell`, and those that it says were."""
+    """The traces planned for `cell`, and those it reports as left."""
 
     cell: Cell
     token: str
@@ -61,7 +61,7 @@ class Canary:
         return (*files, f"port {self.port}", "process", "environment", "memory")
 
     async def search(self, new: Cell) -> None:
-        """Look for the traces in another machine, on record. Raises `ContainmentBreach`."""
+        """Search another machine for the traces, on record. Raises `ContainmentBreach`."""
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
         try:
@@ -98,7 +98,7 @@ class Canary:
             raise failure
 
     async def _ask(self, new: Cell) -> tuple[list[str], BaseException | None]:
-        """Have the guest agent search; what it said, and how the search failed."""
+        """Have the guest agent search; return its matches and the search's error."""
         text = f"token={self.token}\nport={self.port}\n"
         text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
         said, failure = bytearray(), None
@@ -117,7 +117,7 @@ class Canary:
         return lines, failure
 
     async def _is_there(self) -> bool:
-        """Whether the program that left the traces runs until now."""
+        """True while the program that left the traces runs."""
         if self.running is None:
             return False
         with anyio.CancelScope(shield=True), suppress(CellError):
@@ -129,7 +129,7 @@ class Canary:
 
 @asynccontextmanager
 async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
-    """Leave traces in a cell until the block is left; they are removed if the block raises."""
+    """Leave traces in a cell during the block; removed if it raises."""
     token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
     directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
     words = ["plant", token, str(port), *directories]
@@ -178,7 +178,7 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
 
 
 def memory_has(machine: Sandbox, needle: bytes) -> bool | None:
-    """Whether a machine's memory has these bytes; None: not in what could be searched."""
+    """Return True if a machine's memory has these bytes; None if not searchable."""
     skipped = list[str]()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and machine.holds(int(process.name)):
@@ -202,7 +202,7 @@ def _process_has(process: Path, needle: bytes, skipped: list[str]) -> bool:
 
 
 def _filled(maps: str, pages: BinaryIO, skipped: list[str]) -> Iterator[tuple[int, int]]:
-    """The stretches of memory that are there and are not just a file's content."""
+    """Yield the present memory ranges that are not only a file's content."""
     for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
         fields = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in fields[0].split("-"))

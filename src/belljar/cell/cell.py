@@ -39,7 +39,7 @@ _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the c
 
 
 def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
-    """`tcp` and a port, or `unix` and the absolute path of a socket. Raises `ValueError`."""
+    """`tcp` and a port, or `unix` and an absolute socket path. Raises `ValueError`."""
     if isinstance(target, int):
         if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
             raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
@@ -54,7 +54,7 @@ def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def connect_error(code: int, shown: str) -> OSError | None:
-    """What the relay's first byte means: any value, as the guest chooses it."""
+    """Return the error for the relay's first byte, which the guest chooses freely."""
     if code == 0:
         return None
     if code == errno.ECONNREFUSED:
@@ -115,14 +115,14 @@ class CellStream(ByteStream):
                 raise anyio.BrokenResourceError from error
 
     async def send_eof(self) -> None:
-        """End this side; what the server still sends can be received."""
+        """End this side; the server's remaining data can be received."""
         with self._sending, self._death_reported():
             self._check_open()
             self._sent_eof = True
             await self._running.close_stdin()
 
     async def aclose(self) -> None:
-        """Close both sides; delivers what the server takes within 10 s."""
+        """Close both sides; allows 10 s for delivery."""
         if self._closed:
             return
         self.abort()
@@ -132,7 +132,7 @@ class CellStream(ByteStream):
             self.unread_bytes += (await self._running.wait()).stdout_dropped_bytes
 
     def abort(self) -> None:
-        """Take and send no more; leaving the block then cuts the connection off."""
+        """Take and send no more; leaving the block cuts the connection."""
         self._closed = True
         self.unread_bytes += len(self._held)
         self._held = b""
@@ -172,10 +172,10 @@ class Snapshot:
 
     @asynccontextmanager
     async def fork(self) -> AsyncIterator[Cell]:
-        """Open a cell that goes on from here with an identity, randomness and clock of its own.
+        """Open a cell that goes on from here with its own identity, randomness and clock.
 
-        Reverted, it is in the policy's clean state. Raises as `open_cell`, and `CellError` when the
-        snapshot was changed or deleted, `HostError` for another VMM, processor, kernel or image.
+        Reverted, it is in the policy's clean state. Raises as `open_cell`; `CellError` for a
+        changed or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
         """
         async with self.origin.fork(self) as opened:
             yield opened.cell
@@ -194,7 +194,7 @@ class Cell(ExecOperations, FileOperations):
 
     @property
     def host_pid(self) -> int | None:
-        """The pid on this host of the cell's outermost process, while it lives."""
+        """The host pid of the cell's outermost process, while it lives."""
         return self._live.host_pid
 
     async def watch(self, paths: Sequence[str]) -> FileWatch:
@@ -202,7 +202,7 @@ class Cell(ExecOperations, FileOperations):
         return await self._live.watch_files(paths)
 
     async def ping(self, *, timeout_s: float = 10) -> float:
-        """Seconds to the guest agent and back. Raises `CellError` when it doesn't answer."""
+        """Return the guest agent's round trip in seconds. Raises `CellError` without an answer."""
         try:
             return await self._live.client.ping(timeout_s=timeout_s)
         except CellError as error:
@@ -210,15 +210,15 @@ class Cell(ExecOperations, FileOperations):
             raise
 
     async def wait_dead(self) -> str:
-        """Until the cell has ended; why it did, as the host saw it."""
+        """Wait for the cell's end; return its cause as the host saw it."""
         return await self._live.wait_dead()
 
     def disconnect(self) -> None:
-        """End every operation of it, in whatever event loop it waits. From any thread."""
+        """End all its operations, in whatever event loop. From any thread."""
         self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
-        """End every operation of it, now and later, with `error`. From any thread."""
+        """End all its operations, now and later, with `error`. From any thread."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self._dead = self._dead or killed or error
         self._live.kill()
@@ -250,15 +250,15 @@ class Cell(ExecOperations, FileOperations):
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
-        Nothing else of the old machine is left; `id`, `last_op` and `destruction` are the new
-        one's. Operations that run end with `CellError`. The old machine is destroyed, with proof,
-        while the caller goes on; the end of the cell's block waits for that and raises what it
-        found. A revert that fails leaves the old machine as it was; a breach ends it, too.
+        Nothing else of the old machine is left; `id`, `last_op`, `destruction` are the new one's.
+        Running operations end with `CellError`. The old machine is destroyed meanwhile, with
+        proof; the end of the cell's block waits for that and raises its findings. A failed revert
+        leaves the old machine unchanged; a breach ends it, too.
 
         Args:
-            to: go on from there: a snapshot of this run's, of any cell of the same policy.
-            verify: look in the new machine for traces that are left in the old one just before.
-                Default: at risk `high` and `critical`.
+            to: go on from this run's snapshot of any cell of the same policy.
+            verify: look in the new machine for traces left in the old one just before. Default: at
+                risk `high` and `critical`.
 
         Raises:
             PolicyError: a range with a network, or a target cell: they can't be reset.
@@ -275,7 +275,7 @@ class Cell(ExecOperations, FileOperations):
         )
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End the cell now and say what was left of it, as leaving `open_cell` does. Idempotent."""
+        """End the cell now and report what was left. Idempotent."""
         end_if_forked(self._pid)
         self._is_ending = True
         try:

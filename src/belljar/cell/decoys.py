@@ -47,7 +47,7 @@ _key_lock: Final = threading.Lock()
 
 
 def decoy_key(run: RunDirectory) -> bytes:
-    """The run's key of decoys, made on first use: it tells whose a value is, and makes them."""
+    """Return the run's key of decoys, made on first use; it identifies their values."""
     with _key_lock:
         path = run.path / KEY_FILE
         if not path.exists():
@@ -65,7 +65,7 @@ def read_key(run_path: Path) -> bytes:
 
 
 def home_of(passwd: bytes, user: str) -> str:
-    """The home directory of a user, as the image's hostile passwd says; else `/root` or `/`."""
+    """A user's home directory by the image's hostile passwd; else `/root` or `/`."""
     wanted = user.partition(":")[0]
     for line in passwd.decode("utf-8", "replace").splitlines():
         fields = line.split(":")
@@ -80,7 +80,7 @@ def home_of(passwd: bytes, user: str) -> str:
 
 @asynccontextmanager
 async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AsyncIterator[None]:
-    """Place the policy's decoys, as `place_decoys`; touches are recorded in the block."""
+    """Place the policy's decoys; touches are recorded in the block."""
     services = () if cell.guard is None else cell.guard.services
     minted = await place_decoys(cell, loaded.policy.decoys, decoy_key(run), services)
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
@@ -91,7 +91,7 @@ async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> Asyn
 
 
 class _RunValues:
-    """The values of one run's cells, and the recorders that look for them."""
+    """The values of one run's cells, and their recorders."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -101,7 +101,7 @@ class _RunValues:
 
 @contextmanager
 def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator[None]:
-    """Have the cell's guard look for its own values, and the run's guards for each other's."""
+    """Have the cell's guard and the run's others look for its values."""
     from belljar.signals.values import ValueSource
 
     if (recorder := cell.guard) is None:
@@ -134,7 +134,7 @@ def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted
 async def place_decoys(
     cell: Cell, specs: Sequence[DecoySpec], key: bytes, services: Sequence[Minted] = ()
 ) -> tuple[Minted, ...]:
-    """Mint and place decoys; `services`: those of its range. Raises `PolicyError`."""
+    """Mint and place decoys; `services`: the range's. Raises `PolicyError`."""
     try:
         passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
     except (OSError, FileTooLargeError):
@@ -183,7 +183,7 @@ def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
 
 
 async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
-    """The time of the nearest directory, or of an older image. `times_s`: those known."""
+    """The time of the nearest directory or older image. `times_s`: those known."""
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
     for count in range(1, len(parts) + 1):
@@ -204,7 +204,7 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
 
 
 async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
-    """As the cell's user below its home, which then owns the parents; else as root."""
+    """Write as the cell's user below its home, with its parents; else as root."""
     in_folder: dict[str, list[MintedFile]] = {}
     for file in minted.files:
         in_folder.setdefault(posixpath.dirname(file.path), []).append(file)
@@ -240,7 +240,7 @@ def _records(
 
 
 def file_time(newest_s: float, age_s: int) -> float:
-    """When a decoy's file was changed last; a reproducible build's files have one early time."""
+    """Return a decoy's mtime; files of a reproducible build share one early time."""
     return newest_s - age_s if newest_s >= MIN_BUILD_S else newest_s
 
 
@@ -248,11 +248,11 @@ def file_time(newest_s: float, age_s: int) -> float:
 async def watch_files(
     cell: Cell, files: Mapping[str, str], *, record: Callable[[Event], object]
 ) -> AsyncIterator[list[str]]:
-    """Record opens and reads of these files (path → decoy id) until the block is left.
+    """Record opens and reads of these files (path → decoy id) during the block.
 
-    A sensor that doesn't start, doesn't see a file, or ends, is recorded as `sensor.failed` and is
-    no error; the list that the block gets has the reasons. Belljar's own reads are not recorded.
-    `record`: called in any thread; what it raises ends the sensor.
+    A sensor that doesn't start, misses a file, or ends, is recorded as `sensor.failed` without an
+    error; the block's list has the reasons. Belljar's own reads are not recorded. `record`: called
+    in any thread; its errors end the sensor.
     """
     problems, name = list[str](), ""
 

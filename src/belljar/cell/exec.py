@@ -1,4 +1,4 @@
-"""Commands in a cell, and the handle of one that runs."""
+"""Commands in a cell, and the handle of a running one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSoFar(OutputTexts):
-    """What a command has written until now: its beginning, and how much of it was not kept."""
+    """A command's output until now: its beginning, and the size of the rest."""
 
     stdout: bytes
     stderr: bytes
@@ -79,7 +79,7 @@ class RunningCommand:
 
     @property
     def running(self) -> bool:
-        """False once its end is known: by `wait`, or of `start` at once."""
+        """False once its end is known: by `wait`, or immediately with `start`."""
         return not self._done.is_set()
 
     @property
@@ -88,7 +88,7 @@ class RunningCommand:
         return None if self.outcome is None else self.outcome.returncode
 
     def output(self) -> OutputSoFar:
-        """What it has written so far, if it is one of `start`."""
+        """Its output so far, if started by `start`."""
         ended, (stdout, stderr) = self.outcome, (self._kept[stream] for stream in _OUTPUTS)
         lost = (ended.stdout_dropped_bytes, ended.stderr_dropped_bytes) if ended else (0, 0)
         return OutputSoFar(
@@ -99,7 +99,7 @@ class RunningCommand:
         )
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
-        """Send bytes or UTF-8 text to its standard input, once its window has room."""
+        """Send bytes or UTF-8 text to its stdin, once its window has room."""
         # A copy: what is recorded is what is sent, whatever becomes of a buffer meanwhile
         chunk = chunk.encode() if isinstance(chunk, str) else bytes(memoryview(chunk))
         # On record first: the guest may have got it even if sending breaks off.
@@ -111,7 +111,7 @@ class RunningCommand:
         await self._channel.close_stdin()
 
     async def signal(self, number: int, *, whole_tree: bool = False) -> None:
-        """Signal its main process, or all it started. Raises `ValueError` for no signal."""
+        """Signal its main process or whole tree. Raises `ValueError` for no signal."""
         sent = Signals(number)
         if self.running:
             self._seen.signalled(sent, whole_tree=whole_tree)
@@ -123,13 +123,13 @@ class RunningCommand:
         self._seen.resized(rows, cols)
 
     async def leave(self) -> None:
-        """Let a service's program run on by itself, and wait until that is said, or its end."""
+        """Let a service's program run on; wait for confirmation or its end."""
         if self.running:
             await self._channel.leave()
         await self._ended()
 
     async def kill(self) -> None:
-        """Kill it and all it started, and wait for its end, as `wait` does."""
+        """Kill its whole tree and wait for its end, as `wait` does."""
         await self.signal(SIGKILL, whole_tree=True)
         await self._ended()
 
@@ -151,7 +151,7 @@ class RunningCommand:
         return replace(self.outcome, **asdict(self.output()))
 
     async def _ended(self) -> None:
-        """Wait for its end; the rest of its output is recorded and dropped."""
+        """Wait for its end; remaining output is recorded and dropped."""
         if self._is_taken or not self.running:
             await self._done.wait()
             return
@@ -165,7 +165,7 @@ class RunningCommand:
         self.outcome = self._seen.with_limits(self._channel.output())
 
     def take_output(self, opened: AsyncExitStack, keep_bytes: int) -> None:
-        """Have its output taken in a task of its own, which closes `opened` at its end."""
+        """Take its output in a separate task, which finally closes `opened`."""
         self._is_taken = True
         self._kept = {
             stream: Capture(max_kept_bytes=keep_bytes, hashed=False) for stream in _OUTPUTS
@@ -187,12 +187,12 @@ class RunningCommand:
         spawn_task(take)
 
     def left(self) -> None:
-        """The block of `open_exec` was left: so it has ended, unless `take_output` goes on."""
+        """Handle the end of its `open_exec` block: it has ended, unless `take_output` goes on."""
         if not self._is_taken:
             self._done.set()
 
     async def end(self) -> None:
-        """With its cell: kill it, and cut it off when the guest doesn't end it."""
+        """Kill it with its cell; cut it off when the guest doesn't end it."""
         # Another event loop's command ends by itself when its channel is closed.
         if not self.running or self._loop != current_token():
             return
@@ -302,10 +302,10 @@ class ExecOperations(CellBase):
         max_output_bytes: int | None = None,
         service: bool = False,
     ) -> RunningCommand:
-        """Start a command in the background; it runs until it ends, is killed, or the cell ends.
+        """Start a command in the background, until it ends, is killed, or the cell ends.
 
-        Arguments as `open_exec`, and no standard input. A command that can't be started has ended,
-        which `wait` tells. At most 64 operations run in a cell at once. Raises `CellError`.
+        Arguments as `open_exec`, without standard input. A command that can't be started has ended,
+        as `wait` reports. At most 64 operations run in a cell. Raises `CellError`.
         """
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
@@ -326,7 +326,7 @@ class ExecOperations(CellBase):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the guest agent's probe program as the workload; `alone`: all else is ended."""
+        """Run the guest agent's probe program as the workload; `alone`: end all else."""
         self._operation()
         request = ExecRequest(
             argv=list(argv),
@@ -341,7 +341,7 @@ class ExecOperations(CellBase):
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:
-        """The user of the agent's own program: the workload's, by number if that is root."""
+        """The agent program's user: the workload's, by number if that is root."""
         # Hostile root may have rewritten the account files: one with fewer rights would be probed
         return "0:0" if (who := self._user(user)) in {"", "0", "root"} else who
 
@@ -353,7 +353,7 @@ class ExecOperations(CellBase):
             raise
 
     async def check_health(self) -> HealthFinding:
-        """Run the check of `belljar.cell.health`; a dead cell is a fact, not an error."""
+        """Run the health check; a dead cell is a finding, not an error."""
         request = ExecRequest(
             argv=ARGV,
             env=self.plan.env,
@@ -382,7 +382,7 @@ class ExecOperations(CellBase):
         pty: PtySize | None = None,
         service: bool = False,
     ) -> CommandRecord:
-        """Record a command that is about to be sent. Raises `TypeError` for what is no argv."""
+        """Record a command before sending it. Raises `TypeError` for an invalid argv."""
         # A string is a sequence of strings, too: each letter would become a word.
         if isinstance(argv, str | bytes) or not all(isinstance(word, str | bytes) for word in argv):
             line = '["sh", "-c", line]'

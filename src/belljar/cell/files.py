@@ -69,7 +69,7 @@ MAX_SCANNED_FILE_BYTES: Final = 64 << 20
 
 
 class FileOperations(CellBase):
-    """The part of a `Cell` that works on files and directories."""
+    """A `Cell`'s operations on files and directories."""
 
     async def write_file(
         self,
@@ -91,7 +91,7 @@ class FileOperations(CellBase):
         await self._write(path, contents, mode=mode, owner=owner, **options)
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory with its parents, as root. Raises as `write_file`."""
+        """Make a directory and its parents, as root. Raises as `write_file`."""
         # The work directory may be the one to be made
         options = self._options("0", None) | {"cwd": "/"}
         await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
@@ -124,7 +124,7 @@ class FileOperations(CellBase):
         user: str | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file of the cell. Raises as `write_file`, and `FileTooLargeError`."""
+        """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
         options, seen = self._options(user, timeout_s), list[Body]()
         started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
         too_large = partial(record.too_large, limit="read_file", value=max_bytes)
@@ -147,12 +147,12 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
-        A directory becomes `target`; one that is there already keeps what it has besides. Parents
-        are made. Links inside of the directory stay links; permission bits are kept. `overwrite`:
-        replace files and links that are there; never a directory by a file.
+        A directory becomes `target`; an existing one keeps its other entries. Parents are made.
+        Links inside stay links; permission bits are kept. `overwrite`: replace files and links;
+        never a directory by a file.
 
-        Raises as `write_file`; `FileExistsError`; `FileTooLargeError` for more than `max_bytes`,
-        `ValueError` for more than `max_files`, a link that may lead out, a socket, pipe or device.
+        Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
+        `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
         """
         listing = partial(list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes)
         source = await anyio.to_thread.run_sync(listing)
@@ -189,7 +189,7 @@ class FileOperations(CellBase):
         timeout_s: float | None = None,
         **more: Any,  # noqa: ANN401 - as `trees.put` has them
     ) -> Transfer:
-        """Put records, whose iterator fills the manifest, into a directory. Raises as `upload`."""
+        """Put records into a directory; their iterator fills the manifest. Raises as `upload`."""
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
         who = options["user"]
@@ -230,14 +230,14 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
-        A directory becomes `local_path`; an existing one keeps what it has besides. What the cell
-        sends is hostile: nothing is written outside of `local_path`, links that may lead out are
-        not made, set-user-ID bits and others' right to write are dropped.
+        A directory becomes `local_path`; an existing one keeps its other entries. The cell's data
+        is hostile: nothing is written outside of `local_path`, links that may lead out are not
+        made, set-user-ID bits and others' right to write are dropped.
 
         `overwrite`: as `upload`. `skip_unsafe`: leave out links that may lead out, sockets, pipes
         and devices, and name them in the result; by default each is a `ValueError`.
 
-        Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` for more than `max_files`.
+        Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` beyond `max_files`.
         """
         in_thread, options = anyio.to_thread.run_sync, self._options(user, timeout_s)
         bounds = {"max_files": max_files, "max_bytes": max_bytes}
@@ -272,7 +272,7 @@ class FileOperations(CellBase):
         return transfer
 
     def _let_out_files(self, copy: TreeDestination) -> None:
-        """Have the guard scan the copy before it is placed, and change it as the policy says."""
+        """Have the guard scan and change the copy before it is placed."""
         guard = self.guard
         if guard is None:
             return
@@ -361,7 +361,7 @@ class FileOperations(CellBase):
         manifest: TreeManifest | None = None,
         **more: JsonValue,
     ) -> Iterator[dict[str, JsonValue]]:
-        """Record the operation's start, and what came of it: the block fills that in."""
+        """Record the operation's start and its outcome, which the block fills in."""
 
         def entries() -> list[Body]:  # of a failed copy, too: what passed may have been read
             content = b"" if manifest is None else manifest.content()

@@ -1,7 +1,7 @@
 """The recorder of one cell or range that scans what it records.
 
-An event is on record first; what it carried is scanned in a thread, which never holds up the cell.
-A finding is recorded as the guest's act, with the number of the event that shows it.
+Events are recorded first; their data is scanned in a thread, which never holds up the cell. A
+finding is recorded as the guest's act, with the number of its event.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WITHHELD: Final = b"[withheld: it could not be scanned]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetOut:
-    """What goes on of some bytes. `stopped`: nothing; the caller is to end its connection."""
+    """The part of some bytes that goes on. `stopped`: nothing; end the connection."""
 
     data: bytes
     stopped: bool = False
@@ -78,7 +78,7 @@ class _EventJob:
 
 
 class GuardedRecorder:
-    """Records, then scans. Everything may be called from any thread. Use `guarded_recorder`."""
+    """Records, then scans. Thread-safe. Use `guarded_recorder`."""
 
     def __init__(
         self,
@@ -104,18 +104,18 @@ class GuardedRecorder:
         self._held: dict[str, tuple[tuple[str, str, str], Event]] = {}
         self._is_closed = False
         self.passed: dict[bytes, bytes | None] = {}
-        """What was sent of each text to a model, by the digest of both; None: all."""
+        """The part of each text sent to a model, by both digests; None: all."""
         self.services: tuple[Minted, ...] = ()
         """The range's decoy services."""
         self.service_addresses: Mapping[str, str] = {}
         """Where they are: address → id."""
         self.ancestors: tuple[str, ...] = ()
-        """Cells that this one goes on from: they were reverted to it."""
+        """Cells that were reverted to this one."""
         self._contacts: ServiceContacts | None = None
         self._reports_touches = False
 
     def record(self, event: Event) -> int:
-        """Record the event and have it looked at. Raises as the recorder below."""
+        """Record the event and queue its scan. Raises as the inner recorder."""
         number = self._inner.record(event)
         if event.kind is Kind.GUARD_HIT:
             with self._lock:
@@ -148,7 +148,7 @@ class GuardedRecorder:
             self._sort_values()
 
     def adopt(self, cells: Iterable[str]) -> None:
-        """Take what these cells' decoys hold, now and later, for this cell's own."""
+        """Treat these cells' decoy values, now and later, as this cell's own."""
         with self._lock:
             self.ancestors = tuple(dict.fromkeys((*self.ancestors, *cells)))[-MAX_FOREIGN:]
             self._sort_values()
@@ -170,7 +170,7 @@ class GuardedRecorder:
 
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
-        """Report what reaches the range's decoy services until the block is left."""
+        """Report what reaches the range's decoy services during the block."""
         self._contacts, self._reports_touches = ServiceContacts(self.service_addresses), True
         try:
             yield
@@ -208,7 +208,7 @@ class GuardedRecorder:
         return ScanSpec(values=self._values, classes=self.rules.classes, key_hex=self._key.hex())
 
     def flush(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
-        """Wait until all that was recorded is scanned; False when that takes longer."""
+        """Wait until all records are scanned; False on timeout."""
         with self._lock:
             if self._thread is None or self._is_closed:
                 return True
@@ -217,7 +217,7 @@ class GuardedRecorder:
         return done.wait(timeout_s)
 
     def close(self) -> None:
-        """Wait until all that was recorded is scanned, or on record as not scanned."""
+        """Wait until all records are scanned, or recorded as not scanned."""
         with self._lock:
             self._is_closed = True
             thread = self._thread
@@ -297,7 +297,7 @@ class GuardedRecorder:
                 self._report_unscanned(job, scanned.problem, replace(part, missing_bytes=0))
 
     def made_scanner(self) -> Scanner:
-        """The scanner, made on first use: most short commands have nothing to scan."""
+        """The scanner, made on first use; most short commands need none."""
         from belljar.signals.scanner import Scanner
         from belljar.signals.streams import StreamScanner
 
@@ -327,7 +327,7 @@ class GuardedRecorder:
         self._record_counted(key, event)
 
     def _record_counted(self, key: tuple[str, str, str], event: Event) -> None:
-        """Record the key's first events, then each power of two, with the count."""
+        """Record the key's first events, then powers of two, with the count."""
         with self._lock:
             count = _count(self._seen, key)
         if count <= MAX_SAME or not count & (count - 1):
@@ -343,7 +343,7 @@ class GuardedRecorder:
 
 
 def _count(counts: dict[_Key, int], key: _Key) -> int:
-    """Count it among the `MAX_COUNTED` seen last; how often it was."""
+    """Count it among the last `MAX_COUNTED`; return its count."""
     counts[key] = counts.pop(key, 0) + 1
     if len(counts) > MAX_COUNTED:
         del counts[next(iter(counts))]

@@ -30,7 +30,7 @@ MAX_OUTPUT_BYTES: Final = 4096
 
 
 class Cause(StrEnum):
-    """The kinds of damage to a cell; `Damage.detail` says where and why."""
+    """The kinds of damage to a cell; `Damage.detail` gives place and reason."""
 
     AGENT_DIED = "agent_died"
     PROCESS_TABLE_FULL = "process_table_full"
@@ -42,8 +42,8 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthFinding:
-    """What one check found. `stage`, `errno`: why the shell could not be started; `began`, `ended`:
-    it ran the script, to its end; `ran`: also a program of the image.
+    """One check's findings. `stage`, `errno`: why the shell did not start; `began`, `ended`: it ran
+    the script, to its end; `ran`: also a program of the image.
     """
 
     stage: str = ""
@@ -58,14 +58,14 @@ class HealthFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What a check found broken since the baseline. `detail` is for a person."""
+    """Damage found since the baseline. `detail` is for a person."""
 
     cause: Cause
     detail: str = ""
 
 
 def read_health(output: ExecOutput) -> HealthFinding:
-    """Return the facts of one check; nothing else of the guest's words is kept."""
+    """Return one check's facts; the guest's other words are dropped."""
     words = output.stdout[:MAX_OUTPUT_BYTES].splitlines()
     return HealthFinding(
         stage=output.stage if output.not_started_errno is not None else "",
@@ -79,7 +79,7 @@ def read_health(output: ExecOutput) -> HealthFinding:
 
 
 def damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
-    """Return what broke since the baseline. None: nothing, or the baseline can't tell."""
+    """Return what broke since the baseline; None if nothing or unknown."""
     if now.died:
         return Damage(cause=Cause.AGENT_DIED, detail=now.died)
     if baseline.died or baseline.timed_out:
@@ -105,14 +105,14 @@ def damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
 
 
 def may_be_broken(output: ExecOutput) -> bool:
-    """Whether a command ended as in a broken cell, perhaps by its own fault."""
+    """Return True for an exit as in a broken cell, perhaps the command's own fault."""
     # A POSIX shell's statuses for a program that it can't execute, and that it can't find.
     failed = output.returncode in {126, 127}
     return output.not_started_errno is not None or output.timed_out or failed
 
 
 class HealthWatch:
-    """Checks one cell in use, and records each check; `degraded`: its first damage."""
+    """Checks and records one cell in use; `degraded`: its first damage."""
 
     # A `Cell`, whose module knows this one
     def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401

@@ -1,7 +1,7 @@
 """Trees of files on this host, copied into a cell or out of one.
 
-What comes out of a cell is hostile. Each entry is created anew, by name in a directory held open,
-below a new directory that only this user can enter; all of it is moved to its place at the end.
+A cell's output is hostile. Each entry is created by name in a directory held open, below a new one
+that only this user can enter; the whole tree moves to its place at the end.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ KIND_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What was copied into a cell or out of it. `sha256`: of the list of entries that is on record.
-    `skipped`: paths that were left out, as `skip_unsafe` asks.
+    """A copy into a cell or out of one. `sha256`: of the recorded list of entries.
+    `skipped`: paths left out by `skip_unsafe`.
     """
 
     files: int
@@ -69,7 +69,7 @@ class Transfer:
 
 
 class TreeManifest:
-    """One tree's entries: a line of JSON each, sorted by path."""
+    """One tree's entries: JSON lines sorted by path."""
 
     def __init__(self) -> None:
         self._lines: dict[str, bytes] = {}
@@ -84,7 +84,7 @@ class TreeManifest:
         self.begin(record, sha256)
 
     def begin(self, record: TreeRecord, sha256: str = "") -> None:
-        """A file on its way: on the list without a digest if it doesn't come whole."""
+        """List an incoming file; it has no digest unless it comes whole."""
         line: dict[str, object] = {
             "path": record.path,
             "kind": KIND_NAMES[record.kind],
@@ -118,14 +118,14 @@ class TreeManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A listed file or directory of this host, within its bounds."""
+    """A listed file or directory of this host, within bounds."""
 
     root: Path
     tree: Tree
 
 
 def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
-    """List what is to be copied. Blocking. Raises as `Cell.upload`."""
+    """List the copy's entries. Blocking. Raises as `Cell.upload`."""
     real = path.resolve(strict=True)
     # Nothing beside a directory can be reached by what its files become meanwhile
     root, name = (real, ".") if real.is_dir() else (real.parent, real.name)
@@ -139,7 +139,7 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
 
 
 def records_of(source: Source, name: str, manifest: TreeManifest) -> Iterator[bytes]:
-    """The records of a directory's entries, or of a file to be called `name`. Blocking."""
+    """The records of a directory's entries, or of a file as `name`. Blocking."""
     tree, depth = source.tree, 0
     if not tree.is_directory:
         yield from _file_records(source, tree.entries[0], name, manifest)
@@ -168,7 +168,7 @@ def records_of(source: Source, name: str, manifest: TreeManifest) -> Iterator[by
 
 
 def root_mode(source: Source) -> int:
-    """The mode of the directory, which its owner can always work in."""
+    """The directory's mode; its owner can always work in it."""
     return source.tree.entries[0].mode | 0o700
 
 
@@ -194,7 +194,7 @@ def _file_records(
 
 
 async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in larger pieces, each read in a thread: the host's disk may be slow."""
+    """Yield the bytes in larger pieces, read in threads as disks may be slow."""
 
     def take() -> bytes:
         gathered = bytearray()
@@ -212,7 +212,7 @@ async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class TreeDestination:
-    """Where a tree of a cell is put: `take` as it comes, then `place` or `discard`."""
+    """A cell's tree on its way: `take` as it comes, then `place` or `discard`."""
 
     def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:
         self.manifest = TreeManifest()
@@ -228,7 +228,7 @@ class TreeDestination:
         self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
 
     def take(self, items: Iterable[TreeRecord | bytes]) -> None:
-        """What the guest sent next. Raises `OSError`; `ValueError`: not accepted."""
+        """Take the guest's next items. Raises `OSError`; `ValueError`: not accepted."""
         for item in items:
             if isinstance(item, TreeRecord):
                 self._begin(item)
@@ -282,7 +282,7 @@ class TreeDestination:
             self.manifest.add(record, self._digest.hexdigest())
 
     def files(self) -> Iterator[Path]:
-        """The regular files that were written, where they wait for `place`."""
+        """The regular files written, before `place`."""
         for directory, _, names in os.walk(self._stage):
             for name in names:
                 path = Path(directory, name)
@@ -290,7 +290,7 @@ class TreeDestination:
                     yield path
 
     def place(self) -> None:
-        """Move it to its place. Raises `FileExistsError` and its like before anything is moved."""
+        """Move it to its place. Raises `FileExistsError` etc. before any move."""
         made = self._stage / _ROOT
         if not made.is_dir():
             if os.path.lexists(self._target) and (self._target.is_dir() or not self._overwrite):
@@ -332,7 +332,7 @@ def _directory(name: str | Path, at: int | None, flags: int = _DIRECTORY) -> Ite
 
 
 def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
-    """Move each entry to the other directory, or only check that all may go."""
+    """Move each entry to the other directory, or only check for conflicts."""
     for name in os.listdir(source):
         mine = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
         try:

@@ -1,4 +1,4 @@
-"""`open_cell` and `open_range`: policy in, recorded cells out, and nothing left afterwards."""
+"""`open_cell` and `open_range`: policy in, recorded cells out, nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ async def open_range(
     """The cells of one sample on a network of their own; without a network in the policy a range of
     one cell. As `open_cell`, and:
 
-    `ahead`: see `open_pool`. `on_target`: called with each target cell before its program is
-    started; what it raises ends the range. Raises `CellError` also when a target cell does not
-    become healthy, or the gateway or its supervisor died.
+    `ahead`: see `open_pool`. `on_target`: called with each target cell before its program starts;
+    its errors end the range. Raises `CellError` also when a target cell does not become healthy,
+    or the gateway or its supervisor died.
     """
     home = home or belljar_home()
     check_may_start(home)
@@ -173,10 +173,10 @@ async def ready_cell(
     part_of: str = "",
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
-    """One cell of these parts, with the policy's files in it, or that goes on from `snapshot`.
+    """One cell of these parts, with the policy's files, or continued from `snapshot`.
 
-    `place`: where on its range's network, for the record (`range`, `name`). `part_of`: the range,
-    or the first of a range's cells that has no network. Raises as `open_cell`.
+    `place`: its place on the range's network, for the record (`range`, `name`). `part_of`: the
+    range, or the first cell of a range without network. Raises as `open_cell`.
     """
     async with _sandbox(
         parts,
@@ -238,7 +238,7 @@ def _sandbox(
 def _write_whose(
     cell: Cell, loaded: LoadedPolicy, *, home: Path, run_id: str, place: Mapping[str, str]
 ) -> None:
-    """Write into the journal whose cell it is, and have `cell.describe` add to that."""
+    """Write the cell's owner into the journal; `cell.describe` adds to it."""
     about = CellAbout(
         run_id=run_id,
         tier=cell.tier,
@@ -262,7 +262,7 @@ def _write_whose(
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
-    """Return what the event `cell.planned` says of a cell to come."""
+    """Return the content of the event `cell.planned`."""
     early: dict[str, object] = {"ahead": True} if ahead else {}
     if loaded.weights is not None and (model := loaded.policy.model) is not None:
         about = {"name": loaded.policy.name, "weights": loaded.weights.name}
@@ -279,7 +279,7 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Make the work directory and copy the task's and the policy's files in."""
+    """Make the work directory; copy in the task's and the policy's files."""
     policy = loaded.policy
     try:
         workdir = posixpath.normpath(policy.workdir or "/")

@@ -1,4 +1,4 @@
-"""What a cell is made from: the plan for this host, the image, the kernel."""
+"""The parts of a cell: the host's plan, the image, the kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from belljar.store.home import belljar_home
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerParts:
-    """A container or gvisor cell's plan, and the files it is carried out with."""
+    """A container or gvisor cell's plan and its files."""
 
     plan: OciPlan
     facts: HostFacts
@@ -55,8 +55,9 @@ Parts: TypeAlias = ContainerParts | MachineParts
 async def prepare(
     policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
 ) -> Parts:
-    """Make what cells of this policy share: the plan, and the template or the unpacked image. What
-    crashed owners left is removed first. Raises as `gather_parts`. All of it is on record.
+    """Make the shared parts of this policy's cells: the plan, and the template or unpacked image.
+
+    Removes what crashed owners left first. Raises as `gather_parts`. Recorded.
     """
     home = home or belljar_home()
     try:
@@ -94,7 +95,7 @@ def gather_parts(
     home: Path,
     has_port: bool = False,  # noqa: FBT001, FBT002 - to_thread takes no keywords
 ) -> Parts:
-    """Read the host, find images and kernel, make the plan. Blocking."""
+    """Read the host, find images and kernel, plan. Blocking."""
     image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
     kernel: Kernel | None = None
     with suppress(HostError):
@@ -134,12 +135,12 @@ _describing: Final = threading.Lock()
 def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
-    """A run directory to be entered; leaving it seals it. Raises `HostError` on entering."""
+    """Return a run directory; leaving it seals it. Raises `HostError` on entering."""
     return create_run(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
-    """Keep each policy of the run, its plan and parts beside the ledger."""
+    """Keep the run's policies, plan and parts beside the ledger."""
     with _describing:
         first, tag = run.path / "policy.yaml", ""
         if first.exists() and first.read_bytes() != loaded.text:
@@ -153,7 +154,7 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
 
 
 def made_of(parts: Parts) -> dict[str, Any]:
-    """The versions and digests of what a cell is made of."""
+    """The versions and digests of a cell's parts."""
     image = parts.image
     made = {"image": {"digest": image.digest, "names": list(image.names), "source": image.source}}
     if isinstance(parts, ContainerParts):

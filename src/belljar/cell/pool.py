@@ -66,7 +66,7 @@ class Pool:
     """Warmed cells of one plan, in one event loop. Made by `open_pool`.
 
     `refuse` raises to the taker, before it takes a cell and before it gets it. `taken`: entered
-    before the taker gets a cell, left after it. `error`: the first of what nobody waits for; a
+    before the taker gets a cell, left after it. `error`: the first that nobody waits for; a
     breach, which ends the pool, before others.
     """
 
@@ -92,12 +92,12 @@ class Pool:
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
-        """A cell of its own, as `open_cell` gives one. Otherwise as `range`."""
+        """A cell of its own, as from `open_cell`. Otherwise as `range`."""
         async with self.range() as opened:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """A cell with its range, idle or opened now. Raises as `open_range`."""
+        """A cell with its range, idle or new. Raises as `open_range`."""
         return revertible(self._machine)
 
     @asynccontextmanager
@@ -132,13 +132,13 @@ class Pool:
             spawn_task(partial(self._fill, self._filling))
 
     async def filled(self) -> int:
-        """Wait until none is being made; the number of idle cells."""
+        """Wait until none is being made; return the number of idle cells."""
         while self._filling is not None:
             await self._changed.wait()
         return len(self._idle)
 
     async def _take(self) -> _Idle | None:
-        """A cell that answers, on record as taken; None: the taker opens one."""
+        """Return a cell that answers, recorded as taken; None: open one."""
         asked_s = time.monotonic()
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
@@ -187,7 +187,7 @@ class Pool:
         self._changed = anyio.Event()
 
     async def _fill(self, scope: anyio.CancelScope) -> None:
-        """Make cells, one after another, until there are enough or one fails."""
+        """Make cells in turn until there are enough or one fails."""
         try:
             with scope:
                 while len(self._idle) < self._size and not self._is_ended():
@@ -225,7 +225,7 @@ class Pool:
         return idle in self._idle
 
     async def _watch(self, idle: _Idle) -> None:
-        """Destroy it when it dies before it is taken: whoever killed it waits for the proof."""
+        """Destroy it if it dies untaken; the killer waits for the proof."""
         # A host out of descriptors can't watch it; whether it lives is asked when it is taken
         with idle.watching, suppress(OSError):
             await idle.opened.cell.wait_dead()
@@ -251,7 +251,7 @@ class Pool:
             self.error = breach or error
 
     async def aclose(self) -> None:
-        """Make and give out nothing more; destroy idle cells, and late ones after 10 s."""
+        """Stop making and giving out; destroy idle cells, and late ones after 10 s."""
         self._is_closed = True
         with anyio.CancelScope(shield=True):
             if self._filling is not None:
@@ -282,14 +282,14 @@ async def open_pool(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Pool]:
-    """A pool of warmed cells of one policy, `size` idle ones (1 to 16); else as `open_cell`.
+    """A pool of `size` (1 to 16) idle, warmed cells of one policy; else as `open_cell`.
 
-    `pool.cell()` takes one, or opens one where none could be made ahead. A cell that died, was not
-    contained at its warm-up, or has waited for a twentieth of its lifetime is not given out.
+    `pool.cell()` takes one, or opens one if there is none. Cells that died, failed containment at
+    warm-up, or waited a twentieth of their lifetime are not given out.
 
-    Leaving the block destroys unused cells, with proof; ten seconds later also those that were not
-    given back. Raises `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way
-    out, or the destruction of an unused cell left something or could not be proven.
+    Leaving the block destroys unused cells, with proof, and after 10 s those not given back. Raises
+    `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way out, or an unused
+    cell's destruction left something or could not be proven.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")

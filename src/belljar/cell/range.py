@@ -1,4 +1,4 @@
-"""A range: the cells of one sample, their network, and their gateway's model requests."""
+"""A range: one sample's cells, their network, and its gateway's model requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Handler: TypeAlias = Callable[[str, bytes], bytes]
 
 
 class ModelRequests:
-    """Passes requests to `handler`, while there is one, until the range's end."""
+    """Passes requests to the current `handler` until the range's end."""
 
     def __init__(self) -> None:
         self.handler: Handler | None = None
@@ -51,7 +51,7 @@ class ModelRequests:
 
 @dataclass(frozen=True, slots=True)
 class FileClock:
-    """A moment by the clock of files' times; `offset_ns` changes only when that clock is set."""
+    """A moment by the files' clock; `offset_ns` changes only when it is set."""
 
     ns: int
     offset_ns: int
@@ -67,8 +67,8 @@ class FileClock:
 
 @dataclass(frozen=True, slots=True)
 class CellOrigin:
-    """What another machine for a cell without a network is made from; nothing of this one's own was
-    written before `since`. `machine` may go on from `snapshot`. `fork`: makes a range of its own.
+    """The origin of another machine for a cell without a network. Nothing of this one's own is
+    older than `since`; `machine` may go on from `snapshot`; `fork` makes a separate range.
     """
 
     run: RunDirectory
@@ -103,11 +103,11 @@ class Range:
         return {OWN_CELL: self.cell, **self.targets}
 
     def killed(self) -> KillOrder | None:
-        """The order that its own cell is killed by, also one that came too late for it."""
+        """The order that its own cell is killed by, even a late one."""
         late = None if self.rules is None else self.rules.order
         return self.cell._live.killed() or late
 
     def disconnect(self) -> None:
-        """End all operations in its cells, in any event loop. From any thread."""
+        """End all its cells' operations, in any event loop. From any thread."""
         for cell in self.cells.values():
             cell.disconnect()

@@ -1,8 +1,8 @@
-"""The cells of one sample on a network of their own: made in order, and nothing left afterwards.
+"""The cells of one sample on a network of their own: made in order, nothing left afterwards.
 
-The network, with its rules, is made first and ends last; where no cell has a port, there is none.
-Target cells come in the policy's order, each after those that it awaits are healthy (by default
-all). The range's own cell is last: nothing of a sample runs before all that it may reach is there.
+The network and its rules are made first and end last; without a cell's port there is none. Target
+cells come in the policy's order, after those that each awaits are healthy (default: all). The
+range's own cell is last: nothing of a sample runs before its targets.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class RangePort:
 
 
 class RangeRouter:
-    """What a cell's port leads to, as probes see it."""
+    """The other end of a cell's port, for probes."""
 
     interface = PORT_NAME
 
@@ -99,7 +99,7 @@ class RangeRouter:
         return self._network.namespace_of(self._name)
 
     def look(self) -> Sight:
-        """Ask the range's supervisor whether rules and links are those of the plan."""
+        """Ask the range's supervisor whether rules and links match the plan."""
         try:
             self._network.check_now()
         except BelljarError as error:
@@ -118,7 +118,7 @@ async def open_with_network(
     home: Path,
     on_target: OnTarget | None,
 ) -> Range:
-    """A range with a network; `stack` ends it. Raises as `open_range`."""
+    """A range with a network, which `stack` ends. Raises as `open_range`."""
     wanted = loaded.policy.network
     if wanted is not None and wanted.has_cells:
         kinds: list[str] = [item.kind for item in wanted.stand_ins.values()]
@@ -190,7 +190,7 @@ async def open_with_network(
 
 
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> list[_Member]:
-    """As `prepare`, for every cell of the range, its own last; the stand-ins' files are checked."""
+    """Prepare each cell of the range, its own last; checks the stand-ins' files."""
     network = loaded.policy.network
     try:
         check_stand_ins(loaded)  # before a template or anything else is started
@@ -212,7 +212,7 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
 def _spec(
     plan: NetworkPlan, parts: Parts, run: RunDirectory, recorder: GuardedRecorder
 ) -> RangeSpec:
-    """What the network is made by; makes its packet record's directory. Raises `HostError`."""
+    """The network's spec; makes its packet record's directory. Raises `HostError`."""
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
     layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)
@@ -248,7 +248,7 @@ async def _after(
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """End the range; raise what its end found if nothing is raised already, a breach always."""
+    """End the range; raise its findings unless an error is raised, a breach always."""
     await network.destroy()
     found = network.error
     if network.destruction is not None:
@@ -261,6 +261,6 @@ async def _after(
 
 
 def trusting(parts: Parts) -> Parts:
-    """The same with the variables that point programs to the cell's authorities."""
+    """The same with variables that make programs trust the cell's authorities."""
     env = {**ENVIRONMENT, **parts.plan.env}
     return replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The events of a cell's operations, as `docs/events.md` has them; the record of one command."""
+"""The events of a cell's operations (`docs/events.md`); one command's record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RecordedOperation:
 
 
 def write_limits(operation: RecordedOperation, error: BaseException) -> list[Event]:
-    """The limit that a write ran into, by the guest's error."""
+    """The limit that a write hit, by the guest's error."""
     name = _LIMIT_OF_ERROR.get(error.errno or 0) if isinstance(error, OSError) else None
     data: dict[str, JsonValue] = {"limit": name, "value": None}
     return [operation.event(Kind.LIMIT_HIT, data, trust=Trust.GUEST_REPORTED)] if name else []
@@ -58,7 +58,7 @@ def write_limits(operation: RecordedOperation, error: BaseException) -> list[Eve
 def too_large(
     operation: RecordedOperation, error: BaseException, *, limit: str, value: int | None
 ) -> list[Event]:
-    """The limit that a copy out of the cell hit, by the host's count."""
+    """The limit that a copy out hit, by the host's count."""
     data: dict[str, JsonValue] = {"limit": limit, "value": value}
     return [operation.event(Kind.LIMIT_HIT, data)] if isinstance(error, FileTooLargeError) else []
 
@@ -72,7 +72,7 @@ def failed(
     action: str = "",
     times: Mapping[str, JsonValue] | None = None,
 ) -> Event:
-    """An operation ended without a result: an error, a dead cell, or cancelled."""
+    """An operation without a result: an error, a dead cell, or cancelled."""
     reason = f"{type(error).__name__}: {text(str(error))}"[:4096]
     data: dict[str, JsonValue] = {"reason": reason, **(times or {})}
     if action:
@@ -94,10 +94,10 @@ def text(value: str | bytes) -> str:
 
 
 class CommandRecord:
-    """What is recorded of one command: its start, its streams, the limits it hits, and its end.
+    """One command's record: its start, streams, limits and end.
 
-    When how many bytes had passed, and a terminal was resized, is kept for a replay. Limits are
-    looked at with each chunk: a disk that was full may be emptied before the end.
+    The times of output and terminal sizes are kept for a replay. Limits are checked with each
+    chunk: a full disk may be emptied before the end.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class CommandRecord:
         return [capture.body() for capture in self._streams.values() if capture.total_bytes]
 
     def with_limits(self, output: ExecOutput) -> ExecOutput:
-        """The same outcome with the limits that the host saw fire."""
+        """The same outcome with the limits that the host saw hit."""
         self._fired |= self._full() - self._full_before
         if self._live.oom_kills() > self._oom_kills:
             self._fired.add("memory")
@@ -184,7 +184,7 @@ class CommandRecord:
         return replace(output, host_limits=fired, out_of_memory=is_memory) if fired else output
 
     def end(self, output: ExecOutput | None) -> None:
-        """Record the end; None: it was left before that, and its tree was killed."""
+        """Record the end; None: left early, and its tree was killed."""
         times: dict[str, JsonValue] = {**self._times}
         bodies = self.bodies()
         if output is None:

@@ -1,7 +1,7 @@
-"""`Cell.revert`: another machine for a cell that is in use, and the proof that the old one is gone.
+"""`Cell.revert`: another machine for a cell in use, and proof that the old one is gone.
 
-A *machine* is a cell with all that belongs to it. The caller holds a handle, which forwards to the
-cell of the machine in use: a call that began before a revert belongs to the old one to its end.
+A *machine* is a cell with all its parts. The caller's handle forwards to the machine in use; a
+call that began before a revert stays with the old one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """A range of one cell, and the stack whose closing destroys it."""
+    """A range of one cell, and the stack that destroys it."""
 
     opened: Range
     owner: AsyncExitStack
@@ -49,7 +49,7 @@ class _Machine:
 
 
 class Machines:
-    """The machine of one handle, and the old ones that are being destroyed."""
+    """One handle's machine, and the old ones being destroyed."""
 
     current: _Machine
 
@@ -62,7 +62,7 @@ class Machines:
         self._error: BaseException | None = None
 
     async def open(self, first: MakeMachine) -> Range:
-        """Make the first machine; the range has the handle as its cell, unless it has a network."""
+        """Make the first machine; without a network the range's cell is the handle."""
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(first())
             self.current = _Machine(opened, stack.pop_all())
@@ -131,7 +131,7 @@ class Machines:
             self._retire(old, on_end)
 
     async def flush(self) -> None:
-        """Wait until old machines are destroyed, and all that left any machine is scanned."""
+        """Wait until old machines are destroyed and all output is scanned."""
         while self._retiring:
             await self._retiring[0].wait()
         await _flush(self.current.cell)
@@ -185,7 +185,7 @@ class Machines:
         spawn_task(end)
 
     def _pass_on(self, order: KillOrder | None) -> None:
-        """Have a kill order for another machine end the one in use: to its sender they are one."""
+        """Have a kill order for another machine end the one in use."""
         if order is not None and not self._is_closed:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
@@ -196,7 +196,7 @@ class Machines:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the machine in use, wait for all others, and raise what was found."""
+        """End the machine in use, wait for others, raise what was found."""
         raised = error
         with anyio.CancelScope(shield=True):
             async with self._turn:
@@ -217,7 +217,7 @@ class Machines:
 
 
 class RevertibleCell:
-    """The handle: a `Cell` to its caller, by the cell of the machine that is in use now."""
+    """The caller's handle: a `Cell` that forwards to the machine in use."""
 
     machines: Machines
 
@@ -246,7 +246,7 @@ class RevertibleCell:
 
 
 def _adopt(old: Cell, new: Cell) -> None:
-    """Have the new guard know the old machine's decoys. Raises `HostError` for another kind."""
+    """Have the new guard know the old decoys. Raises `HostError` for another kind."""
     if (old.tier, old.plan.image) != (new.tier, new.plan.image):
         what = "the image was replaced in the store, or the tier is no longer possible"
         hint = "open another cell for another image"
@@ -264,7 +264,7 @@ async def _flush(cell: Cell) -> None:
 async def revertible(
     make: MakeMachine, *, first: MakeMachine | None = None
 ) -> AsyncIterator[Range]:
-    """The range of one cell that `make` makes, again at each revert; `first`: at first."""
+    """The range of one cell from `make`, called again at each revert."""
     machines = Machines(make)
     async with AsyncExitStack() as stack:
         opened = await machines.open(first or make)

@@ -1,8 +1,8 @@
-"""`Cell.snapshot`: a cell in use as it is at one moment, and other cells that go on from there.
+"""`Cell.snapshot`: a cell in use at one moment, and other cells that go on from there.
 
-Of a microVM all of it is saved (`isolation.microvm.stream`). Of a container its files are, as tar
-in the cell packs them: never read here, they go to the tar of another cell of its policy. Not kept:
-/dev/shm, extended attributes, and what is the cell's own (`_OWN`).
+A microVM is saved whole (`isolation.microvm.stream`); a container's files as tar packed in the
+cell, never read here, for another cell of its policy. Not kept: /dev/shm, extended attributes,
+and the cell's own (`_OWN`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
-    """Record where a fork comes from, and give it its files. Raises `CellError`."""
+    """Record a fork's origin and give it its files. Raises `CellError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
     if isinstance(snapshot.saved, SavedFiles):
         await snapshot.saved.put_into(cell)
@@ -128,7 +128,7 @@ def _check(cell: Cell, origin: CellOrigin) -> None:
 
 @contextmanager
 def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
-    """A directory for a snapshot, whose removal is on record. Raises `HostError` if it stays."""
+    """A snapshot's directory; its removal is recorded. Raises `HostError` if it stays."""
     with ExitStack() as after:
         directory = after.enter_context(scratch_dir(origin.home))
         try:
@@ -145,7 +145,7 @@ def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFiles:
-    """Packed files, and the names of all that there were; `key` is of image and tier."""
+    """Packed files, and all names; `key` is of image and tier."""
 
     directory: Path
     key: str
@@ -153,7 +153,7 @@ class SavedFiles:
     size_bytes: int
 
     async def put_into(self, cell: Cell) -> None:
-        """Make the files of a fresh cell those that were saved. Raises as `Snapshot.fork`."""
+        """Give a fresh cell the saved files. Raises as `Snapshot.fork`."""
         if self.key != key_of(cell):
             raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
         try:
@@ -171,13 +171,13 @@ class SavedFiles:
 
 
 def key_of(cell: Cell) -> str:
-    """Return the key of a tier and image: a cell's files go on with the same alone."""
+    """Return a tier and image's key; files are restored only on the same key."""
     image = "" if cell.plan.image is None else cell.plan.image.digest
     return hashlib.sha256(f"{cell.tier} {image}".encode()).hexdigest()
 
 
 async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedFiles:
-    """Pack what was changed since, by the kernel's word. Raises as `Cell.snapshot`."""
+    """Pack the changes since, by the kernel's word. Raises as `Cell.snapshot`."""
     cell._live.client.check_idle()
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"
@@ -219,7 +219,7 @@ async def _run(
     max_bytes: int = 0,
     allowed: tuple[int, ...] = (0,),
 ) -> ExecOutput:
-    """Run a program of the image's as root; `taken` gets what it writes."""
+    """Run a program of the image as root; `taken` gets its output."""
     request = ExecRequest(
         argv=argv,
         cwd="/",

@@ -46,7 +46,7 @@ class StopRulesRecorder:
         self.order: KillOrder | None = None
 
     def record(self, event: Event) -> int:
-        """Apply the rules also to an unrecorded event; then raise its error."""
+        """Apply the rules even to an unrecorded event; then raise its error."""
         number: int | None = None
         try:
             number = self._inner.record(event)
@@ -56,7 +56,7 @@ class StopRulesRecorder:
                 self.stop(request)
 
     def stop(self, request: StopRequest) -> None:
-        """Record it, then halt what it says, and raise what recording raised."""
+        """Record and apply the stop; then raise the recorder's error."""
         with self._lock:
             before, width = self._widest, _WIDTHS.index(request.stop)
             if before is not None and width <= _WIDTHS.index(before):
@@ -101,7 +101,7 @@ class StopRulesRecorder:
 
 @contextmanager
 def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRulesRecorder]:
-    """The recorder under a policy's `on`. A breach that leaves the block counts, too."""
+    """The recorder under a policy's `on`. A breach leaving the block counts."""
     rules = StopRulesRecorder(run.recorder, run_id=run.run_id, home=home, stops=policy.on)
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     try:

@@ -60,7 +60,7 @@ _LOG_BYTES: Final = 2000
 
 
 def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
-    """The policy of a target cell: the range's risk, all else its own."""
+    """A target cell's policy: the range's risk, all else its own."""
     policy = parent.policy
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
     if not isinstance(written, TargetStandIn):
@@ -85,7 +85,7 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
-    """Start the target's program and wait until it is healthy. Raises as `start_serving`."""
+    """Start the target's program; wait until healthy. Raises as `start_serving`."""
     await (await start_serving(cell, stand_in))()
 
 
@@ -127,7 +127,7 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
 
 
 class Program:
-    """A service's program: process 1 of its cell, started again by its `restart` until ready."""
+    """A service's program as process 1, restarted by its `restart` until ready."""
 
     def __init__(self, cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:
         self._cell, self._stand_in, self._command = cell, stand_in, command
@@ -143,20 +143,20 @@ class Program:
         self._ended = anyio.Event()
 
     async def complete(self) -> None:
-        """Run it to its end, for at most the cell's `exec_timeout`. Raises `CellError`."""
+        """Run it to its end, within the cell's `exec_timeout`. Raises `CellError`."""
         self._always = False
         await self._run(self._cell.plan.limits.exec_timeout_s)
         await self.check_runs()
 
     async def start(self, watched_s: float) -> None:
-        """Start it. Raises `CellError` when it has ended for good within this time, and badly."""
+        """Start it. Raises `CellError` if it fails for good within this time."""
         spawn_task(self._run)
         with anyio.move_on_after(watched_s):
             await self._ended.wait()
         await self.check_runs()
 
     async def wait_ready(self, health: Mapping[str, Any]) -> None:
-        """Until it is healthy, or has run for `SETTLE_S`; then it is let go. Raises `CellError`."""
+        """Wait until it is healthy or has run for `SETTLE_S`, then let go. Raises `CellError`."""
         seen = 1  # the first start was watched
         try:
             if health:
@@ -199,7 +199,7 @@ class Program:
             self._ended.set()
 
     async def check_runs(self) -> None:
-        """Raise `CellError` when it has ended for good with another status than 0."""
+        """Raise `CellError` if it has ended for good with nonzero status."""
         if self._error is not None:
             raise self._error
         output = self._output
@@ -216,7 +216,7 @@ class Program:
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
-    """Its health check, written or the image's; {}: none. Raises `CellError`."""
+    """Return its health check, written or the image's; {} for none. Raises `CellError`."""
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
     if wants_image and not cell.image_health:
@@ -230,7 +230,7 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
-    """A target's command: its own, or the image's, perhaps with its own arguments."""
+    """A target's command: its own, or the image's with optional arguments."""
     if settings.get("command") is not None:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
@@ -264,7 +264,7 @@ async def _wait_healthy(
 
 
 async def log_tail(cell: Cell) -> str:
-    """The end of what the program wrote, as the end of a message; "" where that is nothing."""
+    """The program's last output as a message's end; "" for none."""
     for path in LOGS:
         try:
             written = await cell.read_file(path, max_bytes=_MAX_LOG_BYTES)
@@ -278,7 +278,7 @@ async def log_tail(cell: Cell) -> str:
 
 
 def _last_line(output: ExecOutput) -> str:
-    """A check's last line: an HTTP client prints its progress before."""
+    """A check's last line; HTTP clients print progress before it."""
     if output.timed_out:
         return "it took too long"
     said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
@@ -318,7 +318,7 @@ uvicorn.Server(config).run(socks)
 
 
 def server_archive() -> bytes:
-    """The server and what it needs, as an archive that Python imports from. Raises `HostError`."""
+    """The server and its imports as an importable archive. Raises `HostError`."""
     try:
         files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
     except importlib.metadata.PackageNotFoundError as error:
@@ -334,7 +334,7 @@ def server_archive() -> bytes:
 
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
-    """Copy the author's directory into the cell, in place of the image's. Raises `PolicyError`."""
+    """Copy the author's directory in place of the image's. Raises `PolicyError`."""
 
     def wrong(error: OSError | ValueError) -> PolicyError:
         return _refused(stand_in, getattr(error, "strerror", None) or str(error))

@@ -1,4 +1,4 @@
-"""What a task gives its cells besides their images, put in before anything runs there."""
+"""Task data put into cells before anything runs there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
-    """Copy the cell's files in and name its hosts. Raises `PolicyError`, `OSError`."""
+    """Copy in the cell's files and name its hosts. Raises `PolicyError`, `OSError`."""
     own, root = data.own, Path(data.root)
     try:
         trees = await anyio.to_thread.run_sync(trees_of, root, own)
@@ -47,7 +47,7 @@ async def put_in(cell: Cell, data: TaskData) -> None:
 
 
 async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
-    """Copy one source, for root. A directory takes the place of the image's, as a mount does."""
+    """Copy one source, for root. A directory replaces the image's, like a mount."""
     first = tree.entries[0]
     if tree.is_directory:
         source = Source(root=root, tree=tree)
@@ -108,7 +108,7 @@ def _unreadable(error: OSError | ValueError) -> PolicyError:
 
 
 def not_taken(cell: Cell, why: str) -> CellError:
-    """Return the error for a place in the cell that can't be made or written."""
+    """Return the error for a place that can't be made or written."""
     return CellError(
         f"a file can't be put there: {printable(why.strip(), max_chars=300)}",
         where=f"cell {cell.id}",
@@ -145,7 +145,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 
 
 def trust_script() -> str:
-    """A shell script that puts the certificate from standard input wherever the image looks."""
+    """A shell script that installs the certificate from stdin wherever the image looks."""
     anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
     return f"""set -e
 pem=$(cat)

@@ -1,8 +1,8 @@
-"""The host's client of a guest agent: commands and files in a guest, over one stream.
+"""The host's client of a guest agent: commands and files over one stream.
 
-One operation that waits reads the connection for all (see `pump`). At most `max_ops` run; more
-queue, in order. When the cell died or its guest broke the protocol (`ProtocolViolation`), every
-operation raises `CellError` at once, and later. It belongs to the event loop that used it first.
+One waiting operation reads the connection for all (see `pump`). At most `max_ops` run; more
+queue, in order. After the cell's death or a `ProtocolViolation` every operation raises
+`CellError`. Belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Frozen, Watche
 
 
 class BusyError(CellError):
-    """A command runs, so that the cell can't be saved; nothing has changed."""
+    """The cell can't be saved while a command runs; nothing has changed."""
 
     def __init__(self) -> None:
         hint = "wait for the command, or end it; what it left in the background may run on"
@@ -65,7 +65,7 @@ class BusyError(CellError):
 
 @dataclass(slots=True)
 class _Connection:
-    """The mailbox of the connection's own frames: the last answer of each kind."""
+    """Mailbox of the connection's own frames: the last answer of each kind."""
 
     waiters: set[anyio.Event] = field(default_factory=set)
     answers: dict[type[GuestEvent], GuestEvent] = field(default_factory=dict)
@@ -112,27 +112,27 @@ class GuestClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the stream. Every operation that runs or queues gets a `CellError`."""
+        """Close the stream. Running and queued operations get a `CellError`."""
         await self._pump.close()
 
     def disconnect(self) -> None:
-        """End the connection for every waiting task, in any event loop. From any thread."""
+        """End the connection for all tasks, in any event loop. From any thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def failure(self) -> CellError | None:
-        """What ended the connection, or None while it lives as far as anyone has looked."""
+        """The error that ended the connection; None while none was seen."""
         return self._pump.failure
 
     # ---- the connection
 
     async def wait_ready(self, *, timeout_s: float) -> Ready:
-        """Wait until a freshly booted guest's agent says READY. Raises `CellError`."""
+        """Wait for a freshly booted guest's READY. Raises `CellError`."""
         return await self._ask(Ready, None, timeout_s, "did not become ready")
 
     async def hello(self, *, timeout_s: float = 10.0) -> Welcome:
-        """Shake hands; once per connection, before anything else. Raises `CellError`."""
+        """Shake hands; once per connection and first. Raises `CellError`."""
         send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
         welcome = await self._ask(Welcome, send, timeout_s, "did not answer HELLO")
         max_ops = min(self._max_ops, welcome.max_ops)
@@ -151,18 +151,18 @@ class GuestClient:
         return configured
 
     async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
-        """Make a restored guest a new machine; the caller judges what is missing."""
+        """Make a restored guest a new machine; the caller judges missing parts."""
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
         return await self._ask(Renewed, send, timeout_s, "did not answer RENEW")
 
     def check_idle(self) -> None:
-        """Raise `BusyError` while a command runs, or the cell is being saved."""
+        """Raise `BusyError` while a command runs or the cell is being saved."""
         if self._held is not None or self._pump.wire.live_ops:
             raise BusyError
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """In the block the workload is frozen, and calls wait. Raises `BusyError`."""
+        """Freeze the workload during the block; calls wait. Raises `BusyError`."""
 
         async def freeze(*, on: bool) -> None:
             def send() -> bytes:
@@ -193,7 +193,7 @@ class GuestClient:
             await self._held.wait()
 
     async def ping(self, *, timeout_s: float = 10.0) -> float:
-        """Seconds to the guest agent and back. Raises `CellError`; the connection stays."""
+        """Round trip to the guest agent in seconds. Raises `CellError`; the connection stays."""
         await self._released()
         began = anyio.current_time()
         mine = 0
@@ -217,10 +217,10 @@ class GuestClient:
         max_touches: int = 0,
         timeout_s: float = 10.0,
     ) -> Watched:
-        """Have the guest agent report opens and reads of these files, in place of those before.
+        """Have the guest agent report opens and reads of these files, instead of earlier ones.
 
-        What was touched until then has been reported when this returns. `on_touched` is called by
-        the task that reads the channel, so only while some operation runs; it must not raise.
+        Earlier touches have been reported when this returns. `on_touched` is called by the task
+        that reads the channel, so only while some operation runs; it must not raise.
         """
         payload = frames.watch_payload(paths, max_touches=max_touches)
 
@@ -263,13 +263,13 @@ class GuestClient:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
         Args:
-            input: sent within the guest's window while the output is read; what the command doesn't
+            input: sent within the guest's window while output is read; what the command doesn't
                 read is dropped. Else standard input is empty, unless `request.stdin`.
-            keep, keep_bytes: which end of each stream is returned, and at most how much. Beyond the
-                request's limits the guest drops: an endless flood costs the host nothing.
+            keep, keep_bytes: which end of each stream is returned, and at most how much. The guest
+                drops the excess over request limits: an endless flood costs the host nothing.
             on_output: called in this task with every chunk. What it raises ends the command.
 
-        Cancelled, or when it raises, the command's whole tree has been killed in the guest. Raises
+        If it raises or is cancelled, the guest has killed the command's whole tree. Raises
         `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
         """
 

@@ -154,7 +154,7 @@ class SignalScope(IntEnum):
     MAIN_PROCESS = 0
     WHOLE_TREE = 1
     LEAVE = 2
-    """None: a service's program runs on, and its operation ends."""
+    """None: a service's program runs on after its operation."""
 
 
 def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
@@ -167,7 +167,7 @@ def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
 
 
 def text_bytes(value: str | bytes, what: str) -> bytes:
-    """Text as bytes. A NUL, which no Linux interface can carry, is a `ValueError`."""
+    """Text as bytes. Raises `ValueError` for a NUL."""
     # Names that Python read from a file system may hold bytes that are no UTF-8 (PEP 383).
     raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
     if b"\0" in raw:
@@ -216,7 +216,7 @@ def renew_payload(
     hostname: str,
     network: bytes = b"",
 ) -> bytes:
-    """The payload of RENEW; `network` is what `network_part` made. Raises `ValueError`."""
+    """The payload of RENEW; `network`: from `network_part`. Raises `ValueError`."""
     if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
         raise ValueError(
             "RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 "
@@ -228,7 +228,7 @@ def renew_payload(
 
 
 def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
-    """The payload of WATCH; no paths end the watch. Raises `ValueError` for too many."""
+    """The payload of WATCH; no paths end the watch. `ValueError`: too many."""
     if len(paths) > MAX_WATCHED_FILES:
         raise ValueError(f"{len(paths)} files to watch; at most {MAX_WATCHED_FILES}")
     return pack(_U32, max_touches) + counted_list(text_bytes(path, "path") for path in paths)
@@ -243,7 +243,7 @@ def network_part(
     resolver: IPv4Address,
     mtu: int,
 ) -> bytes:
-    """The end of a RENEW for a guest with a network. Addresses are in network order."""
+    """A RENEW's network part. Addresses are in network order."""
     macs = b"".join(bytes.fromhex(each.replace(":", "")) for each in (mac, gateway_mac))
     return address.packed + gateway.packed + macs + resolver.packed + mtu.to_bytes(2, "little")
 
@@ -264,7 +264,7 @@ def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
 
 
 def pack(layout: struct.Struct, *values: int) -> bytes:
-    """The numbers packed. Raises `ValueError` for one that does not fit."""
+    """The numbers packed. Raises `ValueError` for an overflow."""
     try:
         return layout.pack(*values)
     except struct.error as error:
@@ -272,7 +272,7 @@ def pack(layout: struct.Struct, *values: int) -> bytes:
 
 
 def place(user: str, cwd: str, path: str, flags: int = 0) -> bytes:
-    """Flags, user, working directory and path: the beginning of every request for a file."""
+    """Flags, user, working directory and path: a file request's beginning."""
     if not path:
         raise ValueError("the path is empty")
     return _U32.pack(flags) + b"".join(

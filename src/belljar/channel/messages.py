@@ -1,4 +1,4 @@
-"""What the guest can say, as frozen data: checked for form, and not to be believed."""
+"""The guest's messages as frozen data: checked for form, not to be believed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The agent takes `max_ops` operations, and of stdin so much each before a CREDIT."""
+    """The agent's limits: `max_ops` operations, and stdin bytes before a CREDIT."""
 
     version: int
     max_ops: int
@@ -41,7 +41,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
-    """The workload's container was built (`errno` 0), or was not."""
+    """The workload's container was built (`errno` 0), or not."""
 
     errno: int
     detail: str
@@ -57,7 +57,7 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """The workload was stopped, or goes on (`errno` 0), or was not."""
+    """The workload was stopped or resumed (`errno` 0), or not."""
 
     errno: int
 
@@ -71,7 +71,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """The guest agent watches files: an errno for each, 0 where it does. `errno`: of all."""
+    """The guest agent's file watches: an errno each, 0 if watched. `errno`: of all."""
 
     errno: int
     errors: tuple[int, ...]
@@ -92,14 +92,14 @@ class Touched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fatal:
-    """The guest can't go on. Nothing after this frame is read."""
+    """The guest can't go on. Later frames are not read."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The operation runs. `info` is a read file's size, else 0."""
+    """The operation runs. `info`: a read file's size, else 0."""
 
     op: int
     info: int
@@ -107,7 +107,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Bytes of an output stream, within the credit and the cap that the host gave."""
+    """Bytes of an output stream, within the host's credit and cap."""
 
     op: int
     stream: Stream
@@ -156,14 +156,14 @@ _HINT: Final = "its cell is ended: open a new one; the run's ledger says what ca
 
 
 def violated(what: str, kind: int, op: int) -> NoReturn:
-    """Raise `ProtocolViolation` for a frame of type `kind` of operation `op`."""
+    """Raise `ProtocolViolation` for a frame of this operation."""
     name = _NAMES.get(kind, f"type {kind:#04x}")
     where = f"channel, {name} of operation {op}" if op else f"channel, {name}"
     raise ProtocolViolation(f"the guest broke the protocol: {what}", where=where, hint=_HINT)
 
 
 class Payload:
-    """A cursor over one frame's payload. A frame that is too short is a `ProtocolViolation`."""
+    """A cursor over one frame's payload. `ProtocolViolation`: too short."""
 
     __slots__ = ("_at", "_kind", "_op", "_raw")
 
@@ -184,7 +184,7 @@ class Payload:
         return int.from_bytes(self.take(size), "little")
 
     def errno(self) -> int:
-        """A number of four bytes that may be an errno, or 0."""
+        """A 4-byte number that may be an errno, or 0."""
         code = self.number(4)
         if code > MAX_ERRNO:
             self.violated(f"errno {code}")

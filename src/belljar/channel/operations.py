@@ -1,8 +1,8 @@
 """One live operation as its task sees it: its mailbox, its streams and its end.
 
-It ends with RESULT; at the host's deadline (then the tree is killed, and a guest that still gives
-no RESULT ends the connection); when the caller leaves or is cancelled (the same kill, shielded and
-bounded); with the connection. So none outlives the block that opened it.
+It ends with RESULT, at the host's deadline (its tree is killed; without RESULT the connection
+ends), when the caller leaves or is cancelled (the same kill, shielded and bounded), or with the
+connection. So none outlives its block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LATE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeout:
-    """The host's wait beyond the guest's own timeout, and then for a killed operation."""
+    """The host's wait beyond the guest's timeout, then for a killed operation."""
 
     grace_s: float = 10.0
     kill_s: float = 10.0
@@ -69,7 +69,7 @@ class Operation:
         self._discards = False
         self._was_late = False
         self.deadline = math.inf
-        """When the host ends it by force, on the event loop's clock."""
+        """The host's deadline for it, on the event loop's clock."""
 
     def deliver(self, event: GuestEvent) -> None:
         """Take what the guest sent."""
@@ -88,12 +88,12 @@ class Operation:
             self._streams_ended.add(event.stream)
 
     async def send_stdin(self, content: bytes) -> None:
-        """Send it all. Raises `BrokenPipeError` when the command has ended."""
+        """Send it all. Raises `BrokenPipeError` after the command's end."""
         if not await self.offer_stdin(content):
             raise BrokenPipeError("the command has ended and reads no more")
 
     async def offer_stdin(self, content: bytes) -> bool:
-        """Send all of it as the guest grants credit; False: it ended before all was sent."""
+        """Send all within the guest's credit; False: it ended before."""
         left = memoryview(content)
 
         def one_frame() -> bytes:
@@ -115,18 +115,18 @@ class Operation:
         await self._pump.send(lambda: self._pump.wire.send_eof(self.op))
 
     async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
-        """Send a signal to its main process, or to everything it started, if it runs."""
+        """Signal its main process or whole tree, if it runs."""
         scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def leave(self) -> None:
-        """End the operation of a service's program, which runs on by itself."""
+        """End a service's operation; its program runs on."""
         # The frame needs a signal's number; with this scope no process gets it.
         signo, scope = signal.SIGCONT, SignalScope.LEAVE
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Tell its terminal the new size, each 1 to 65,535; nothing happens without a terminal."""
+        """Resize its terminal, each 1 to 65,535; no effect without one."""
         await self._pump.send(lambda: self._pump.wire.send_resize(self.op, rows, cols))
 
     def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
@@ -138,7 +138,7 @@ class Operation:
         return chunk
 
     async def receive_stdout(self) -> bytes | None:
-        """What has come of its standard output; None when that has ended. It may run on."""
+        """The next stdout bytes; None after its end. The command may run on."""
         while (chunk := await self.next_chunk(until=Stream.STDOUT)) is not None:
             if chunk[0] is Stream.STDOUT:
                 return chunk[1]
@@ -146,7 +146,7 @@ class Operation:
         return None
 
     async def wait(self) -> ExecOutput:
-        """The command's outcome; what was not iterated is dropped and counted."""
+        """The command's outcome; uniterated output is dropped and counted."""
         async for stream, chunk in self:
             self.discarded[stream] += len(chunk)
         return self.output()
@@ -154,7 +154,7 @@ class Operation:
     def output(
         self, *, kept: tuple[bytes, bytes] = (b"", b""), dropped: tuple[int, int] = (0, 0)
     ) -> ExecOutput:
-        """The outcome with what the caller kept and dropped. Raises `RuntimeError` before."""
+        """The outcome with kept and dropped output. Raises `RuntimeError` before."""
         lost = tuple(self.discarded[stream] for stream in (Stream.STDOUT, Stream.STDERR))
         return output_of(
             self.ended(),
@@ -165,7 +165,8 @@ class Operation:
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
-        """All that has arrived of one stream, or None after the last; lets the guest send more.
+        """All arrived bytes of one stream, or None after the last; grants credit.
+
         `until`: None also when that stream has ended and the command goes on.
         """
         await self._return_credit()
@@ -288,7 +289,7 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
 
 
 async def feed(operation: Operation, contents: Contents) -> None:
-    """Send the contents as they come, while the operation takes them, then the end."""
+    """Send the contents while the operation takes them, then the end."""
     if isinstance(contents, bytes):
         await operation.offer_stdin(contents)
     else:
@@ -314,7 +315,7 @@ async def feed_file(
 
 
 def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
-    """Return for a success, raise what a failed file operation means."""
+    """Raise the error of a failed file operation."""
     result = operation.ended()
     if result.outcome is Outcome.EXITED:
         return
@@ -343,7 +344,7 @@ class OwnReads:
 
     @asynccontextmanager
     async def of(self, path: str, cwd: str) -> AsyncIterator[None]:
-        """This file, or everything in this directory, is read in the block."""
+        """Tell the listeners that the block reads this file or directory."""
         whole = posixpath.normpath(posixpath.join("/", cwd, path))
         for settle in list(self.settlers):
             await anyio.to_thread.run_sync(settle)

@@ -50,17 +50,17 @@ class ExecRequest:
     """One command, without a shell. With `env` and paths at most 4 MiB.
 
     Attributes:
-        env: exactly these, besides HOME, USER, LOGNAME and SHELL, which the guest sets from passwd.
+        env: exactly these, besides the guest's HOME, USER, LOGNAME and SHELL from passwd.
         cwd: `""` is the user's home. user: name, uid or `uid:gid`; `""` is root.
-        timeout_s: then the command's whole tree is killed in the guest; None is never.
+        timeout_s: then the guest kills the command's whole tree; None is never.
         max_stdout_bytes: more is dropped in the guest and counted; with a `pty` all is stdout.
-        stdin: keep standard input open for what is sent; else it is empty.
-        probe: the guest agent's own program instead of one of the image, as confined as any;
-            `argv[0]` is not looked for. A guest that has none: not started, ENOENT.
-        alone: with `probe` only. First all of the workload's processes are ended; if one is left it
-            is not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
-        service: as process 1 of a PID namespace of its own, which what starts meanwhile joins; its
-            output goes to a file of the cell. Not with `pty`, `stdin` or `probe`.
+        stdin: keep standard input open; else it is empty.
+        probe: the guest agent's own program, as confined as any; `argv[0]` is not looked for. A
+            guest without it: not started, ENOENT.
+        alone: with `probe` only. Ends the workload's processes first; if one is left it is not
+            started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
+        service: as process 1 of a PID namespace, which later starts join; its output goes to a
+            file of the cell. Not with `pty`, `stdin` or `probe`.
     """
 
     argv: Sequence[str | bytes]
@@ -78,7 +78,7 @@ class ExecRequest:
 
 
 def exec_body(request: ExecRequest) -> bytes:
-    """The request of an exec. Raises `ValueError` also for a timeout that is none."""
+    """The request of an exec. Raises `ValueError`, also for an invalid timeout."""
     if not request.argv:
         raise ValueError("argv is empty; name the program to run")
     if request.alone and not request.probe:
@@ -119,7 +119,7 @@ class OutputTexts:
 
     @property
     def stdout_text(self) -> str:
-        """`stdout` as UTF-8; what isn't is replaced by U+FFFD. The guest's word."""
+        """`stdout` as UTF-8 with U+FFFD for errors. The guest's word."""
         return self.stdout.decode("utf-8", "replace")
 
     @property
@@ -130,17 +130,17 @@ class OutputTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOutput(OutputTexts):
-    """How a command ended. A command that fails is a result, not an error.
+    """How a command ended. A failed command is a result, not an error.
 
-    All of it is the guest's word, except `host_limits` and bytes that the host dropped.
+    All is the guest's word, except `host_limits` and bytes that the host dropped.
 
     Attributes:
-        returncode: as a shell's: the exit status, or 128 + the signal; 127 when the command was
-            not found, 126 when it could not be executed. code: the bare status or signal.
-        stdout, stderr: at most what was asked for; `*_dropped_bytes` counts the rest.
-        timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
+        returncode: as a shell's: the exit status, or 128 + the signal; 127: command not found,
+            126: not executable. code: the bare status or signal.
+        stdout, stderr: at most what was requested; `*_dropped_bytes` counts the rest.
+        timed_out: its tree was killed on timeout. killed: the host had its tree killed.
         runs_on: a service's program that was let go. program_ended: it ended with this command.
-        host_limits: limits that the host saw fire. processes_full, disk_full: the guest agent.
+        host_limits: limits that the host saw hit. processes_full, disk_full: the guest agent.
         not_started_errno, stage, detail: why it did not start; `detail` is guest-controlled.
         user: to run as.
     """
@@ -173,7 +173,7 @@ class ExecOutput(OutputTexts):
         return self.returncode == 0 and not self.timed_out
 
     def check(self) -> ExecOutput:
-        """Return this output, if the command succeeded. Raises `CommandError` otherwise."""
+        """Return this output. Raises `CommandError` if the command failed."""
         if not self.success:
             raise CommandError(self)
         return self
@@ -229,7 +229,7 @@ class CommandError(Exception):
 
 
 class FileTooLargeError(OSError):
-    """A guest's file is larger than what may be read (EFBIG)."""
+    """A guest's file exceeds the read limit (EFBIG)."""
 
     CODE: ClassVar[int] = errno.EFBIG
 
@@ -252,7 +252,7 @@ def output_of(
     is_overdue: bool,
     user: str = "",
 ) -> ExecOutput:
-    """The guest's RESULT of a command with what the host kept and dropped."""
+    """The guest's RESULT of a command with kept and dropped output."""
     code, flags, failed = result.code, result.flags, None
     match result.outcome:
         case Outcome.EXITED:
@@ -282,7 +282,7 @@ def output_of(
 
 
 def file_error(result: Result, path: str) -> OSError:
-    """The builtin error that the errno means, with the path in it."""
+    """The errno's builtin error, with the path."""
     if result.outcome is Outcome.SIGNALED:
         if ResultFlag.OUT_OF_MEMORY in result.flags:
             return OSError(errno.ENOMEM, "the guest ran out of memory", path)

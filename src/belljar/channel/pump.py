@@ -1,8 +1,8 @@
 """Reads the socket without a background task: one waiting operation reads for all.
 
 The first waiter *leads*: it reads, lets the wire check, and hands each event to its mailbox. The
-others *follow*: each waits on an event of its own, set when something arrived for it or when it
-should lead. Invariant: while any operation waits, one leads or has been woken to lead.
+others *follow*: each waits on its own event, set for an arrival or to lead. Invariant: while any
+operation waits, one leads or has been woken to lead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DEAD_HINT: Final = "Open a new cell; this one's console and ledger say what it 
 
 
 class Mailbox(Protocol):
-    """Where the events of an operation, or of the connection, go."""
+    """Receives the events of an operation or the connection."""
 
     waiters: set[anyio.Event]
 
@@ -54,7 +54,7 @@ class Pump:
         self._send_deadline_s = send_deadline_s
 
     def check(self) -> None:
-        """Raise what ended the connection, if anything, as a new `CellError`."""
+        """Raise the connection's end, if any, as a new `CellError`."""
         if self.failure is not None:
             # A new one for each caller: an exception that is raised again collects tracebacks.
             raise type(self.failure)(
@@ -90,7 +90,7 @@ class Pump:
         """Send what `make` returns; called at its turn, so that state and bytes keep one order.
 
         From then on cancellation waits, at most the send deadline: half a frame would end the
-        conversation. Raises `CellError`, also when the guest did not read within the deadline.
+        conversation. Raises `CellError`, also if the guest did not read by the deadline.
         """
         async with self._send_lock:
             self.check()
@@ -175,7 +175,7 @@ class SocketPipe:
         self._socket = sock
 
     async def receive(self, max_bytes: int = _READ_BYTES, /) -> bytes:
-        """Some bytes; cancelled, none. Raises `anyio.EndOfStream` when the other end is gone."""
+        """Receive bytes; none if cancelled. Raises `anyio.EndOfStream` at the end."""
         # A stream that always has bytes must not keep the event loop from other tasks.
         await checkpoint()
         while True:
@@ -191,7 +191,7 @@ class SocketPipe:
                 return received
 
     async def send(self, item: bytes, /) -> None:
-        """All of the bytes. Cancelled, a part may have gone: then the connection is of no use."""
+        """Send all bytes. A cancelled send makes the connection useless."""
         await checkpoint_if_cancelled()
         left = memoryview(item)
         while left:

@@ -1,7 +1,7 @@
 """Trees of files as records, in both directions. Pure: bytes in, entries out, and back.
 
-A directory that is entered is followed by what it holds and by a record that leaves it, so no name
-says where it belongs: each is one component, and nothing can be outside of the first entry.
+An entered directory is followed by its entries and by a record that leaves it. So each name is one
+component, and nothing can be outside of the first entry.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NS: Final = 1_000_000_000
 
 
 class RecordKind(IntEnum):
-    """What an entry is. `ENTER` is a directory whose entries follow, up to its `LEAVE`."""
+    """The kinds of entries. `ENTER`: a directory, whose entries follow until its `LEAVE`."""
 
     FILE = 1
     DIRECTORY = 2
@@ -72,24 +72,24 @@ class TreeRecord:
 
 
 def encode(record: TreeRecord) -> bytes:
-    """A record without the file's contents, which follow it; its time in whole seconds."""
+    """A record without the file's contents; its time in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
     head = (record.kind, record.mode, record.size_bytes, int(record.mtime_s), 0)
     return _HEAD.pack(*head, len(name), len(link)) + name + link
 
 
 def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
-    """The most that a walk of so many entries and bytes can take on the channel."""
+    """The maximum channel bytes of a walk of so many entries and bytes."""
     return max_bytes + (max_entries + 1) * (2 * _HEAD.size + _MAX_NAME_BYTES + _MAX_LINK_BYTES)
 
 
 class TreeReader:
-    """Takes a walk's bytes as they come and gives records, and contents as `bytes` in pieces.
+    """Takes a walk's bytes and gives records, and contents as `bytes` in pieces.
 
-    A tree with contents is one file, or a directory; `depth`: how many may be entered in each
-    other. Raises `ProtocolViolation` for what our guest agent never sends: a name with a slash or a
-    NUL, `..`, more than was asked for, or anything after the end. `OSError` with `E2BIG` when all
-    paths and links together are too long.
+    A tree with contents is one file or a directory; `depth`: the most nested directories. Raises
+    `ProtocolViolation` for what our guest agent never sends: a name with a slash or a NUL, `..`,
+    more than requested, or data after the end. `OSError` with `E2BIG`: all paths and links are
+    too long.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
@@ -104,7 +104,7 @@ class TreeReader:
         self._begun = self._over = False
 
     def feed(self, data: bytes) -> Iterator[TreeRecord | bytes]:
-        """What these bytes complete, to be taken before more are fed."""
+        """Yield what these bytes complete, before more are fed."""
         self._pending += data
         while self._pending:
             if self._file_left:
@@ -118,7 +118,7 @@ class TreeReader:
                 return
 
     def finish(self) -> None:
-        """The stream has ended: the first entry must be whole."""
+        """Check at the stream's end that the first entry is whole."""
         if self._pending or self._file_left or not self._over:
             _violated("a walk that ends early")
 
@@ -158,7 +158,7 @@ class TreeReader:
         return record
 
     def _path(self, kind: RecordKind, name: bytes) -> str:
-        """The path of an entry, from its name and where the walk is."""
+        """The path of an entry by the walk's position."""
         if kind is RecordKind.LEAVE:
             if name or not self._directories:
                 _violated("the end of a directory that was not entered")
@@ -178,7 +178,7 @@ class TreeReader:
         return path
 
     def _follow(self, record: TreeRecord) -> None:
-        """Where the walk is after this record, and what it may still send."""
+        """Update the walk's position and the guest's allowance."""
         first = (RecordKind.FILE, RecordKind.ENTER)
         skipped = self._contents and record.kind is RecordKind.DIRECTORY
         if skipped or (self._contents and not self._begun and record.kind not in first):
@@ -268,12 +268,12 @@ async def put(
 ) -> None:
     """Put a tree into the directory `path`, which is made with its parents; all or nothing.
 
-    `mode`: of directories that are made. `times`: files have their records' times; made directories
-    the newest of these, and all the one mode; the directory above them keeps its time. The path is
+    `mode`: of made directories. `times`: files have their records' times; made directories the
+    newest of these, and all the one mode; the directory above keeps its time. The path is
     absolute. `owner`: of the files; default the user.
 
-    Raises `FileExistsError`, `NotADirectoryError`, `IsADirectoryError`; else as `write_file`. A put
-    that was ended from outside leaves the directory `staging` in `path` for the caller to remove.
+    Raises `FileExistsError`, `NotADirectoryError`, `IsADirectoryError`; else as `write_file`. A
+    put ended from outside leaves the directory `staging` in `path` for the caller to remove.
     """
     flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
     number = frames.KEEP_MODE if mode is None else mode
@@ -292,7 +292,7 @@ async def remove(
     recursive: bool,
     timeout_s: float | None = None,
 ) -> int:
-    """Remove a file or link, or with `recursive` a directory too; how many entries there were."""
+    """Remove a file, link or, with `recursive`, a directory; return its entry count."""
     body = frames.place(user, cwd, path, int(recursive))
     raw = b""
     async with client.operation(OpKind.REMOVE, body, timeout_s, stdout=_COUNT_BYTES) as operation:

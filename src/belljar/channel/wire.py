@@ -65,21 +65,21 @@ _OP_LIMIT: Final = (1 << 32) - 1
 
 @dataclass(slots=True)
 class _LiveOp:
-    """What the host must remember of an operation to check the guest's next frame."""
+    """The host's memory of an operation, to check the guest's frames."""
 
     kind: OpKind
     stdin_open: bool
     stdin_credit: int
     caps_left: dict[int, int]
-    """Output streams that have not ended → bytes that may still come."""
+    """Open output streams → bytes that may still come."""
     output_credit: int = frames.OUTPUT_WINDOW_BYTES
     started: bool = False
     left: bool = False
-    """The host has let a service's program go, which may run on after RESULT."""
+    """A service's program was let go and may run on after RESULT."""
 
 
 class HostConnection:
-    """One connection's state; one owner feeds it and sends what it returns, in order."""
+    """One connection's state; its owner feeds it and sends returned bytes in order."""
 
     def __init__(self) -> None:
         self._pending = bytearray()  # of an incomplete frame: at most a header and a full payload
@@ -119,14 +119,14 @@ class HostConnection:
         return len(self._live)
 
     def stdin_credit(self, op: int) -> int:
-        """Bytes of stdin that may be sent now; 0 once the operation or its stdin has ended."""
+        """Bytes of stdin that may be sent; 0 after the operation's or stdin's end."""
         state = self._live.get(op)
         return state.stdin_credit if state is not None and state.stdin_open else 0
 
     # ---- guest → host
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[GuestEvent]:
-        """Take bytes as they came; the events they complete. Raises `ProtocolViolation`."""
+        """Take received bytes; return completed events. Raises `ProtocolViolation`."""
         if self._violation is not None:
             # A new exception each time: one that is raised again collects tracebacks.
             old = self._violation
@@ -342,7 +342,7 @@ class HostConnection:
     # ---- host → guest
 
     def send_hello(self, nonce: bytes) -> bytes:
-        """HELLO, once per connection, with a fresh random nonce of 16 bytes."""
+        """HELLO, once per connection, with a fresh random 16-byte nonce."""
         if self._nonce is not None or len(nonce) != frames.NONCE_BYTES:
             raise RuntimeError("HELLO is sent once, with a nonce of 16 bytes")
         self._nonce = bytes(nonce)
@@ -351,7 +351,7 @@ class HostConnection:
         )
 
     def ask(self, kind: FrameType, payload: bytes) -> bytes:
-        """CONFIG, RENEW or FREEZE, with what `frames` made for it; each one at a time."""
+        """CONFIG, RENEW or FREEZE, with `frames`' payload; one of each at a time."""
         answer = _ANSWERS[kind]
         is_renewed = self._renewed or kind is not FrameType.FREEZE
         self._in_order(holds=is_renewed and answer not in self._awaited)
@@ -367,7 +367,7 @@ class HostConnection:
         return message
 
     def send_watch(self, payload: bytes, *, files: int, max_touches: int) -> bytes:
-        """WATCH, with what `frames.watch_payload` made of so many files; ends the one before."""
+        """WATCH, with the `frames.watch_payload` of these files; ends the previous one."""
         self._in_order()
         message = frames.frame(FrameType.WATCH, 0, payload)
         self._watches.append(files)
@@ -384,7 +384,7 @@ class HostConnection:
         stderr: int | None = None,
         stdin_open: bool = False,
     ) -> tuple[int, bytes]:
-        """A new operation's id, PARTs and START. `stdout`, `stderr`: the most bytes."""
+        """A new operation's id, PARTs and START. `stdout`, `stderr`: byte limits."""
         welcome = self._in_order(holds=self._renewed)
         if len(self._live) >= welcome.max_ops:
             raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")
@@ -403,7 +403,7 @@ class HostConnection:
         return op, message
 
     def send_data(self, op: int, content: bytes | memoryview) -> bytes:
-        """Stdin, at most `stdin_credit` and `MAX_DATA_BYTES`; `b""` when the operation died."""
+        """Stdin, within `stdin_credit` and `MAX_DATA_BYTES`; `b""` when dead."""
         state = self._live.get(op)
         if state is None:
             return b""
@@ -414,7 +414,7 @@ class HostConnection:
         return message
 
     def send_eof(self, op: int) -> bytes:
-        """The end of stdin. Nothing when it has ended or the operation died."""
+        """The end of stdin; `b""` when it has ended or the operation died."""
         state = self._live.get(op)
         if state is None or not state.stdin_open:
             return b""
@@ -422,7 +422,7 @@ class HostConnection:
         return frames.frame(FrameType.EOF, op, bytes((Stream.STDIN,)))
 
     def send_credit(self, op: int, taken_bytes: int) -> bytes:
-        """Let the guest send as many output bytes as were taken; `b""` for 0 or a dead one."""
+        """Grant the guest these output bytes; `b""` for 0 or when dead."""
         state = self._live.get(op)
         if state is None or taken_bytes == 0:
             return b""
@@ -432,7 +432,7 @@ class HostConnection:
         return frames.frame(FrameType.CREDIT, op, taken_bytes.to_bytes(4, "little"))
 
     def send_signal(self, op: int, signo: int, scope: frames.SignalScope) -> bytes:
-        """A signal, 1 to 64. Nothing when the operation died."""
+        """A signal, 1 to 64; `b""` when the operation died."""
         if not 1 <= signo <= MAX_SIGNAL:
             raise ValueError(f"{signo} is not a signal; 1 to {MAX_SIGNAL}")
         if op not in self._live:
@@ -441,7 +441,7 @@ class HostConnection:
         return frames.frame(FrameType.SIGNAL, op, bytes((signo, scope)))
 
     def send_resize(self, op: int, rows: int, columns: int) -> bytes:
-        """A terminal's new size, each 1 to 65,535. Nothing when the operation died."""
+        """A terminal's size, each 1 to 65,535; `b""` when dead."""
         if not (1 <= rows <= 0xFFFF and 1 <= columns <= 0xFFFF):
             raise ValueError(f"{rows} rows and {columns} columns; 1 to 65535 are allowed")
         size = struct.pack("<HH", rows, columns)

@@ -63,7 +63,7 @@ _MAX_ABOVE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """A root, and the directory below it that written paths start from."""
+    """A root, and the start directory of written paths."""
 
     root: Path
     directory: str = "."
@@ -78,7 +78,7 @@ class TaskFiles:
         return found
 
     def of(self, service: Mapping[str, Any]) -> TaskFiles:
-        """The same root, with the directory of the file that has the service."""
+        """The same root, with the service file's directory."""
         home = service.get(HOME_KEY)
         return self if home is None else TaskFiles(self.root, str(home))
 
@@ -125,7 +125,7 @@ def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
-    """The task's files for a parsed file, if it has a directory."""
+    """A parsed file's task files, if it has a directory."""
     directory = document.get(DIRECTORY_KEY)
     return files_of(Path(directory)) if isinstance(directory, str) and directory else None
 
@@ -134,7 +134,7 @@ def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
 
 
 def is_compose_name(config: str) -> bool:
-    """Return whether Inspect takes the file for a compose file."""
+    """Return True if Inspect takes the file for compose."""
     name = Path(config).name
     return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
 
@@ -160,7 +160,7 @@ def as_document(config: BaseModel) -> dict[str, Any]:
 
 
 class NotReadError(ValueError):
-    """The text is not read, for the reason in the message. `line` counts from 1."""
+    """The text is not read, as the message says. `line` counts from 1."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -168,7 +168,7 @@ class NotReadError(ValueError):
 
 
 def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
-    """Return the one document of a text, if any. Raises `NotReadError`."""
+    """Return a text's one document, if any. Raises `NotReadError`."""
     from belljar.policy.yaml_tree import Reading, read_tree
 
     limits = Reading(what="a compose file", max_depth=MAX_DEPTH, is_compose=True)
@@ -223,7 +223,7 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def dockerfile_document(path: Path) -> dict[str, Any]:
-    """The compose file that Inspect makes of a Dockerfile alone."""
+    """Inspect's compose file of a Dockerfile alone."""
     directory = path.parent.resolve()
     service = {
         "build": {"context": ".", "dockerfile": path.name},
@@ -253,7 +253,7 @@ def _tag(build: object) -> str:
 
 
 def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The services by name. Raises `CannotKeepError` where there are none, or too many."""
+    """The services by name. Raises `CannotKeepError`: none, or too many."""
     written = mapping(document.get("services"), "services")
     if not 0 < len(written) <= MAX_SERVICES:
         number = f"{len(written):,} services; at most {MAX_SERVICES}" if written else "no services"
@@ -265,7 +265,7 @@ def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, Any]:
-    """The file with what it includes; a name that two files define differently is refused."""
+    """The file with its includes; conflicting definitions are refused."""
     whole = _at_home({key: value for key, value in document.items() if key != "include"})
     items = each(document.get("include") or [])
     if len(items) > MAX_INCLUDES:
@@ -297,7 +297,7 @@ def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, A
 
 
 def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
-    """The file, each of whose services says where an included file is, and no other word of it."""
+    """The file with `home` in each service, and without other `HOME_KEY`s."""
     if not isinstance(services := document.get("services"), Mapping):
         return document
     placed: dict[Any, Any] = dict(services)
@@ -312,7 +312,7 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
 
 
 def image_of(name: str) -> str:
-    """The image that a service's `image` stands for, "" for none. Raises `ValueError`."""
+    """The image of a service's `image`, "" for none. Raises `ValueError`."""
     if not name or IMAGE_ID.fullmatch(name):
         return name
     reference = parse_reference(name)
@@ -322,7 +322,7 @@ def image_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build; paths are below `root`. `inline`: the Dockerfile's text, if it is one."""
+    """An image to build; paths are below `root`. `inline`: a Dockerfile's text."""
 
     image: str
     root: str

@@ -98,7 +98,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpolated:
-    """A file without references; `shaping`: the metadata it asked for outside `environment`."""
+    """A file without references; `shaping`: metadata used outside `environment`."""
 
     document: dict[str, Any]
     shaping: frozenset[str]
@@ -166,7 +166,7 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
 
 
 def read_dotenv(text: str) -> dict[str, str | None]:
-    """The variables of a file; None for a name without a value. Raises `ValueError`."""
+    """A file's variables; None without a value. Raises `ValueError`."""
     from dotenv.parser import parse_stream
 
     if _BLANKS.search(text):

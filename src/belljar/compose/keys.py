@@ -78,7 +78,7 @@ class Converted:
         self.note(DifferenceKind.CHANGED, key, detail)
 
     def dropped(self, key: str, detail: str) -> None:
-        """Note a key that is left out, which takes nothing from the model."""
+        """Note a dropped key, which costs the model nothing."""
         self.note(DifferenceKind.DROPPED, key, detail)
 
     def granted(self, key: str, detail: str, **rights: object) -> None:
@@ -91,7 +91,7 @@ class Converted:
         self.words[section] = {**self.words.get(section, {}), **fields}
 
     def add_file(self, file: TaskFile, tree: Tree) -> None:
-        """Add one copy. Raises `ValueError` for too many files or bytes."""
+        """Add a copy. Raises `ValueError`: too many files or bytes."""
         self.entries += len(tree.entries)
         self.total_bytes += tree.total_bytes
         if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
@@ -115,7 +115,7 @@ class Key:
 def read_service(
     name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
 ) -> Converted:
-    """Convert a service; keys that cells can't keep go to `refused`."""
+    """Convert a service; keys beyond cells go to `refused`."""
     where, known, home = f"service {name}", {}, files.of(written) if files is not None else None
     fates: dict[str, Key] = {}
     for key, value in written.items():

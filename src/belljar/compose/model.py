@@ -91,7 +91,7 @@ Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
 
 
 class Part(BaseModel):
-    """A mapping, without its `x-` keys, null values, and keys that change nothing in a cell."""
+    """A mapping without `x-` keys, nulls, and keys without effect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
     ignored: ClassVar[str] = ""
@@ -136,7 +136,7 @@ class Deploy(Part):
 
 
 class Healthcheck(Part):
-    """With Docker's defaults; 0 is the default too. Without a test: the image's."""
+    """With Docker's defaults; 0 is one, too. Without a test: the image's."""
 
     test: Annotated[list[str] | None, BeforeValidator(values.health_test)] = None
     interval: Time = 0.0
@@ -148,7 +148,7 @@ class Healthcheck(Part):
 
 
 class Condition(Enum):
-    """The state of another service that a service waits for."""
+    """The awaited state of another service."""
 
     STARTED = "service_started"
     HEALTHY = "service_healthy"
@@ -165,7 +165,7 @@ class Dependency(Part):
 
 
 class NetworkPlace(Part):
-    """A service's place in a network; its addresses are drawn for each range."""
+    """A service's place in a network; addresses differ by range."""
 
     ignored: ClassVar[str] = "priority gw_priority"
 
@@ -173,7 +173,7 @@ class NetworkPlace(Part):
 
 
 class ComposeNetwork(Part):
-    """A declared network; a range has its own addresses, and never joins one of others."""
+    """A declared network; a range has its own addresses and never joins others'."""
 
     ignored: ClassVar[str] = "name internal attachable labels"
 
@@ -192,7 +192,7 @@ class Volume(Part):
 
 
 class Mount(Part):
-    """One of a service's `volumes`. `source` "": a nameless volume."""
+    """A service's volume. `source` "": nameless."""
 
     ignored: ClassVar[str] = "consistency"
 
@@ -290,13 +290,13 @@ _P = TypeVar("_P", bound=Part)
 
 
 def reasons_of(model: type[Part]) -> dict[str, str]:
-    """Return the reason to refuse other values of each key; "": none are refused."""
+    """Each key's reason to refuse other values; "": none are."""
     described = {name: field.description or "" for name, field in model.model_fields.items()}
     return dict.fromkeys(model.ignored.split(), "") | described
 
 
 def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refusals) -> _P:
-    """The model of a mapping; keys that it can't keep go to `refused`, with the field's reason."""
+    """The model of a mapping; refused keys go to `refused` with reasons."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -316,7 +316,7 @@ def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refu
 
 
 def read_part(model: type[_P], written: object) -> _P:
-    """The model of a value. Raises `ValueError` with all its faults."""
+    """The model of a value. Raises `ValueError` with all faults."""
     try:
         return model.model_validate(written)
     except ValidationError as error:

@@ -1,8 +1,8 @@
 """Converts a compose file's services to a policy's fields, or refuses what cells can't keep.
 
-One service is a cell. Several are a range: each but the default one is a target cell, reachable by
-name from cells that share a network with it. What would widen the blast radius is refused by name.
-Pure but for the task's files that it looks at.
+One service is a cell. Several are a range: each but the default is a target cell, reachable by
+name from cells on a shared network. What would widen the blast radius is refused by name. Pure
+but for reading the task's files.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _read(
 
 
 def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
-    """Add each service's volumes; what cells can't keep goes to `refused`."""
+    """Add services' volumes; those beyond cells go to `refused`."""
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
         where = f"volume {name}"
@@ -187,7 +187,7 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
 
 
 def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
-    """Give a cell a directory, or a copy of the task's files. Raises `OSError`, `ValueError`."""
+    """Give a cell a directory or task files. Raises `OSError`, `ValueError`."""
     source, target = mount.source, mount.target
     if mount.type != "bind":
         if mount.read_only:
@@ -306,7 +306,7 @@ def _health(check: Healthcheck) -> dict[str, Any]:
 
 
 def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
-    """Return all waits of services. Raises `CannotKeepError` for an unknown service."""
+    """Return services' waits. Raises `CannotKeepError` for an unknown service."""
     waits = []
     for name, service in services.items():
         shown = f"its compose service {printable(name)}"
@@ -324,7 +324,7 @@ def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
 
 
 def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, default: str) -> None:
-    """Raises `CannotKeepError` for a wait without end: `default` starts last."""
+    """Raises `CannotKeepError` for an endless wait: `default` starts last."""
     completed = completed_of(waits)
     program = cells[default].program
     idles = is_idle(program.get("arguments") or program.get("command") or ())
@@ -343,7 +343,7 @@ def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, defa
 
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
-    """Services after those they wait for, `default` last. Raises `CannotKeepError`."""
+    """Services after those awaited, `default` last. Raises `CannotKeepError`."""
     needs: dict[str, dict[str, None]] = {name: {} for name in services if name != default}
     for wait in waits:
         # The default service is last whatever it waits for.
@@ -389,7 +389,7 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
 
 
 def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
-    """Each service's names. Raises `CannotKeepError` for shared and impossible ones."""
+    """Each service's names. Raises `CannotKeepError`: shared or impossible."""
     names: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for name, service in services.items():
@@ -421,7 +421,7 @@ def _network(
     *,
     own: str,
 ) -> dict[str, Any]:
-    """The range's network: as in a compose network, every port can be reached."""
+    """The range's network: every port is reachable, as in compose."""
 
     def reached(name: str) -> dict[str, Any]:
         networks = {"networks": joined[name]} if name in joined else {}

@@ -67,7 +67,7 @@ class CannotKeepError(ValueError):
         self.add(found)
 
     def add(self, others: Iterable[Difference]) -> None:
-        """Append what else differs, without further facts on refused keys."""
+        """Append other differences, without further facts on refused keys."""
         refused = {
             (fact.where, fact.key)
             for fact in self.differences
@@ -108,14 +108,14 @@ class Refusals:
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
-    """A mapping with names as text; None is an empty one."""
+    """A mapping with text names; None is empty."""
     if value is not None and not isinstance(value, Mapping):
         raise CannotKeepError(f"its compose file's {printable(where)} is no mapping")
     return {str(key): item for key, item in (value or {}).items()}
 
 
 def names_in(value: object) -> list[str]:
-    """A list of names, or the names of a mapping."""
+    """A list of names, or a mapping's names."""
     if value is None:
         return []
     if isinstance(value, str) or not isinstance(value, (Sequence, Mapping)):
@@ -124,7 +124,7 @@ def names_in(value: object) -> list[str]:
 
 
 def switch(value: object) -> bool:
-    """A boolean, also as text: of YAML 1.1, or an inserted variable."""
+    """A boolean, also as text: of YAML 1.1, or inserted."""
     found = _SWITCHES.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(found, bool):
         raise ValueError("neither true nor false")
@@ -132,7 +132,7 @@ def switch(value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """A scalar as Compose writes it: `true`, and numbers as Go prints them."""
+    """A scalar as in Compose: `true`, and Go's numbers."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -187,13 +187,13 @@ def words(value: object) -> list[str]:
 
 
 def limit(value: object) -> str | None:
-    """A limit's text; None for Docker's 0 and -1, which are no limit."""
+    """A limit's text; None for Docker's 0 and -1 (unlimited)."""
     written = text(value).strip()
     return None if written in ("0", "-1") else written
 
 
 def size(value: object) -> str | None:
-    """A size in bytes, where `k` is 1024, as for Docker; None: no limit."""
+    """A size in bytes with Docker's `k` of 1024; None: unlimited."""
     written = limit(value)
     if written is None:
         return None
@@ -220,7 +220,7 @@ def each(value: object) -> list[Any]:
 
 
 def pairs(value: object) -> dict[str, str | None]:
-    """Names and values, from a mapping or `NAME=VALUE` lines; None: no value."""
+    """Names and values, from a mapping or lines; None: no value."""
     if isinstance(value, Mapping):
         return {str(name): None if item is None else text(item) for name, item in value.items()}
     split = [text(line).partition("=") for line in names_in(value)]
@@ -249,7 +249,7 @@ def hosts(value: object) -> list[tuple[str, str]]:
 
 
 def health_test(value: object) -> list[str] | None:
-    """A health check's command; None for `NONE`; [] for the image's."""
+    """A health check's command; None: `NONE`; []: the image's."""
     if isinstance(value, str):
         return ["sh", "-c", value]
     if not isinstance(value, (list, tuple)):
@@ -278,7 +278,7 @@ _RESTART: Final = re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?
 
 
 def restart_of(value: object) -> str | None:
-    """Return a restart policy in Docker's words; None: `no`, which YAML reads as false."""
+    """Return a restart policy in Docker's words; None: `no`, YAML's false."""
     found = "no" if value is False else text(value) or "no"
     if not _RESTART.fullmatch(found):
         raise ValueError("none of no, always, unless-stopped, on-failure and on-failure:TIMES")

@@ -1,4 +1,4 @@
-"""A cell's commands and terminals as an asciicast (version 3), for asciinema's players."""
+"""A cell's commands and terminals as an asciicast (version 3) for asciinema's players."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NOT_FOUND, _NOT_STARTED, _SIGNAL, _KILLED = 127, 126, 128, 137
 
 
 def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> Iterator[Any]:
-    """Yield the header, then an event for each piece of output, each new size and each exit.
+    """Yield the header, then events for output, new sizes and exits.
 
-    Each command begins with a prompt of ours. Output is what was kept, as it came: it may hold
-    escape sequences, as any terminal recording does. What was typed in a terminal is there where
-    its times are on record, as a policy of earlier versions asked for.
+    Each command begins with our prompt. Output is as it came: it may hold escape sequences, like
+    any terminal recording. Typed input is there if its times are recorded, as earlier policies
+    asked.
     """
     last_ns, terminals, begun, size = 0, set[int](), dict[int, int](), SIZE
     for line in lines:
@@ -66,7 +66,7 @@ def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> 
 
 
 def _exit(line: Line) -> tuple[int, str]:
-    """Return the exit status as a shell has it, and why there is no other."""
+    """Return the shell's exit status, and why there is no other."""
     data = line.data
     if line.kind is Kind.EXEC_TIMED_OUT:
         return _TIMED_OUT, "timed out"
@@ -79,7 +79,7 @@ def _exit(line: Line) -> tuple[int, str]:
 def _pieces(
     line: Line, body: BodyRef, read: Callable[[BodyRef], bytes]
 ) -> Iterator[tuple[int, str, str]]:
-    """Yield the parts of a stream: milliseconds since the start, asciicast's code, and text."""
+    """Yield a stream's parts: milliseconds since the start, asciicast's code, and text."""
     times = line.data.get(f"{body.name}_times")
     if body.name not in ("stdin", "stdout", "stderr") or (body.name == "stdin" and not times):
         return

@@ -30,7 +30,7 @@ _OTHER: Final = 99
 
 
 def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
-    """Yield an OCSF event for each event that has a class."""
+    """Yield the OCSF events of events with a class."""
     started: dict[tuple[str | None, int], Line] = {}
     answered: dict[tuple[Any, Any], Line] = {}
     for line in lines:
@@ -48,7 +48,7 @@ def _first(
     started: Mapping[tuple[str | None, int], Line],
     requested: Mapping[tuple[Any, Any], Line],
 ) -> Line:
-    """Return the event that began what this one ends, or the event itself."""
+    """Return the event that began the operation, or the event itself."""
     if line.kind is Kind.NETWORK_HTTP_ANSWERED:
         return requested.get((line.data.get("range"), line.data["exchange"]), line)
     number = line.data.get("op")  # no kind's own: a range's event may have one of any shape
@@ -216,7 +216,7 @@ _CLASSES: Final[Mapping[Kind, _Make]] = {
 
 
 def timesketch(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
-    """Yield each event; its data is flat, as the importer wants it, each field with `data_`."""
+    """Yield each event, flat for the importer, with `data_` fields."""
     for line in lines:
         words = [f"{name}={_text(value)}" for name, value in line.data.items()]
         yield {

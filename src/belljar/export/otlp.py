@@ -63,10 +63,10 @@ _OPERATIONS: Final = {
 def follow(
     run_dir: Path, export: Callable[[Sequence[ReadableSpan]], bool], *, grace_s: float
 ) -> tuple[int, int]:
-    """Export the spans of a run while it is written; return how many were taken, and how many not.
+    """Export a run's spans while it is written; return the counts taken and not.
 
-    The ledger is the queue: what `export` does not take is tried again, and no more is read
-    meanwhile. When the run has ended, for `grace_s` at most.
+    The ledger is the queue: refused spans are tried again, and nothing is read meanwhile; after the
+    run's end, for `grace_s` at most.
     """
     made, pending, sent, give_up = Spans(run_dir.name), list[ReadableSpan](), 0, float("inf")
     with closing(Tail(run_dir)) as tail:
@@ -110,7 +110,7 @@ class Spans:
         self._last_ns = 0
 
     def take(self, line: Line) -> None:
-        """Open or close the span that the event belongs to."""
+        """Open or close the event's span."""
         self._last_ns = int(datetime.fromisoformat(line.time).timestamp() * 1e6) * 1000
         # A range's exchanges are numbered from 1, and belong to the sample of its cells
         place = line.cell or str(line.data.get("range") or "")
@@ -193,7 +193,7 @@ class Spans:
 
 
 def _attributes(name: str, line: Line) -> dict[str, Any]:
-    """Return the event's fields by the convention's names, others as `belljar.…`."""
+    """Return the event's fields by convention names, others as `belljar.…`."""
     known = _NAMES.get(name.partition(" ")[0], {})
     found: dict[str, Any] = {"belljar.trust": line.trust.value}
     if line.cell:

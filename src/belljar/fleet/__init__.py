@@ -1,1 +1,1 @@
-"""One evaluation on many nodes: cutting, placing, watching, collecting, judging."""
+"""One evaluation on many nodes: cut, placed, watched, collected, judged."""

@@ -1,4 +1,4 @@
-"""Packs and unpacks tar archives that one machine sends to another that doesn't trust it.
+"""Packs and unpacks tar archives between machines that don't trust each other.
 
 Only regular files are sent, by relative names. `unpack` uses the reader of hostile image layers,
 within bounds, and writes into a new directory that only this user can enter.
@@ -48,7 +48,7 @@ _OWN: Final = struct.Struct("<26x2H")
 
 
 def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]:
-    """Yield a directory's files, or those named, as a tar stream in pieces."""
+    """Yield a directory's files, or those named, as a tar stream."""
     gathered = bytearray()
     with open_directory(directory) as root:
         for name in walk_files(root) if names is None else names:
@@ -77,7 +77,7 @@ def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]
 
 
 def pack_task(directory: Path) -> bytes:
-    """Return the files of a task as a tar archive. Raises `PolicyError` for too many, `OSError`."""
+    """Return a task's files as tar. Raises `PolicyError` for too many, `OSError`."""
     names: list[str] = []
     size = 0
     for folder, inner, files in os.walk(directory):
@@ -188,14 +188,14 @@ class _Member:
     left: int
 
     def read(self, size: int = PIECE_BYTES) -> bytes:
-        """Read at most `size` bytes, b"" at the member's end."""
+        """Read at most `size` bytes, b"" at the end."""
         piece = self.file.read(min(self.left, size))
         self.left -= len(piece)
         return piece
 
 
 def _expanded(member: _Member, method: int) -> Iterator[bytes]:
-    """Yield a member's contents by pieces, however much they expand. Raises `ValueError`."""
+    """Yield a member's contents by pieces of bounded size. Raises `ValueError`."""
     # The methods' numbers are those of PKWARE's APPNOTE, 4.4.5.
     if method == 93:
         from zstandard import ZstdDecompressor, ZstdError

@@ -1,4 +1,4 @@
-"""Says what a fleet needs of Ray or Slurm: nodes, functions on them, units, heartbeats."""
+"""A fleet's needs of Ray or Slurm: nodes, functions on them, units, heartbeats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Engine(Protocol):
     is_stopping: bool
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
-        """Return what each live node offers that offers cells; `to_kill`: one that drains, too."""
+        """Return the offers of live nodes with cells; `to_kill`: include draining ones."""
 
     def on_each(
         self,
@@ -53,21 +53,21 @@ class Engine(Protocol):
         *arguments: Any,  # noqa: ANN401 - those of any function
         within_s: float = CALL_S,
     ) -> dict[str, Any]:
-        """Return the function's results on each node; an exception is a result."""
+        """Return the function's result on each node; exceptions are results."""
 
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Run a unit on one of these nodes, when it has room for its cells."""
+        """Run a unit on one of these nodes with room for its cells."""
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
-        """Yield what units sent by now: an item, None at the end, or the exception of its end."""
+        """Yield the units' messages: an item, None at the end, or its exception."""
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
-        """Forget a unit; where it runs, its guard ends it."""
+        """Forget a unit; its guard ends it."""
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
-        """Send and expect heartbeats, in a thread: verifying may take long."""
+        """Exchange heartbeats in a thread, as verifying may take long."""
 
     def close(self) -> None:
         """Leave the cluster."""
@@ -89,7 +89,7 @@ def joined(fleet: str) -> AbstractContextManager[Engine]:
 
 
 def check_private(host: str, *, where: str) -> None:
-    """Raise `PolicyError` for an address that is neither loopback nor private."""
+    """Raise `PolicyError` for an address neither loopback nor private."""
     try:
         # An IPv6 address is in brackets before its port.
         found = {str(each[4][0]) for each in socket.getaddrinfo(host.strip("[]"), None)}

@@ -1,8 +1,7 @@
-"""Runs one command on a node, and ends it when the fleet's head or the Ray worker is gone.
+"""Runs one command on a node; ends it with the fleet's head or the Ray worker.
 
-`python -m belljar.fleet.guard LEASE TIMEOUT_S COMMAND…`: a process of its own, so that it outlives
-the worker. Standard input is a pipe that the worker holds; LEASE is a file that each sign of life
-from the head rewrites, and that holds `stop` when the head wants the unit to end.
+`python -m belljar.fleet.guard LEASE TIMEOUT_S COMMAND…`: a separate process, to outlive the worker.
+The worker holds the stdin pipe; each heartbeat rewrites LEASE, which holds `stop` to end the unit.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; return its exit code, 128 and more for a signal, as a shell does."""
+    """Run the command; return its exit code, 128 and more for a signal."""
     lease, timeout_s = Path(arguments[0]), float(arguments[1])
     asked_to_end = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in asked_to_end:  # a Ray worker may ignore some, and the command would inherit that

@@ -1,4 +1,4 @@
-"""Runs an evaluation on a fleet: chooses nodes, places units, verifies and judges what comes."""
+"""Runs an evaluation on a fleet: chooses nodes, places units, verifies and judges results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STOP_S: Final = 120.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
-    """A unit that was given to a node; its archive is written as it comes."""
+    """A unit on a node; its archive is written as it comes."""
 
     unit: units.Unit
     handle: object
@@ -67,7 +67,7 @@ class _Running:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Note the signals that ask this process to end: none may tear what is being recorded."""
+    """Note the signals that ask this process to end, lest one tear a record."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -83,7 +83,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 class Head:
-    """One evaluation's state on the head. Nothing here runs a cell."""
+    """One evaluation's state on the head. Runs no cell itself."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Head:
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
 
     def _take(self, running: _Running, item: object) -> None:
-        """Take one item of a unit: its node, a piece of its archive, its end, or an exception."""
+        """Take a unit's item: its node, archive piece, end, or an exception."""
         unit = running.unit
         if isinstance(item, Exception):
             # The last line: a node's traceback stands before it.
@@ -232,7 +232,7 @@ class Head:
             running.end = item
 
     def _collect(self, running: _Running) -> None:
-        """Verify and judge what came of a unit that ended, and decide what is tried again."""
+        """Verify and judge an ended unit; decide on retries."""
         unit, sent, node = running.unit, running.end, running.node
         if sent is None or node is None:
             self._fail(running, "its node sent no end")
@@ -286,7 +286,7 @@ class Head:
         self.record(kind, **about, samples=unit.samples, **more)
 
     def _end(self, tried: units.Try) -> None:
-        """Count an attempt that is over; a failure is put on record and shown."""
+        """Count a finished attempt; failures are recorded and shown."""
         self.tries.append(tried)
         if tried.why:
             words: dict[str, Any] = {"reason": tried.why, "began": tried.began}
@@ -313,7 +313,7 @@ class Head:
             self._try_again(unit, unit.samples, node.node_id if node else "")
 
     def _break_off(self, running: _Running, why: str, *, may_retry: bool = True) -> None:
-        """Wait no longer for a unit. If all of it has come, it is judged: it may be breached."""
+        """Stop waiting for a unit. A complete one is judged: it may be breached."""
         if running.end is not None:
             self._engine.cancel(running.handle)
             self._collect(running)
@@ -321,7 +321,7 @@ class Head:
             self._fail(running, why, is_bad=not may_retry)
 
     def _fail_here(self, running: _Running, error: OSError) -> None:
-        """End the run: this machine can't keep or read what came, and nothing is tried again."""
+        """End the run without retries: this machine can't keep or read results."""
         why = f"the head can't keep its record: {printable(str(error))}"
         self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
         # First: once the run stops, `_fail` tries nothing again.
@@ -329,7 +329,7 @@ class Head:
         self._fail(running, why)
 
     def _withdraw(self, running: _Running) -> bool:
-        """Forget a unit; what came of it whole stays, as evidence. Return whether it does."""
+        """Forget a unit; a whole archive stays as evidence. Return whether it does."""
         self._running.remove(running)
         self._engine.cancel(running.handle)
         with suppress(OSError):  # a full disk: what was written is there
@@ -347,7 +347,7 @@ class Head:
             self._again += [again] if again is not None else []
 
     def _lose(self, node_id: str) -> None:
-        """Give up a node that does not answer: nothing of it counts any more."""
+        """Give up a silent node; none of its work counts any more."""
         self._engine.last_heard_s.pop(node_id, None)
         node, why = self.usable.pop(node_id, None), "the node did not answer"
         if node is None:
@@ -380,7 +380,7 @@ class Head:
     # --- the end
 
     def _finish(self, *, require_contained: bool) -> RunOutcome:
-        """Merge the logs, judge the whole, and put both on record."""
+        """Merge the logs, judge the whole, record both."""
         task, run = self._task, self._run
         asked = units.Asked(
             run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs
@@ -410,7 +410,7 @@ class Head:
         return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
 
     def _merge(self, findings: RunFindings, *, require_contained: bool) -> list[str]:
-        """Write the one log, with the verdicts; return the samples that are not in metrics."""
+        """Write the one log with verdicts; return the samples outside metrics."""
         if not any(each.findings for each in self.tries):
             return []
         folder = self._run.inspect_log_dir
@@ -430,7 +430,7 @@ class Head:
         return dropped
 
     def _parts(self) -> Iterator[LogPart]:
-        """Yield the log of each unit of which a sample counts, unpacked while it is read."""
+        """Yield each counting unit's log, unpacked while it is read."""
         counted: dict[str, tuple[units.Try, set[tuple[str, int]]]] = {}
         for key, (tried, row) in units.counted_rows(self.tries).items():
             if row.is_logged:
@@ -441,7 +441,7 @@ class Head:
 
 
 def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
-    """Run an evaluation on the fleet; return its outcome and lines for the report."""
+    """Run an evaluation on the fleet; return its outcome and report lines."""
     patience_s = silence_s(os.environ)
     with (
         watched_host(beside="ray") as host,  # it loads the task, and computes its metrics

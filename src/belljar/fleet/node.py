@@ -1,6 +1,6 @@
-"""What runs on a node, in a worker of Ray or Slurm: checks of the node and a task, and units.
+"""Code on a node, in a Ray or Slurm worker: checks of node and task, and units.
 
-Each command is a process of its own with the node's own store and key. Nothing here judges.
+Each command is a separate process with the node's store and key. Nothing here judges.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CHOOSING: Final = ("INSPECT_EVAL_LIMIT", "INSPECT_EVAL_SAMPLE_")
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the head that are part of the evaluation's options."""
+    """The head's variables that belong to the evaluation's options."""
     return {
         name: value
         for name, value in environ.items()
@@ -64,7 +64,7 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def silence_s(environ: Mapping[str, str]) -> float:
-    """Return after how many seconds of silence a node is lost. Raises `PolicyError`."""
+    """Return the seconds of silence that lose a node. Raises `PolicyError`."""
     text = environ.get(SILENCE, str(SILENCE_S))
     # Shorter, and a busy node is taken for a dead one; at most four digits: an hour or two.
     if re.fullmatch(r"[0-9]{1,4}(\.[0-9]+)?", text) and float(text) >= 5:
@@ -86,7 +86,7 @@ def describe() -> dict[str, Any]:
 def prepare(
     fleet: str, archive: bytes, sha256: str, words: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Unpack the task's files, and check that this node can run it as planned, by which images."""
+    """Unpack the task; check that this node can run it as planned, by which images."""
     folder = _folder(fleet)
     folder.mkdir(mode=0o700, parents=True)
     for other in folder.parent.iterdir():  # of heads that died
@@ -105,7 +105,7 @@ def prepare(
 
 
 def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict[str, Any]:
-    """Check that this node can run the task: by which images, or why not."""
+    """Check that this node can run the task: its images, or why not."""
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "check", "--json", *words],
         cwd=_folder(fleet) / "task",
@@ -132,7 +132,7 @@ def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict
 
 
 def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: bytes) -> str:
-    """Write a piece of an image's file; return why not, as when the disk has no room for all."""
+    """Write a piece of an image's file; return why not, such as a full disk."""
     file = _folder(fleet) / digest / "rootfs.sqfs"
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -210,12 +210,12 @@ def run_unit(
 
 
 def clear(fleet: str) -> None:
-    """Remove the fleet's files. Run directories stay: they are evidence."""
+    """Remove the fleet's files. Run directories stay as evidence."""
     shutil.rmtree(_folder(fleet), ignore_errors=True)
 
 
 def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
-    """Halt every cell of this node's store; returns the node's name, an exit code and words."""
+    """Halt every cell of this store; returns node name, exit code and text."""
     command = [sys.executable, "-m", "belljar", "kill", "--all", "--reason", reason]
     done = subprocess.run(
         [*command, *more], stdin=subprocess.DEVNULL, capture_output=True, timeout=END_S, check=False
@@ -230,7 +230,7 @@ CALLED: Final[tuple[Callable[..., Any], ...]] = (
 
 
 class HeadWatch:
-    """Takes the head's heartbeats on one node, and renews the lease of its units."""
+    """Takes the head's heartbeats on a node; renews its units' leases."""
 
     def __init__(self, fleet: str, lease: str = LEASE) -> None:
         self._lease = _folder(fleet) / lease

@@ -1,4 +1,4 @@
-"""Asks, compares and prepares the nodes that may take part, and remembers their keys."""
+"""Asks, compares and prepares the participating nodes; remembers their keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 
 def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]:
-    """Return each node as it describes itself; `refusal`: another version or key, no such cells."""
+    """Return the nodes' descriptions; `refusal`: wrong version or key, no such cells."""
     offers, known, nodes = engine.offers(), pinned_keys(home), list[Node]()
     # A signature must say whose record it is, and the record tells nodes apart by their names.
     owners = {local_fingerprint(home): "the head"}
@@ -81,7 +81,7 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
 
 
 def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:
-    """Say what the task's cells need and a node does not offer."""
+    """Return the task's needs that a node does not offer."""
     if not offer.get(f"belljar_{task.tier}"):
         return f"it has no cells of the tier {task.tier}"
     if task.needs_hardware and not offer.get(HARDWARE):
@@ -102,10 +102,10 @@ def prepare_nodes(
     task: SelectedTask,
     home: Path,
 ) -> tuple[list[Node], dict[str, str], list[Sent]]:
-    """Send the task's files, have `belljar check` run on each node, and send images it lacks.
+    """Send the task's files, run `belljar check` on each node, send missing images.
 
-    Return the nodes, refused if it fails there, the digests of the images, by name, and what was
-    sent. Raises `HostError` when none can run the task, or two would with different images.
+    Return the nodes, refused if the check fails, the images' digests by name, and what was sent.
+    Raises `HostError` when none can run the task, or two would with different images.
     """
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = on_node.settings_of(os.environ)
@@ -144,7 +144,7 @@ def prepare_nodes(
 
 
 def _checked(said: Mapping[str, Any]) -> _Checked:
-    """Return what nodes said of the task; words of another shape are an error, as silence is."""
+    """Return the nodes' words on the task; silence or a wrong shape is an error."""
     found: _Checked = {}
     for node, answer in said.items():
         found[node] = answer
@@ -185,7 +185,7 @@ def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list
 def send_images(
     engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
 ) -> tuple[list[Sent], dict[str, str]]:
-    """Send images of this store that nodes lack, by node."""
+    """Send this store's images that nodes lack, by node."""
     sent, failed = list[Sent](), dict[str, str]()
     for name in sorted({name for names in lacking.values() for name in names}):
         nodes = [node for node, names in lacking.items() if name in names and node not in failed]
@@ -201,7 +201,7 @@ def send_images(
 def _send(
     engine: Engine, fleet: str, image: Image, name: str, nodes: Sequence[str]
 ) -> dict[str, str]:
-    """Send one image to these nodes; return why some did not take it."""
+    """Send one image to these nodes; return why some didn't take it."""
     refused, to = dict[str, str](), [*nodes]
 
     def call(function: Callable[..., str], *arguments: object) -> None:
@@ -231,7 +231,7 @@ def _send(
 
 
 def last_words(error: object) -> str:
-    """Return the last line of an error: those of a node come with where they were raised."""
+    """Return an error's last line: a node's includes its traceback."""
     return printable(str(error).strip().rpartition("\n")[2], max_chars=300)
 
 
@@ -239,7 +239,7 @@ def last_words(error: object) -> str:
 
 
 def pinned_keys(home: Path) -> dict[str, str]:
-    """Return the keys of known nodes, by name. Raises `HostError`."""
+    """Return known nodes' keys by name. Raises `HostError`."""
     with suppress(FileNotFoundError):
         try:
             known = json.loads((home / NODES).read_bytes())

@@ -142,7 +142,7 @@ class RayEngine:
             self._ray.cancel(unit, force=True)
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
-        """Start an actor on each node, which is called every second."""
+        """Start an actor on each node, called every second."""
         actor = self._ray.remote(HeadWatch)
         for each in nodes:
             # It restarts without limit: units must not end because this small process did.
@@ -153,7 +153,7 @@ class RayEngine:
         threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
     def _beat(self) -> None:
-        """Take the answers, and send a heartbeat to each node that gave one."""
+        """Take the answers; send a heartbeat to each node that answered."""
         beats, number = dict[str, Any](), 0
         while not self.closed.wait(BEAT_S):
             for node_id, reference in list(beats.items()):
@@ -193,7 +193,7 @@ def _on(nodes: str) -> dict[str, str]:
 
 
 def _run_unit(*arguments: Any) -> Iterator[dict[str, Any] | bytes]:  # noqa: ANN401 - `run_unit`'s
-    """Say where the unit runs, then run it. Called in a worker of Ray."""
+    """Yield the unit's node, then its output. Called in a Ray worker."""
     import ray
 
     yield {"node": ray.get_runtime_context().get_node_id()}

@@ -1,4 +1,4 @@
-"""The fleet's own run directory: units' archives, verified and judged, now or offline."""
+"""The fleet's run directory: units' archives, verified and judged, now or offline."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _OF_UNIT: Final = frozenset(
 
 
 def archive_of(run: Path, unit: Unit) -> Path:
-    """Return where a unit's run directory is kept in the fleet's."""
+    """Return the place of a unit's run directory in the fleet's."""
     return run / UNITS / f"{unit.name}.tar"
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a page takes of each unit, while it is unpacked: its events, then whatever `keep` reads
-    of its verified run directory."""
+    """A page's data of each unit while unpacked: its events, then whatever `keep` reads of its
+    verified run directory."""
 
     timelines: Timelines
     keep: Callable[[Path], None]
@@ -146,7 +146,7 @@ def record_of(run: Path, shown: Shown | None = None) -> tuple[dict[str, Any], li
 
 
 def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
-    """Return what an event of a unit makes of its attempt."""
+    """Return the attempt of a unit's event."""
     data, samples = line.data, tuple(map(str, line.data["samples"]))
     unit = Unit(number=int(data["unit"]), attempt=int(data["attempt"]), samples=samples)
     tried = Try(unit=unit, node=str(data["node"]))
@@ -167,7 +167,7 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
 
 
 def is_whole(archive: Path) -> bool:
-    """Return whether all of an archive is there: it ends with two blocks of zeros (POSIX pax)."""
+    """Return whether an archive is whole: it ends with two zero blocks (POSIX pax)."""
     try:
         with archive.open("rb") as file:
             file.seek(-1024, os.SEEK_END)
@@ -179,7 +179,7 @@ def is_whole(archive: Path) -> bool:
 def findings_of(
     run: Path, evidence: Evidence, shown: Shown | None = None
 ) -> tuple[RunFindings, list[str]]:
-    """Return the findings of any run by its stored evidence, and lines about a fleet."""
+    """Return any run's findings by its stored evidence, and fleet lines."""
     if evidence.run.kind != KIND:
         return judge(evidence), []
     problems = [*record_reasons(evidence)]

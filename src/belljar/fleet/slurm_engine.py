@@ -1,8 +1,8 @@
-"""Slurm as a fleet's engine: each function and each unit is an `srun`, whose pipes carry frames.
+"""Slurm as a fleet's engine: each function or unit is an `srun`, whose pipes carry frames.
 
-Slurm queues and places, and its authentication (munge) decides who may. Nothing is shared but the
-path of this Python. `python -m belljar.fleet.slurm_engine` is the end on the node; there the end of
-standard input is the end of the head.
+Slurm queues and places; its authentication (munge) decides who may. Only this Python's path is
+shared. `python -m belljar.fleet.slurm_engine` runs on the node, where the end of standard input is
+the head's end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def send(stream: IO[bytes], item: object) -> None:
 
 
 def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa: ANN401
-    """Read one item. Raises `EOFError` at the end, `ValueError` for anything else than a frame."""
+    """Read one item. Raises `EOFError` at the end, `ValueError` for other data."""
     head = stream.read(_HEAD.size)
     if not head:
         raise EOFError
@@ -72,7 +72,7 @@ def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Unit:
-    """A unit's `srun`, and its pipes. `node`: known when it runs."""
+    """A unit's `srun` and pipes. `node`: known when it runs."""
 
     process: subprocess.Popen[bytes]
     to: IO[bytes]
@@ -95,7 +95,7 @@ class SlurmEngine:
         self.last_heard_s: dict[str, float] = {}
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
-        """Return what each node offers by processors and memory; it checks tiers itself."""
+        """Return each node's offer by processors and memory; tiers are checked there."""
         markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
         found: dict[str, Mapping[str, float]] = {}
         words = ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
@@ -114,7 +114,7 @@ class SlurmEngine:
         *arguments: Any,  # noqa: ANN401 - those of any function
         within_s: float = CALL_S,
     ) -> dict[str, Any]:
-        """Run a job on each node; where a unit runs, a step of its job, which doesn't queue."""
+        """Run a job on each node, or an unqueued step of a unit's job."""
         running = _output(["squeue", "--me", "--noheader", f"--name={JOB}", "--format=%N|%A"])
         jobs = dict(line.split("|") for line in running)
         request = BytesIO()
@@ -163,7 +163,7 @@ class SlurmEngine:
         return unit
 
     def _read(self, unit: _Unit) -> None:
-        """Put what a unit sends into the queue, which bounds what waits for the head."""
+        """Queue a unit's output, bounded while the head is busy."""
         item: Any = {}
         while isinstance(item, dict | bytes):
             try:
@@ -194,7 +194,7 @@ class SlurmEngine:
                 yield unit, item
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
-        """End a job that waits; close the pipe of one that runs, on which its guard ends it."""
+        """End a waiting job; close a running one's pipe, so that its guard ends it."""
         with suppress(OSError):
             unit.to.close() if unit.node else unit.process.terminate()
 
@@ -204,7 +204,7 @@ class SlurmEngine:
         threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
     def _beat(self) -> None:
-        """Give signs of life to units. A node without one isn't asked: it has nothing to lose."""
+        """Send units heartbeats. A node without units has nothing to lose."""
         while not self.closed.wait(BEAT_S):
             for unit in list(self._units):
                 # ValueError: `cancel` closed the pipe meanwhile.
@@ -226,7 +226,7 @@ class SlurmEngine:
 
 
 def _size(cells: int, memory_mib: int) -> list[str]:
-    """Return what Slurm is to keep free for so many cells."""
+    """Return Slurm's options to keep room for so many cells."""
     return [f"--cpus-per-task={-(-cells // 2)}", f"--mem={memory_mib}M"]
 
 
@@ -237,7 +237,7 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
-    """Give a program this input; return its one frame of bounded size: a node may send anything."""
+    """Run a program on this input; return its one frame, bounded: nodes may send anything."""
     pipe = subprocess.PIPE
     with (
         # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.

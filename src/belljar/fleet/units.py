@@ -1,4 +1,4 @@
-"""Cuts samples into units, decides which are tried again, and judges the whole. Pure."""
+"""Cuts samples into units, decides on retries, judges the whole. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NEVER_ENDED: Final = frozenset({ReasonCode.PROBES_MISSING, ReasonCode.RANGE_NOT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Samples, with all their epochs, that one node runs whole; `not_on`: nodes that had it."""
+    """Samples with all epochs, run whole by one node; `not_on`: its past nodes."""
 
     number: int
     samples: tuple[str, ...]
@@ -56,7 +56,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node as it describes itself; `cells`: live at a time. `refusal`: why it gets no unit."""
+    """A node's description; `cells`: at a time. `refusal`: why it gets no unit."""
 
     node_id: str
     name: str
@@ -92,7 +92,7 @@ def is_cut_off(findings: RunFindings) -> bool:
 
 
 def excused(findings: RunFindings) -> frozenset[ReasonCode]:
-    """Return the causes of this unit that are the infrastructure's."""
+    """Return this unit's causes that are the infrastructure's."""
     return INFRASTRUCTURE | _NEVER_ENDED if is_cut_off(findings) else INFRASTRUCTURE
 
 
@@ -130,7 +130,7 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings) -> tuple[str, .
 
 
 def has_task_error(findings: RunFindings) -> bool:
-    """Return whether an error of the task's own ended the unit, not its node."""
+    """Return whether the task's own error ended the unit, not its node."""
     is_of_node = findings.failure_code or findings.interrupted or is_cut_off(findings)
     return bool(findings.errors) and not is_of_node
 
@@ -138,7 +138,7 @@ def has_task_error(findings: RunFindings) -> bool:
 def another_try(
     unit: Unit, samples: Sequence[str], node: str, eligible: Collection[str]
 ) -> Unit | None:
-    """Return the unit's next attempt; None: too many, or no node left that has not had it."""
+    """Return the unit's next attempt; None: too many, or no untried node."""
     not_on = unit.not_on | {node}
     if not samples or unit.attempt >= MAX_ATTEMPTS or not set(eligible) - not_on:
         return None
@@ -148,10 +148,10 @@ def another_try(
 def deadline_s(
     unit: Unit, epochs: int, cells: int, time_limit_s: float | None, *, retries: int = 0
 ) -> float | None:
-    """Return how long a unit may take on its node; None without the task's own time limit.
+    """Return a unit's time limit on its node; None without a task limit.
 
-    Rounds of samples side by side, each with as long again for scoring and proof of its end.
-    `retries`: attempts at a sample after an error, each with a time limit of its own.
+    Rounds of parallel samples, each doubled for scoring and proof of its end. `retries`: attempts
+    at a sample after an error, each with its own time limit.
     """
     if time_limit_s is None:
         return None
@@ -169,8 +169,8 @@ _NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 class Try:
     """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
 
-    `began` False: it was interrupted before it could make a cell. `is_bad`: what came back does not
-    verify. `archive`: the digest of what came back; `run_id`, `key` and `root` are its ledger's.
+    `began` False: interrupted before it could make a cell. `is_bad`: the result does not verify.
+    `archive`: the result's digest; `run_id`, `key` and `root` are its ledger's.
     """
 
     unit: Unit
@@ -265,7 +265,7 @@ def judge_fleet(
 
 
 def _ended_early(tried: Try) -> bool:
-    """Return whether an error, a breach or a person ended it, by its record or before it began."""
+    """Return whether an error, breach or person ended it, recorded or before it began."""
     found = tried.findings
     if found is None:
         return not tried.began
@@ -297,7 +297,7 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
 
 
 def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
-    """Yield what a unit says of samples that it was not given or ran twice, and a uuid twice."""
+    """Yield a unit's claims of samples not given or run twice, and duplicate uuids."""
     for tried in tries:
         due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
         for row in tried.findings.rows if tried.findings is not None else ():
@@ -316,7 +316,7 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
 def _row(
     asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
 ) -> Row:
-    """Return the sample's row, with a note of the other attempts; a void one if there is none."""
+    """Return the sample's row with notes of other attempts; void without any."""
     if found is None:
         why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
         return Row(
@@ -330,7 +330,7 @@ def _row(
 
 
 def _outcome(tried: Try, sample: str, epoch: int) -> str:
-    """Say what an attempt came to, with its score: it may differ from the one that counts."""
+    """Return an attempt's outcome and score, which may not be the counted one."""
     for row in tried.findings.rows if tried.findings is not None else ():
         if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
             scores = " ".join(row.transcript.scores.values())
@@ -342,7 +342,7 @@ def _outcome(tried: Try, sample: str, epoch: int) -> str:
 
 
 def summary(tries: Sequence[Try]) -> list[str]:
-    """Return lines about nodes and attempts for the end of a report."""
+    """Return a report's last lines, about nodes and attempts."""
     if not tries:
         return ["fleet: no unit ran"]
     failed = [each for each in tries if each.began and (each.findings is None or each.why)]

@@ -60,7 +60,7 @@ class AttachError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first frame: a command and its terminal. A wrong one ends its session alone."""
+    """The first frame: a command and its terminal. Invalid: ends only its session."""
 
     argv: tuple[str, ...] = ()
     user: str | None = None
@@ -145,7 +145,7 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 class AttachSocket:
-    """One cell's attach socket: it listens, and is not served yet."""
+    """One cell's attach socket: listening, not yet served."""
 
     def __init__(self, cell: Cell, *, home: Path | None) -> None:
         self.path = path = attach_directory(home) / cell.id

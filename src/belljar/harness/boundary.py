@@ -1,9 +1,8 @@
-"""The controls of `belljar run` in Inspect: no sandbox provider but Belljar's, no refused tool.
+"""The controls of `belljar run` in Inspect: no other sandbox provider, no refused tool.
 
-Other providers are refused in the registry, in their base class, and at the start of a sample.
-Tools that act outside of a cell are checked where a model is offered them, where they are called,
-and at each connection to an MCP server, which starts a process on this host. Raises `HostError`
-where the installed Inspect lacks such a place.
+Other providers are refused in the registry, in their base class, and at a sample's start. Tools
+that act outside are checked at their offer to a model, at calls, and at each connection to an MCP
+server, which starts a host process. Raises `HostError` where Inspect lacks such a place.
 """
 
 # ruff: noqa: ANN401 - values of Inspect's own functions
@@ -84,7 +83,7 @@ def controlled(session: Session) -> Iterator[None]:
 
 @hooks(name="belljar_boundary", description="Looks at each sample's sandboxes and tools.")
 class LookAtSamples(Hooks):
-    """Called when an attempt's sandboxes exist, and with the tools that a model is offered."""
+    """Called for an attempt's sandboxes, and with a model's offered tools."""
 
     @override
     def enabled(self) -> bool:
@@ -93,7 +92,7 @@ class LookAtSamples(Hooks):
 
     @override
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
-        """Stop the run when a sandbox is not a cell."""
+        """Stop the run for a sandbox other than a cell."""
         from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
         # Read once: the end of the run may take it away meanwhile.
@@ -249,7 +248,7 @@ def _offered(tool: ToolDef | ToolInfo) -> tuple[str, Outside | None]:
 
 
 def _called(tool: ToolDef) -> tuple[str, Outside | None]:
-    """Name and place of a tool; Inspect's own count under any name."""
+    """Name and place of a tool; Inspect's count under any name."""
     made = unwrap(tool.tool)
     maker, inner, _ = str(getattr(made, "__qualname__", "")).partition(".<locals>.")
     is_inspects = str(getattr(made, "__module__", "")).startswith("inspect_ai.")

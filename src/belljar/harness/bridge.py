@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from threading import Lock
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import anyio
@@ -42,6 +43,10 @@ CHAT: Final = "chat"
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
 # Of all requests of a sample: each is in the host's memory and log, also when the model refuses.
 MAX_REQUEST_BYTES: Final = 256 << 20
+# Of one, beside its text: Inspect handles its objects in the evaluation's loop, 0.2 ms each.
+MAX_OBJECTS_BYTES: Final = 16 << 20
+# What an object takes, most of which become one of Inspect's, and any value.
+_OBJECT_BYTES, _VALUE_BYTES = 1 << 10, 64
 _CHOICES: Final[Mapping[str, ToolChoice]] = {"auto": "auto", "required": "any", "none": "none"}
 # Inspect's reasons in OpenAI's words; of others a client knows `stop` alone.
 _REASONS: Final[Mapping[str, str]] = {
@@ -57,6 +62,7 @@ class ModelBridge:
         self._context = copy_context()
         self._token = anyio.lowlevel.current_token()
         self._request_bytes = 0
+        self._reading = Lock()
         self._open: set[anyio.CancelScope] = set()
         self._closed = False
 
@@ -67,12 +73,9 @@ class ModelBridge:
         """
         if kind != CHAT:
             raise ValueError(f"requests of the kind {printable(kind)} are not supported")
-        self._request_bytes += len(body)
-        if self._request_bytes > MAX_REQUEST_BYTES:
-            raise ValueError(
-                f"the requests of this sample's programs are over {MAX_REQUEST_BYTES} bytes"
-            )
-        request = read_request(body)
+        with self._reading:  # one at a time: each takes many times its size
+            self._spend(len(body))
+            request = read_request(body, self._spend)
         try:
             # A context can't be entered by two threads at once, so each request has a copy.
             answer = self._context.copy().run(
@@ -81,6 +84,13 @@ class ModelBridge:
         except anyio.RunFinishedError as error:
             raise ValueError("the evaluation has ended") from error
         return json.dumps(answer).encode()
+
+    def _spend(self, size_bytes: int) -> None:
+        self._request_bytes += size_bytes
+        if self._request_bytes > MAX_REQUEST_BYTES:
+            raise ValueError(
+                f"the requests of this sample's programs are over {MAX_REQUEST_BYTES} bytes"
+            )
 
     def close(self) -> None:
         """Cancel open requests and refuse more. Idempotent."""
@@ -153,7 +163,7 @@ class _Message(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """The fields of a guest's chat request that are used."""
+    """The used fields of a guest's chat request."""
 
     messages: _Items[_Message]
     tools: _Items[_Call] | None = None
@@ -168,10 +178,14 @@ class ChatRequest(BaseModel):
     frequency_penalty: float | None = None
 
 
-def read_request(body: bytes) -> ChatRequest:
-    """Read a chat request. Raises `ValueError`."""
+def read_request(body: bytes, spend: Callable[[int], None] = lambda _: None) -> ChatRequest:
+    """Read a chat request; `spend` is told what it takes beside its text. Raises `ValueError`."""
+    value = _json(body)
+    if (beside := _bytes_beside(value)) > MAX_OBJECTS_BYTES:
+        raise ValueError("a request of too many objects")
+    spend(beside)
     try:
-        return ChatRequest.model_validate(_json(body))
+        return ChatRequest.model_validate(value)
     except ValidationError as error:  # its text is as long as the guest chooses
         what = f"no chat request: {error.error_count()} of its fields are wrong"
         raise ValueError(what) from None
@@ -182,6 +196,19 @@ def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
     # Refuse what would end the evaluation: Inspect's log can't represent 250 levels or surrogates.
     json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def _bytes_beside(value: object) -> int:
+    """About what a request's objects take of this host's memory, also those of its arguments."""
+    total, level = 0, [value]
+    while level:
+        objects = [each for each in level if isinstance(each, dict)]
+        arguments = "".join(str(each.get("arguments", "")) for each in objects)
+        total += _VALUE_BYTES * (len(level) + sum(map(arguments.count, "[{,")))
+        total += _OBJECT_BYTES * len(objects)
+        lists = (each for each in level if isinstance(each, list))
+        level = [x for each in (*lists, *(each.values() for each in objects)) for x in each]
+    return total
 
 
 async def _answer(request: ChatRequest) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Converts what a task asks for as its sandbox into a cell's configuration, or refuses it.
+"""Converts a task's sandbox request to a cell's configuration, or refuses it.
 
 The policy of a task or sample is its own (`("belljar", "policy.yaml")`), or the file beside it; its
-compose file is put on that. A sandbox that promises what a cell can't keep is refused: the
-evaluation would measure something else. `belljar.compose` says what is converted.
+compose file is put on that. A sandbox beyond a cell's abilities is refused: the evaluation would
+measure something else. `belljar.compose` names conversions.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ _M = TypeVar("_M", bound=BaseModel)
 
 
 class BelljarConfig(BaseModel):
-    """A sandbox configuration as Inspect logs it: a policy and changes to it, and what differs.
+    """A sandbox configuration as Inspect logs it: a policy, its changes and differences.
 
     `policy`: a file or preset. `tier` can only raise it. From a compose file: `network`, `service`
     and `program` of the sample's cell, `data`, `builds`, `resources`. `compose`: a file that needs
-    a sample's metadata. `is_generic`: the task asks for a container without naming an image.
+    a sample's metadata. `is_generic`: the task wants a container, but names no image.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -112,7 +112,7 @@ class BelljarConfig(BaseModel):
 
 
 class LoggedConfig(BaseModel):
-    """A configuration that another version logged: a log that holds one is read, no cell made."""
+    """Another version's logged configuration, read without making a cell."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
@@ -126,7 +126,7 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
 
 
 class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
-    """No cell can replace a task's sandbox; `differences` has each refused item and the rest."""
+    """No cell can replace a task's sandbox; `differences`: refused items and others."""
 
     code = "task_refused"
 
@@ -191,7 +191,7 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
 
 def named_document(path: Path) -> dict[str, Any] | None:
-    """Return the content of a compose file or Dockerfile; None for another name."""
+    """A compose file's or Dockerfile's content; None for other names."""
     if is_dockerfile_name(str(path)):
         return dockerfile_document(path.absolute())
     return read_document(path) if is_compose_name(str(path)) else None
@@ -204,7 +204,7 @@ def beside_policy(directory: Path) -> BelljarConfig:
 
 
 def of_other(base: BelljarConfig, kind: str, *, has_config: bool, where: str) -> BelljarConfig:
-    """`base` for a sandbox without a compose file. Raises `TaskRefused`."""
+    """`base` without a compose file. Raises `TaskRefused`."""
     if kind == "local":
         detail = "the task asks to run on this host: using a cell with the policy's image"
         fact = Difference(kind=DifferenceKind.CHANGED, where=TASK, key="sandbox", detail=detail)
@@ -216,7 +216,7 @@ def of_other(base: BelljarConfig, kind: str, *, has_config: bool, where: str) ->
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
-    """`base` with a compose file; metadata comes later. Raises `TaskRefused`."""
+    """`base` with a compose file, metadata later. Raises `TaskRefused`."""
     try:
         services_of(document)
         if references(document):
@@ -351,7 +351,7 @@ def _check_read_here(directories: Iterable[str]) -> None:
 
 
 def check_own_files(ours: BelljarConfig) -> None:
-    """Raise `PolicyError` for what no compose file of a task asked for: a log may be forged."""
+    """Raise `PolicyError` for more than a compose file asks for: a log may be forged."""
     cells = ours.data.cells if ours.data is not None else {}
     if ours.data is not None and any(cell.files for cell in cells.values()):
         _check_read_here([ours.data.root or "."])

@@ -126,7 +126,7 @@ def check_policy(policy: str, tier: str) -> None:
 def load_only(
     arguments: Sequence[str], operator: OperatorOptions
 ) -> tuple[click.Context, list[Task], list[Preview]]:
-    """Load tasks without running them, and preview their samples. Raises as `run_evaluation`."""
+    """Load tasks without running, and preview samples. Raises as `run_evaluation`."""
     if run_policy := operator.get("run_policy", ""):
         check_policy(run_policy, operator.get("tier", ""))
     session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
@@ -237,7 +237,7 @@ def _run_tasks(
 
 
 def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:
-    """The run's evidence; its verdicts in Inspect's log, and the samples left out of metrics."""
+    """The run's evidence; logs verdicts, and names samples outside metrics."""
     from belljar.harness.verdicts import bind_verdicts
 
     evidence = own_evidence(run)
@@ -310,7 +310,7 @@ def load_tasks(
 
 
 def _files_of(named: Iterable[str]) -> list[str]:
-    """The named tasks, each file of a directory for itself; paths as Inspect logs them."""
+    """The named tasks by file; paths as Inspect logs them."""
     from inspect_ai._eval.list import tasks_in_dir
 
     specs: list[str] = []

@@ -107,7 +107,7 @@ def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> 
 
 
 def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
-    """One sample, without attempts of another run (`eval-retry` copies them)."""
+    """One sample, without other runs' attempts (`eval-retry` copies them)."""
     scores, events = sample.scores or {}, list(_all_events(sample, run_id))
     score_metadata = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(CONTAINMENT_KEY)
@@ -347,7 +347,7 @@ def _evidence(
 def _begun_elsewhere(
     path: Path, record: RunRecord, logs: Sequence[LogRecord], key: str | None
 ) -> dict[str, frozenset[str]]:
-    """These samples in neighbouring runs' records of the same key."""
+    """These samples in neighbouring runs of the same key."""
     if record.kind == EVALUATION:
         return {}
     named = {each.judged_by for log in logs for each in log.transcripts} - {record.run_id}

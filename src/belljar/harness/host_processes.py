@@ -45,8 +45,8 @@ _PLACES: Final[Mapping[str, int]] = {
 
 
 class HostActivity(NamedTuple):
-    """How often the task's code started which program, and what this process connected to or
-    looked up (ADDRESS:PORT, or a name) beyond this host, without Belljar's own."""
+    """The programs that the task's code started, with counts, and this process's connections and
+    lookups beyond this host (ADDRESS:PORT, or a name), without Belljar's own."""
 
     programs: Counter[str]
     connections: Counter[str]
@@ -58,8 +58,8 @@ _beside = ""  # the directory of a package whose own work is Belljar's
 
 @contextmanager
 def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
-    """Count programs that the block's code, not Belljar or Inspect by itself, starts, and all
-    connections. `beside`: a package that works for Belljar."""
+    """Count the block's program starts, except Belljar's or Inspect's own, and all connections.
+    `beside`: a package that works for Belljar."""
     global _watching, _beside  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
@@ -113,7 +113,7 @@ def _count(counts: Counter[str], name: str) -> None:
 
 
 def _place(event: str, arguments: tuple[Any, ...]) -> str:
-    """ADDRESS:PORT or a name that is beyond this host; "" for this host."""
+    """ADDRESS:PORT or a name beyond this host, else ""."""
     where, port = arguments[_PLACES[event]], ""
     if getattr(arguments[0], "family", None) == socket.AF_VSOCK:
         return "" if where[0] == 1 else f"vsock {where[0]}:{where[1]}"  # 1: this machine itself
@@ -134,7 +134,7 @@ def is_here(name: str) -> bool:
 
 
 def proxies_here() -> list[str]:
-    """The variables that name a proxy on this host: where it leads is not seen."""
+    """Variables that name a proxy on this host, whose target is unseen."""
     return [name for name, host in proxies().items() if is_here(host)]
 
 
@@ -159,7 +159,7 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 def _is_the_tasks(frame: FrameType | None) -> bool:
-    """Return whether the first caller that is no library for starting programs is the task's."""
+    """Return whether the first caller outside process libraries is the task's."""
     _, anyio, inspect = _places()
     is_inspects = False
     while frame is not None:

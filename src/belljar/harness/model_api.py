@@ -1,4 +1,4 @@
-"""Inspect's provider `belljar`: an OpenAI-compatible model whose server is in a cell."""
+"""Inspect's provider `belljar`: an OpenAI-compatible model served in a cell."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
 
 
 class CellTransport(httpx2.AsyncBaseTransport):
-    """Sends requests through the channel of the session's model cell."""
+    """Sends requests through the session's model cell's channel."""
 
     def __init__(self, policy: LoadedPolicy) -> None:
         self._policy = policy
@@ -114,7 +114,7 @@ class CellTransport(httpx2.AsyncBaseTransport):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The checked body; its end, however it comes, ends the request."""
+    """The checked body; its end ends the request."""
 
     def __init__(self, parts: AsyncGenerator[Any]) -> None:
         self._parts = parts

@@ -1,7 +1,7 @@
-"""The model boundary: what is sent to a model's provider is scanned first, and put on record.
+"""The model boundary: data for a model's provider is scanned and recorded first.
 
-Importing it puts it in place: as a hook, and in Inspect's two calls that have none. The YAML that
-Inspect reads in a tool call's arguments is bounded, too.
+Importing it installs it: as a hook, and in Inspect's two calls without one. The YAML of a tool
+call's arguments is bounded, too.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ _yaml: Final = _calls.yaml  # PyYAML: a dependency of Inspect
 
 
 def _safe_load(text: str) -> Any:  # noqa: ANN401 - as PyYAML's
-    """Raises `YAMLError`, for which Inspect takes the text itself; `RecursionError`."""
+    """Raises `YAMLError`, which makes Inspect take the text; `RecursionError`."""
     if len(text) > MAX_CHARS:
         raise _yaml.YAMLError("too long")
     loader = _yaml.SafeLoader(text)

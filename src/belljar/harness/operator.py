@@ -123,8 +123,8 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePolicy:
-    """The parts that one sample's cell is made of: its policy, and of its `asked` configuration the
-    program and images. `differences`: from the task and the operator's policy.
+    """One sample's policy, and its `asked` configuration's program and images. `differences`:
+    from the task and the operator's policy.
     """
 
     policy: LoadedPolicy

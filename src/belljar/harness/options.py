@@ -90,7 +90,7 @@ def model_of(context: click.Context) -> object:
 
 
 def models_of(context: click.Context) -> list[str]:
-    """The names of all models that the options name, also for a role."""
+    """The names of all models in the options, also for roles."""
     from inspect_ai._util.config import parse_cli_args
 
     waiting, names = [model_of(context)], list[str]()
@@ -197,7 +197,7 @@ def unknown_inspect(what: str) -> HostError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The operator's choice: `limit` (a count, or start and stop), patterns of `ids`, each of any
-    task or `task:pattern`, and `shuffle` by a seed; True: a random order, in each run another.
+    task or `task:pattern`, and `shuffle` by a seed; True: random in each run.
     """
 
     limit: int | tuple[int, int] | None = None
@@ -240,7 +240,7 @@ def read_selection(options: click.Context) -> Selection:
 
 
 def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
-    """The policies of those that run in a cell. Raises `PolicyError`, `HostError`: one is wrong."""
+    """The cell models' policies. Raises `PolicyError`, `HostError`: one is wrong."""
     files = [name.removeprefix(_IN_A_CELL) for name in names if name.startswith(_IN_A_CELL)]
     return [load_model(Path(file), home=home) for file in files]
 
@@ -281,11 +281,11 @@ class SelectedTask:
     limits: tuple[int, ...] = ()
 
     def at_once(self, cells: int) -> int:
-        """Return how many samples a unit may run at once: `cells`, or the operator's own limit."""
+        """Return a unit's concurrent samples: `cells`, or the operator's limit."""
         return min(cells, *self.limits) if self.limits else cells
 
     def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:
-        """The words that run these samples, so many at a time."""
+        """The words that run these samples, so many at once."""
         several = ["--max-samples", str(cells), "--max-sandboxes", str(cells)]
         return [*self.words, "--sample-id", ",".join(samples), *several]
 
@@ -355,14 +355,14 @@ def select_task(
 
 
 def _memory_mib(policy: Policy | PresetPolicy) -> int:
-    """Return the memory of a sample's cells: its own, and the target cells beside it."""
+    """Return the memory of a sample's cells, targets included."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     targets = [each.resources for each in stand_ins if isinstance(each, TargetStandIn)]
     return -(-sum(map(cell_bytes, [policy.resources, *targets])) >> 20)
 
 
 def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
-    """Return the ids, each of which `--sample-id` can name alone. Raises `PolicyError`."""
+    """Return the ids, which `--sample-id` must distinguish. Raises `PolicyError`."""
     from inspect_ai.dataset._util import normalise_sample_id
 
     everything = [str(sample.id) for sample in task.dataset]
@@ -402,7 +402,7 @@ def _check_shared(options: click.Context, selection: Selection, task: Task) -> N
 
 
 def _check_files(words: Iterable[str], root: Path | None) -> None:
-    """Refuse words that name a file of this machine, unless it is found on a node as well."""
+    """Refuse words that name files of this machine missing on nodes."""
     here = Path.cwd()
     for word in words:
         named = word.rpartition("=")[2]

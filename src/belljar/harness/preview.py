@@ -84,7 +84,7 @@ def with_images(
 
 
 def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
-    """Samples of one task with the same outcome, in order; environment does not count."""
+    """One task's samples by outcome, in order, whatever environment."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -195,7 +195,7 @@ def outlooks(
     facts: Callable[[], HostFacts],
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
-    """Each group with its images and its plan; facts of this host are read when needed."""
+    """Each group with images and plan; reads host facts when needed."""
     from belljar.harness.source import command_of, differences_of_images, missing_images
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan

@@ -138,7 +138,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """Twice the processors, if memory holds so many cells with full use; at least 1."""
+        """Twice the processors if memory holds so many full cells; at least 1."""
         try:
             resources = load(None, **current_session().operator_options).policy.resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up

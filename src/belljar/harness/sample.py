@@ -1,4 +1,4 @@
-"""One sample's cell: its operations, probes and end, and their place in Inspect's log."""
+"""One sample's cell: its operations, probes and end in Inspect's log."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class SampleCell:
         self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
 
     def _record_start(self, cell: Cell) -> None:
-        """Whose cell it is, for the record and `belljar ps`."""
+        """Name the cell's owner in the record and `belljar ps`."""
         started = self.identity.started(self.policy, self.containment.differences)
         self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, cell)
         cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
@@ -110,7 +110,7 @@ class SampleCell:
         return await self._session.source.probe(cell, router, run=run, phase=phase)
 
     async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
-        """Probe its cells, and note the worst report in the transcript. Returns it."""
+        """Probe its cells; log and return the worst report."""
         from inspect_ai.log import transcript
 
         cells = [opened.cell] if phase == "start" else opened.cells.values()
@@ -122,7 +122,7 @@ class SampleCell:
         return report
 
     async def _act(self, act: Callable[[Cell], Awaitable[_T]]) -> _T:
-        """Act in the cell. What prepares the sample is done again after a revert."""
+        """Act in the cell. Preparation is repeated after a revert."""
         result = await act(self.cell)
         if self._may_repeat():
             self._preparation.append((act, getattr(result, "returncode", 0)))
@@ -330,7 +330,7 @@ class Containment:
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
 
     def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport:
-        """The worst of one phase; a machine without one is void."""
+        """One phase's worst report; a machine without one is void."""
         missing = [_NOT_PROBED for cell in self.machines if cell not in reports]
         return max((*missing, *reports.values()), key=lambda each: each.verdict.badness)
 

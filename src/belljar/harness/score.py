@@ -1,4 +1,4 @@
-"""`belljar_signals`: what a sample tried, as a score of Inspect's."""
+"""`belljar_signals`: a sample's attempts as an Inspect score."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ModelCells:
         self._opening = anyio.Lock()
 
     def need(self, tier: Tier) -> None:
-        """Note the tier of a sample. Raises `PolicyError` when a model cell runs in a lower one."""
+        """Note a sample's tier. Raises `PolicyError` for a model cell of a lower one."""
         for served in self.opened.values():
             if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
                 what = f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`"
@@ -101,7 +101,7 @@ class ModelCells:
             return found
 
     async def close(self) -> list[BelljarError]:
-        """Destroy them with proof; what goes wrong with each is the run's."""
+        """Destroy them with proof; errors are the run's."""
         self.opened.clear()
         errors: list[BelljarError] = []
         while self._owners:
@@ -120,11 +120,11 @@ class Session:
     """One evaluation. Mutable, owned by one event loop.
 
     `run`: None until the first use; `own` holds one that the provider opened. `users`: `task_init`
-    calls without their `task_cleanup`. `refusal`: the first error that refused a task. `failure`:
-    what ended the evaluation. `breaches`: errors of destruction and probes; any voids the run.
-    `stopped`: the breach after which no cell takes work, at monotonic `stopped_at_s`. `stop`: ends
-    the evaluation at once, if its owner can. `termination_signals`: after one no cell is kept.
-    `directories`, `builds`: of begun tasks. `is_previewed`: differences were shown before the run.
+    calls without `task_cleanup`. `refusal`: the first error that refused a task. `failure`: what
+    ended the evaluation. `breaches`: of destruction and probes; any voids the run. `stopped`: the
+    breach after which no cell takes work, at monotonic `stopped_at_s`. `stop`: ends the evaluation
+    at once, if its owner can. `termination_signals`: after one no cell is kept. `directories`,
+    `builds`: of begun tasks. `is_previewed`: differences were shown before.
     """
 
     run: RunDirectory | None = None
@@ -186,7 +186,7 @@ class Session:
                 print_status(f"belljar: {note}")
 
     def record_end(self, *, interrupted: bool) -> None:
-        """Record the evaluation's end and errors, and the last check of the air gap."""
+        """Record the evaluation's end and errors, and the last air-gap check."""
         if self.run is not None:
             self.run.before_end.close()
         data: dict[str, JsonValue] = {
@@ -221,7 +221,7 @@ class Session:
         raise error
 
     async def end_sample(self, error: Exception, *, where: str) -> NoReturn:
-        """Stop the run after an error in a hook of Inspect."""
+        """Stop the run after an Inspect hook's error."""
         # Inspect only logs what a hook raises, and goes on, except for a limit: should the
         # interrupt be late, the limit ends the sample before its solver runs or its model is
         # called.
@@ -255,7 +255,7 @@ class Session:
             await self.await_end()
 
     async def await_end(self) -> None:
-        """Wait to be cancelled after a breach, up to a timeout."""
+        """Wait for cancellation after a breach, up to a timeout."""
         # Inspect's control server takes the signal, closes, and only then passes it on; its log
         # stays unfinished when a sample fails in between.
         # Without `stop`, as under `inspect eval`, nothing would cancel this wait.
@@ -397,7 +397,7 @@ def current_session() -> Session:
 
 @hooks(name="belljar_model_cells", description="Closes the model cells of an evaluation.")
 class CloseModels(Hooks):
-    """For evaluations whose tasks have no sandbox of ours, and the run that only a model opened."""
+    """For evaluations without our sandboxes, and runs that only a model opened."""
 
     @override
     def enabled(self) -> bool:

@@ -60,7 +60,7 @@ def standard_output_to_error() -> Iterator[None]:
 
 
 class RealCells:
-    """Real cells; image names stay fixed in a run. `home`: None for the usual store."""
+    """Real cells; image names stay fixed in a run. `home`: None: usual store."""
 
     def __init__(self) -> None:
         self.home: Path | None = None  # its session's

@@ -148,7 +148,7 @@ _OF_A_PART: Final[Any] = {
 
 
 class LogPart(NamedTuple):
-    """A directory with one log, and the samples of it (id, epoch) that count."""
+    """One log's directory, and its counting samples (id, epoch)."""
 
     name: str
     directory: Path

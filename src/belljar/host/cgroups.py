@@ -35,7 +35,7 @@ _TRIAL: Final = "facts-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchies:
-    """Where control groups are mounted, and this process's own; key "" is version 2."""
+    """The control groups' mounts, and this process's own; key "" is version 2."""
 
     v1: Mapping[str, Path]
     v2: Path | None
@@ -123,7 +123,7 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
 
 
 def try_group(parent: Path, limit_file: str) -> bool:
-    """Whether a group can be made: read-only mounts refuse even root."""
+    """Return True if a group can be made: read-only mounts refuse even root."""
     sweep_trials(parent)
     trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
     try:
@@ -153,13 +153,13 @@ def _words(file: Path) -> set[str]:
 
 
 def available_memory_bytes() -> int:
-    """Memory that this host can give without swapping; 0: unknown."""
+    """The host's memory available without swapping; 0: unknown."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next((int(each.split()[1]) << 10 for each in lines if each.startswith("MemAv")), 0)
 
 
 def cell_bytes(resources: Resources) -> int:
-    """Return the host's memory that a cell of these limits takes when it is fully used."""
+    """Return the host memory of a fully used cell with these limits."""
     return resources.memory_bytes + resources.disk_bytes + OVERHEAD_BYTES
 
 

@@ -47,7 +47,7 @@ def gather_facts(
     doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """What this machine can do now. `doubt`: ignore remembered failures."""
+    """This machine's current abilities. `doubt`: ignore remembered failures."""
     home = home or belljar_home()
     arch, is_root = platform.machine(), os.geteuid() == 0
     tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
@@ -99,7 +99,7 @@ def gather_facts(
 
 
 def parse_routes(text: str) -> tuple[str, ...]:
-    """The networks of /proc/net/route (proc(5)), sorted, each once; no default or unread lines."""
+    """Networks of /proc/net/route (proc(5)), sorted, unique; no default or unread lines."""
     found = set()
     for line in text.splitlines()[1:]:
         words = line.split("\t")

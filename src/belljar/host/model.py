@@ -38,7 +38,7 @@ class CgroupVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """States if something works here, else why that isn't proven."""
+    """States that something works here, or why that isn't proven."""
 
     state: TrialState
     reason: str = ""
@@ -46,7 +46,7 @@ class Trial:
 
     @classmethod
     def of(cls, problem: str, hint: str = "") -> Trial:
-        """The outcome of one: it works where there was no problem."""
+        """One trial's outcome: it works without a problem."""
         state = TrialState.REFUTED if problem else TrialState.PROVEN
         return cls(state=state, reason=problem, hint=hint)
 
@@ -67,7 +67,7 @@ class UsernsFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupFact:
-    """Where each controller's groups are made that this user can put a cell under."""
+    """Where this user can group cells, by controller."""
 
     version: CgroupVersion
     parents: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class ToolFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFact:
-    """The OCI runtime of a tier; `kind`: whose command line it has."""
+    """A tier's OCI runtime; `kind`: whose command line it has."""
 
     tier: str
     name: str
@@ -124,7 +124,7 @@ class IdsFact:
 
 
 class CoreState(StrEnum):
-    """Where a core dump goes. A limit of exactly 1 forbids `PROGRAM`, which the kernel starts as
+    """Where core dumps go. A limit of exactly 1 forbids `PROGRAM`, which the kernel starts as
     root outside all namespaces; none forbids `SERVER`, a socket."""
 
     FILE = "file"
@@ -146,7 +146,7 @@ _NO_IDS = IdsFact(available=False, reason="it was not looked for", hint="run `be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What this machine can do. `memory_total_mib`: or this process's own group's limit."""
+    """This machine's abilities. `memory_total_mib`: or this process's group limit."""
 
     arch: str
     distro_id: str

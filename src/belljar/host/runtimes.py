@@ -63,7 +63,7 @@ def kvm_fact(
     doubt: bool = False,
     device: Path = Path("/dev/kvm"),
 ) -> Trial:
-    """KVM's state; calls `prove` if it is unknown, or with `doubt` if it failed."""
+    """KVM's state; calls `prove` if unknown, or failed with `doubt`."""
     if not os.access(device, os.R_OK | os.W_OK):
         reason = f"{device} does not exist: this machine is offered no hardware virtualisation"
         if device.exists():
@@ -114,7 +114,7 @@ def runtime_facts(
 
 
 def parse_version(kind: str, text: str) -> str:
-    """A runtime's printed version, else ""; runsc prints a date."""
+    """A runtime's printed version (runsc: a date), else ""."""
     day = _DAY.search(text.replace("~", " ").replace("-", " "))
     match = day if kind == "runsc" else _DOTTED.search(text)
     return "" if match is None else match[1]
@@ -167,7 +167,7 @@ def _tried(
     doubt: bool,
     refuted_for_s: float,
 ) -> Trial:
-    """Return what is remembered, or found by `prove`, which a failure waits for so long."""
+    """Return the remembered or new proof; a failure waits so long for `prove`."""
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     entry: Any = read_json(cache_file).get(name)
     with suppress(TypeError, KeyError, ValueError):  # an entry that is damaged, or missing

@@ -47,7 +47,7 @@ _KINDS: Final[dict[str, type[Enum]]] = {"least_risk": Risk, "upstreams": Upstrea
 
 
 def environment_at_start() -> dict[str, str]:
-    """The variables that this process was started with. Raises `HostError`."""
+    """This process's variables at its start. Raises `HostError`."""
     file, hint = Path("/proc/self/environ"), "mount /proc, and let this user read it"
     with host_errors("the environment at the start can't be read", where=file, hint=hint):
         entries = file.read_bytes().split(b"\0")
@@ -72,7 +72,7 @@ def read_settings() -> Settings:
 
 
 def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
-    """The settings that a file names. Raises `PolicyError` with its position."""
+    """A file's settings. Raises `PolicyError` with its position."""
     from belljar.policy import fields
     from belljar.policy.yaml_tree import Mark, Reading, closest_mark, read_tree
 

@@ -70,14 +70,14 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
 def tool_facts(
     tools: tuple[Tool, ...], cache_file: Path, *, search_path: str = SEARCH_PATH
 ) -> tuple[ToolFact, ...]:
-    """A fact for each tool; unchanged versions come from `cache_file`."""
+    """Each tool's fact; unchanged versions come from `cache_file`."""
     return tuple(_fact(tool, cache_file, search_path) for tool in tools)
 
 
 def cached_version(
     path: str, argv: tuple[str, ...], cache_file: Path, *, read: Callable[[str], str]
 ) -> str:
-    """The program's version, asked for once until its file changes; "" if it says none."""
+    """The program's version, cached until its file changes; "" if silent."""
     key, cached = f"version of {file_identity(path)}", read_json(cache_file)
     if isinstance(known := cached.get(key), str):
         return known
@@ -87,7 +87,7 @@ def cached_version(
 
 
 def at_least(version: str, needed_min: str) -> bool:
-    """Whether a dotted version is new enough; unknown ones aren't."""
+    """Return True for a new enough dotted version; unknown ones aren't."""
     if not needed_min:
         return True
     return bool(version) and _numbers(version) >= _numbers(needed_min)
@@ -137,7 +137,7 @@ def own_programs(*names: str) -> str:
 
 
 def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
-    """The start of its output, "" if it can't run."""
+    """Its output's start, "" if it can't run."""
     try:
         done = subprocess.run(
             [path, *version_argv],
@@ -162,7 +162,7 @@ def read_json(file: Path) -> dict[str, object]:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Put a cache file in place whole, if it can be written."""
+    """Replace a cache file atomically, if possible."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):  # a cache is never an error
         for directory in (file.parent.parent, file.parent):

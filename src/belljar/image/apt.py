@@ -81,7 +81,7 @@ def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
 
 
 def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
-    """All package sources, in apt's order; unreadable files are left out."""
+    """All package sources in apt's order, without unreadable files."""
     files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]
     return [
         source
@@ -180,7 +180,7 @@ class PrivateApt:
         return found[0]
 
     def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, tuple[int, str]]:
-        """The files of the packages and all that they need on an empty host: size and SHA-256."""
+        """The packages' files with all dependencies of an empty host: size and SHA-256."""
         argv = self._install(packages, suite)
         options = ["--print-uris", "-o", "Acquire::ForceHash=SHA256"]
         printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)
@@ -204,7 +204,7 @@ class PrivateApt:
         return [tool("apt-get"), *self._options, *options, *packages]
 
     def newest_release_s(self) -> int:
-        """The newest list's date, seconds since 1970; 0 if unknown."""
+        """The newest list's date, in Unix seconds; 0 if unknown."""
         texts = (_text(path) for path in self._lists.glob("*Release"))
         dates = [
             match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))

@@ -166,7 +166,7 @@ def build_image(
 
 
 def mmdebstrap_argv(recipe: Recipe, mode: str) -> list[str]:
-    """Its command line without the archive that it writes, and its sources."""
+    """Its command line, without archive and sources."""
     return [
         tool("mmdebstrap"),
         f"--mode={mode}",
@@ -273,7 +273,7 @@ def dockerfile_for(
 
 
 def pip_options(report: Callable[[str], None]) -> dict[str, list[str]]:
-    """Return the indexes and proxies of this host's pip, without directories of this host."""
+    """Return this host's pip indexes and proxies, without directories."""
     try:
         listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode(
             "utf-8", "replace"

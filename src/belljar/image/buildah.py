@@ -1,7 +1,7 @@
-"""Building an image from a Dockerfile with buildah: bases from the store, the result packed.
+"""Builds an image from a Dockerfile with buildah: bases from the store, the result packed.
 
-Every step runs in a user namespace, by default without network, on temporary storage.
-A recipe already in the store is not built again; its bases stay loaded for later builds.
+Steps run in a user namespace, by default without network, on temporary storage. A stored recipe is
+not built again; its bases stay loaded for later builds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Report = Callable[[str], None]
 
 
 class StepError(PolicyError):
-    """A step of a Dockerfile failed; `wants_network`: it had none, and may need one."""
+    """A failed Dockerfile step; `wants_network`: it may need one, and had none."""
 
     code = "build_failed"
     wants_network = False
@@ -72,7 +72,7 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build. `dockerfile`: None for the context's own; `inline`: its text instead."""
+    """A build. `dockerfile`: None for the context's; `inline`: its text instead."""
 
     context: Path
     name: str
@@ -94,7 +94,7 @@ class BuildRecipe:
     inputs: Mapping[str, Any]
 
     def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
-        """Return what the store keeps of a build with these options; `recipe` digests it all."""
+        """Return the stored facts of a build with these options; `recipe` digests them."""
         decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         kept = ("dockerfile", "context", "target", "bases", "network")
@@ -158,7 +158,7 @@ def build_dockerfile(
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Return whether these files made it, with or without network and setuid bits."""
+    """Return whether these files made it, whatever network and setuid options."""
     recipe = read_recipe(store, request)
     options = [(network, setuid) for network in (False, True) for setuid in (False, True)]
     made = [recipe.provenance(has_network=one, keep_setuid=other) for one, other in options]
@@ -166,7 +166,7 @@ def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
 
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
-    """Read the Dockerfile, its context and bases. Raises as `build_dockerfile`."""
+    """Read Dockerfile, context and bases. Raises as `build_dockerfile`."""
     dockerfile = request.dockerfile or _dockerfile_in(request.context)
     try:
         raw = request.inline.encode()
@@ -205,7 +205,7 @@ def _dockerfile_in(context: Path) -> Path:
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
-    """Copy the context, and write the files of here-documents. Raises `PolicyError`."""
+    """Copy the context and here-document files. Raises `PolicyError`."""
     (work / "context").mkdir(mode=0o755)
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
@@ -305,7 +305,7 @@ def pack_result(
 
 @contextmanager
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
-    """Make a directory; a path to it that holds whatever its owner puts in its place."""
+    """Make a directory; yield a path that survives its replacement by the owner."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -54,7 +54,7 @@ def debian_arch() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """A `HEALTHCHECK` in Docker's form; `test` begins with `CMD` or `CMD-SHELL`, 0 is its usual."""
+    """A Docker `HEALTHCHECK`; `test` begins with `CMD` or `CMD-SHELL`, 0 is the default."""
 
     test: tuple[str, ...]
     interval_ns: int = 0
@@ -85,7 +85,7 @@ class ImageConfig:
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The program that `docker run` starts; empty if idle or a shell."""
+        """The program of `docker run`; empty if idle or a shell."""
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
 
@@ -143,7 +143,7 @@ def _health_check(value: object) -> HealthCheck | None:
 def image_health(
     config: ImageConfig, times: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """The image's check as a cell's `health`, in seconds; `times` (Compose's) replace its own."""
+    """The image's check as a cell's `health`, in seconds; Compose's `times` win."""
     check = config.healthcheck
     if check is None:
         return None
@@ -160,7 +160,7 @@ def image_health(
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """Return one fact for each stated part that a cell does not keep as it is."""
+    """Return a fact for each stated part that cells change."""
     from belljar.differences import Difference, DifferenceKind
 
     health = "it is asked, at least once a second, until the program is healthy for the first time"

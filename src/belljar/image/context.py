@@ -35,7 +35,7 @@ _Rule: TypeAlias = "tuple[re.Pattern[str] | None, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Patterns of relative paths, and whether each takes back what earlier ones left out."""
+    """Patterns of relative paths; whether each takes earlier ones back."""
 
     rules: tuple[tuple[_Rule, bool], ...] = ()
 
@@ -53,7 +53,7 @@ class Ignored:
 
 
 def parse_ignore(text: str) -> Ignored:
-    """Parse a `.dockerignore`. Raises `PolicyError` for a backslash, and beyond `MAX_RULES`."""
+    """Parse a `.dockerignore`. Raises `PolicyError` for backslashes or beyond `MAX_RULES`."""
     rules = list[tuple[_Rule, bool]]()
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
@@ -73,7 +73,7 @@ def parse_ignore(text: str) -> Ignored:
 
 
 def read_ignore(context: Path, dockerfile: Path) -> Ignored:
-    """The rules of `NAME.dockerignore` beside the Dockerfile, or else of the context's."""
+    """The rules of the Dockerfile's `NAME.dockerignore`, else of the context's."""
     beside = (dockerfile.parent, f"{dockerfile.name}.dockerignore")
     for directory, name in (beside, (context, ".dockerignore")):
         try:
@@ -172,7 +172,7 @@ def _too_large(context: Path) -> PolicyError:
 
 
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
-    """Every included entry in a fixed order, after its parents, be they excluded."""
+    """Every included entry in fixed order, after its parents, even excluded ones."""
     known = {context, *context.parents}
     for folder, folders, files in os.walk(context, onerror=_raise):
         here = Path(folder)
@@ -196,7 +196,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _matches(rule: _Rule, parts: Sequence[str]) -> bool:
-    """Match the path, or a directory above it, in time that grows with both lengths alone."""
+    """Match the path or a parent directory, in time bounded by both lengths."""
     at = {0}  # so many parts may be matched by now
     for number, pattern in enumerate(rule, 1):
         if pattern is None:

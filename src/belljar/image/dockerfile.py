@@ -83,7 +83,7 @@ class Buildable:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """What later instructions of a stage need; `args`: its lines of ARG, and of stages below it."""
+    """A stage's state for later instructions; `args`: its and lower stages' ARG lines."""
 
     args: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class _State:
 def make_buildable(
     bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
 ) -> Buildable:
-    """The file for buildah, where each FROM names its image by its id in buildah's storage."""
+    """The file for buildah; FROM names images by ids in its storage."""
     made, ended = Buildable(heredoc_context=bases.context), dict[str, _State]()
     for name, value in bases.known.items():
         if "\n" in value:  # what follows would be an instruction
@@ -131,7 +131,7 @@ class _Translator:
         self._stage, self._state, self._made = stage, state, made
 
     def emit(self, line: str) -> None:
-        """Raises `DockerfileError` for what is no line of a Dockerfile."""
+        """Raises `DockerfileError` for an invalid Dockerfile line."""
         if "\n" in line or line.endswith("\\"):
             raise DockerfileError("it has a line break, or ends with a backslash")
         if len(line.encode()) > MAX_LINE_BYTES:
@@ -178,7 +178,7 @@ class _Translator:
             raise DockerfileError(f"it can't be read: {item.text[:80]}")
 
     def _make_directory(self, path: str) -> None:
-        """Make the directory of a WORKDIR as its user's, as BuildKit does."""
+        """Make a WORKDIR as its user's, like BuildKit."""
         user, owner = self._state.user, ""
         if not _OPTION.fullmatch(user):
             raise DockerfileError("its USER has a blank, comma or quote")
@@ -211,7 +211,7 @@ class _Translator:
         self.emit(f"RUN {flags}{json.dumps([*self._state.shell, script])}")
 
     def _mount(self, text: str) -> str:
-        """The flag for buildah, or nothing for an optional secret: none is given here."""
+        """The flag for buildah; none for an optional secret, as none is given."""
         given = mount_options(text)
         kind, source = given.pop("type", "bind"), str(self._stage.source(given.pop("from", "")))
         if kind in {"secret", "ssh"}:

@@ -84,7 +84,7 @@ def current_kernel(home: Path) -> Kernel:
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str]) -> Kernel:
-    """Fetch the newest cloud kernel and make it the current one."""
+    """Fetch the newest cloud kernel; make it current."""
     from belljar.image.apt import PrivateApt
     from belljar.image.tools import run_tool, tool
 
@@ -142,7 +142,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
 
 
 def adopt_kernel(home: Path, directory: Path) -> Kernel:
-    """Take a kernel that another store made, and make it the current one."""
+    """Take a kernel from another store; make it current."""
     if _digest_of(_files_of(directory)) != directory.name:
         raise _damaged(directory)
     with scratch_dir(home) as scratch:

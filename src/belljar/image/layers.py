@@ -93,7 +93,7 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """One entry of a layer. `path` has no `.` or `..`; `target` is a link's, as written."""
+    """A layer's entry. `path` has no `.` or `..`; `target` is a link's, unchanged."""
 
     path: EntryPath
     kind: ImageEntryKind

@@ -101,7 +101,7 @@ def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str
 
 
 def check_platform(config: Mapping[str, Any]) -> None:
-    """Raise `LayerError` for an image that is not for this machine's guests."""
+    """Raise `LayerError` for an image of another platform."""
     arch = debian_arch()
     stated = (str(config.get("os") or "linux"), str(config.get("architecture") or arch))
     if stated != ("linux", arch):
@@ -142,7 +142,7 @@ def _merge(
 def pack_tree(
     tree: MergedTree, layers: Sequence[LayerBlob], config: ImageConfig, rootfs: Path
 ) -> None:
-    """Pack a merged tree, with the places that each cell needs, as `rootfs`."""
+    """Pack a merged tree as `rootfs`, with the places that cells need."""
     for wanted, paths in _PLACES.items():
         for path in paths:
             links = {ImageEntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[ImageEntryKind]()
@@ -175,7 +175,7 @@ def pack_layer(
 
 
 def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, ImageEntryKind]]:
-    """Yield what each image must have, with its mode: the work directory, volumes, mount points."""
+    """Yield required entries and modes: work directory, volumes, mount points."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
         for depth in range(1, len(parts) + 1) if parts != (b"",) else ():

@@ -1,8 +1,8 @@
 """An image at its source: a registry (by skopeo), a daemon, a file.
 
-Tags change, so a registry is asked for the digest that is then fetched. Nothing that
-stands in a file is believed: callers check digests. No name in an archive becomes a path.
-Source: image-spec v1.1; the layout of `docker save`.
+Tags change, so the digest asked of a registry is fetched. Nothing in a file is believed: callers
+check digests. No name in an archive becomes a path. Source: image-spec v1.1; the layout of
+`docker save`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Files: TypeAlias = Callable[[str], Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageParts:
-    """An image's parts by their names in `files`, and the SHA-256 that each must have, or ""."""
+    """An image's parts by names in `files`, with required SHA-256, or ""."""
 
     files: Files
     config: tuple[str, str]
@@ -77,7 +77,7 @@ class ImageParts:
 
 
 def files_in(directory: Path) -> Files:
-    """Return the files of a layout, or of skopeo's copy. No link is followed."""
+    """Return the files of a layout or skopeo's copy. Follows no link."""
 
     def find(name: str) -> Path:
         path = directory / name
@@ -127,7 +127,7 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
 
 
 def read_bounded(files: Files, name: str, limits: ImportLimits) -> bytes:
-    """Read a document's bytes. Raises `LayerError` when missing or too large."""
+    """Read a document's bytes. Raises `LayerError`: missing or too large."""
     if (path := files(name)).stat().st_size > limits.max_document_bytes:
         raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
     return path.read_bytes()
@@ -193,7 +193,7 @@ def reference_of(text: str) -> Reference:
 
 
 def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
-    """Find the image of what `docker save` wrote. Raises `LayerError`."""
+    """Find the image in `docker save`'s output. Raises `LayerError`."""
     listed = parse_document(read_bounded(files, "manifest.json", limits), list)
     if len(listed) != 1 or not isinstance(image := listed[0], dict):
         raise _not_one(len(listed))
@@ -243,7 +243,7 @@ def image_of_manifest(
     digests: tuple[str, ...],
     place: str = "",
 ) -> ImageParts:
-    """Read the manifest `name`, whose digest must be `wanted`. Raises `LayerError`."""
+    """Read the manifest `name` of digest `wanted`. Raises `LayerError`."""
     raw = read_bounded(files, name, limits)
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
         raise LayerError("its manifest is not the one of its digest")
@@ -269,7 +269,7 @@ def image_of_manifest(
 
 
 def _hex(digest: str) -> str:
-    """Return a digest's hex digits: nothing else of a document enters a path."""
+    """Return a digest's hex digits: no other document text enters paths."""
     if DIGEST.fullmatch(digest) is None:
         raise LayerError("a digest is not a SHA-256")
     return digest.partition(":")[2]
@@ -311,7 +311,7 @@ def fetched(
     limits: ImportLimits,
     report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[ImageParts]:
-    """The image `ref`, with the help of an own directory in `scratch`."""
+    """The image `ref`, fetched in a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
@@ -341,7 +341,7 @@ def fetched(
 
 
 def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> str:
-    """Have Docker or Podman, which know where their daemon is, write it to `source`; its name."""
+    """Have Docker or Podman, which know their daemon, write it to `source`; its name."""
     reference, failures = reference_of(rest), list[str]()
     name = reference.familiar
     if reference.digest:
@@ -373,7 +373,7 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
 def _copied(
     rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
 ) -> ImageParts:
-    """Ask a registry for a name's digest, and copy that image as it is: digests stay the same."""
+    """Ask a registry for a name's digest; copy that image with unchanged digests."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]

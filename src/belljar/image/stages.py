@@ -37,7 +37,7 @@ class DockerfileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`line` counts from 1; `heredocs` are names with their lines as written."""
+    """`line` counts from 1; `heredocs` are names with raw lines."""
 
     word: str
     line: int
@@ -111,7 +111,7 @@ _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BuildStage:
-    """`name`: its own among all; `base`: an image, or the stage that it starts from."""
+    """`name`: unique; `base`: an image, or the stage it starts from."""
 
     name: str
     base: str | BuildStage
@@ -132,7 +132,7 @@ class BuildStage:
                         yield self.source(value)
 
     def source(self, name: str) -> str | BuildStage:
-        """An earlier stage by its name or number, an image, or nothing."""
+        """An earlier stage by name or number, an image, or nothing."""
         found = self.earlier.get(name.lower(), name)
         if name and found == name and (name.isdigit() or not _IMAGE.fullmatch(name)):
             raise DockerfileError(f"from={name} names neither an earlier stage nor an image")
@@ -154,7 +154,7 @@ class Bases:
 
 
 def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """Return the images used for stage `target`, else the last. Raises `DockerfileError`."""
+    """Return the images of stage `target`, else the last. Raises `DockerfileError`."""
     arch = debian_arch()
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
@@ -210,7 +210,7 @@ def at_line(line: int) -> Iterator[None]:
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:
-    """A word of a FROM, or of an ARG before it, with its variables. Raises `DockerfileError`."""
+    """A word of FROM or earlier ARG with its variables. Raises `DockerfileError`."""
 
     def value(found: re.Match[str]) -> str:
         plain, name, colon, operator, word = found.groups()
@@ -232,7 +232,7 @@ def _expanded(text: str, known: Mapping[str, str]) -> str:
 
 
 def _from(item: Instruction, known: Mapping[str, str]) -> tuple[str, str]:
-    """The image or stage, and the name of the new stage."""
+    """The image or stage, and the new stage's name."""
     if len(item.values) not in {1, 3} or "".join(item.values[1:2]).lower() not in ("", "as"):
         raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
     for _, written in flags_of(item):
@@ -252,7 +252,7 @@ def _from(item: Instruction, known: Mapping[str, str]) -> tuple[str, str]:
 
 
 def flags_of(item: Instruction) -> list[tuple[str, str]]:
-    """Names and values. Raises `DockerfileError` for a flag that can't be honoured."""
+    """Names and values. Raises `DockerfileError` for unsupported flags."""
     found = []
     for flag in item.flags:
         name, has_value, value = flag.removeprefix("--").partition("=")
@@ -263,7 +263,7 @@ def flags_of(item: Instruction) -> list[tuple[str, str]]:
 
 
 def mount_options(text: str) -> dict[str, str]:
-    """The options of a `--mount` by their longest names. Raises `DockerfileError`."""
+    """The options of a `--mount` by longest names. Raises `DockerfileError`."""
     found = dict[str, str]()
     for each in text.split(","):
         key, has_value, value = each.partition("=")

@@ -57,12 +57,12 @@ _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
 
 
 class NoSpaceError(HostError):
-    """The disk was nearly full, and the tool was stopped."""
+    """The tool was stopped on a nearly full disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A loaded image: its directory, and its id in buildah's storage."""
+    """A loaded image: its directory, and its id in buildah."""
 
     path: Path
     image_id: str
@@ -80,7 +80,7 @@ class Base:
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
-    """Runs buildah and other tools in a build's namespace; `tail`: the last lines they wrote."""
+    """Runs tools in a build's namespace; `tail`: their last lines."""
 
     inside: Inside
     report: Report
@@ -89,7 +89,7 @@ class Tools:
     tail: list[str] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Write buildah's settings. Finds the driver where none is known."""
+        """Write buildah's settings; finds an unknown driver."""
         work = self.inside.work
         for name in ("registries.conf", "ignore"):
             (work / name).write_text("")
@@ -148,7 +148,7 @@ class Tools:
 
 
 def first_id_of(home: Path) -> int:
-    """The host's id of root in the builds of this store."""
+    """The host's id of root in this store's builds."""
     with locked(home, BASES):  # two first builds at once would each draw their own
         make_store_dir(home / BASES)
         owner = (home / BASES).stat().st_uid
@@ -174,7 +174,7 @@ def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
 
 
 def remove_built(home: Path, directory: Path, first_uid: int) -> None:
-    """Remove a tree of a build; an ordinary user needs the namespace, where its ids are."""
+    """Remove a build's tree; ordinary users need the namespace of its ids."""
     if os.geteuid() == 0 or not directory.exists():
         remove_tree(directory)
         return
@@ -185,7 +185,7 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 
 @contextmanager
 def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
-    """Give the image as a base, loaded if it is not there; `belljar prune` leaves it meanwhile."""
+    """Load the image as a base if needed; `belljar prune` leaves it meanwhile."""
     path = home / BASES / image.digest
     with ExitStack() as held:
         with locked(home, BASES):
@@ -213,14 +213,14 @@ def _is_of(path: Path, first_uid: int) -> bool:
 
 
 def remove_kept(home: Path, path: Path) -> None:
-    """Remove a base or layers, unless a build has them."""
+    """Remove a base or layers, unless in use."""
     if (retired := retire_unclaimed(path)) is not None:
         with suppress(FileNotFoundError):  # another program finds it, and removes it too
             remove_built(home, retired, retired.stat().st_uid)
 
 
 def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
-    """Load a stored image into a storage of its own, once."""
+    """Load a stored image into its own storage, once."""
     verify(image)
     need_space(home, MIN_FREE_BYTES + _EXPANSION * image.size_bytes, "loading a base")
     report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
@@ -269,7 +269,7 @@ def _part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """A stored image's Docker configuration without volumes (see `Buildable`). Pure."""
+    """A stored image's Docker configuration without volumes (`Buildable`). Pure."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
     numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}

@@ -208,7 +208,7 @@ class Store:
             return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str) -> Image:
-        """Remove a name, and with its last name (or by digest) the image. Returns that."""
+        """Remove a name, and with its last (or by digest) the image. Return that."""
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
             reference = _parsed(ref)

@@ -68,7 +68,7 @@ def run_tool(
 def _polled(
     wait: Callable[[float], _T], argv: Sequence[str], timeout_s: float, watch: Watch = lambda: None
 ) -> _T:
-    """Return the result of `wait`; calls `watch` meanwhile. Raises `HostError` at `timeout_s`."""
+    """Return `wait`'s result, calling `watch` meanwhile. Raises `HostError` at `timeout_s`."""
     give_up = time.monotonic() + timeout_s
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -155,7 +155,7 @@ def started(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """In its own process group, killed after the block unless its leader has ended by itself."""
+    """A process in its own group, killed after the block unless it ended."""
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,
@@ -204,7 +204,7 @@ def _name(argv: Sequence[str]) -> str:
 
 
 def give_tree(tree: Path, uid: int) -> None:
-    """As root, make `uid` own a tree, not links' targets."""
+    """As root, give `uid` a tree, not links' targets."""
     if os.geteuid() != 0:
         return
     os.chown(tree, uid, uid, follow_symlinks=False)
@@ -310,7 +310,7 @@ wait $tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A user namespace over one working directory; `first_uid`: its root on the host."""
+    """A user namespace over a working directory; `first_uid`: its root's host id."""
 
     first_uid: int
     work: Path
@@ -327,7 +327,7 @@ class Inside:
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the inner namespace's root in `WORK`; returns the end of its output."""
+        """Run a tool as the inner root in `WORK`; returns its last output."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
@@ -405,7 +405,7 @@ def user_namespace(
 
 @contextmanager
 def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
-    """The id of a process that wrote a line, and ends after the block."""
+    """The id of a process that wrote a line; it ends after the block."""
     env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
     with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd, env=env) as holder:
         if holder.stdin is None or holder.stdout is None or holder.stderr is None:
@@ -417,7 +417,7 @@ def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
 
 
 def draw_first_id() -> int:
-    """The host's id of a new namespace's root: as root of one of many ranges, else this user's."""
+    """A new namespace root's host id: as root in a range, else this user's."""
     if os.geteuid() != 0:
         return os.geteuid()
     return _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS

@@ -70,7 +70,7 @@ class LayerBlob:
 
 
 def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob (gzip, zstd or plain) whose SHA-256 must be `digest` (None: unknown)."""
+    """Decompress a blob (gzip, zstd or plain) of SHA-256 `digest` (None: unknown)."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
         compressed, plain, size = hashlib.sha256(), hashlib.sha256(), 0
@@ -137,7 +137,7 @@ def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    """All frames, at most a mebibyte at a time; the window bounds the memory."""
+    """All frames, in pieces up to 1 MiB; the window bounds memory."""
     import zstandard  # few layers need it
 
     # The decompressor reads the file by itself, so its digest is taken before.
@@ -257,7 +257,7 @@ class MergedTree:
             del parent.children[hidden]
 
     def kind_of(self, path: bytes) -> ImageEntryKind | None:
-        """The kind of what is there, no link followed; None for nothing."""
+        """The entry's kind, following no link; None for nothing."""
         node: TreeNode | None = self.root
         for part in path.split(b"/"):
             node = None if node is None else node.children.get(part)
@@ -266,7 +266,7 @@ class MergedTree:
     def ensure(
         self, path: EntryPath, mode: int, *, kind: ImageEntryKind = ImageEntryKind.DIRECTORY
     ) -> None:
-        """Add an empty entry of root if only it is missing."""
+        """Add an empty root-owned entry if missing."""
         parent = self.root
         for part in path[:-1]:
             parent = parent.children.get(part, self.root)
@@ -344,7 +344,7 @@ class MergedTree:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
 
     def _measured(self, parent: TreeNode, name: bytes, target: bytes = b"") -> int:
-        """Return how long a child's path is: links lead a short name to where a long one ended."""
+        """Return a child path's length: links give long paths short names."""
         path_bytes = parent.path_bytes + len(name) + 1
         self._text_bytes += path_bytes + len(target)
         if path_bytes > MAX_PATH_BYTES or self._text_bytes > MAX_TEXT_BYTES:
@@ -362,7 +362,7 @@ class MergedTree:
         return node.layer == self._layer or bool(node.children)
 
     def _find(self, path: EntryPath, *, make: int | None = None) -> TreeNode | None:
-        """The directory, or None. `make`: the time of created ones."""
+        """The directory, or None. `make`: created ones' time."""
         above: list[TreeNode] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
@@ -437,7 +437,7 @@ SQUASHFS: Final = (
 def pack(
     members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], into: Path, *, made_s: int
 ) -> None:
-    """Write headers and contents as a squashfs file `into`; equal members give equal bytes."""
+    """Pack headers and contents as squashfs `into`; equal members, equal bytes."""
     # It also ignores its options for the root directory's owner, who is who runs it.
     as_root = [] if os.geteuid() == 0 else [tool("unshare"), "--user", "--map-root-user", "--"]
     argv = [*as_root, tool("sqfstar"), *SQUASHFS, str(into)]

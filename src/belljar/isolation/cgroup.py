@@ -65,7 +65,7 @@ def plan_groups(cell_id: str, controllers: Iterable[str]) -> CellGroups:
 
 
 def host_parents() -> tuple[Mapping[str, Path], bool]:
-    """Where each usable controller's groups are made; whether they are one (version 2)."""
+    """Each usable controller's parent; whether they are one (version 2)."""
     fact = cgroup_fact(host_hierarchies(), is_root=os.geteuid() == 0)
     parents = {name: Path(parent) for name, parent in fact.parents.items()}
     return parents, fact.version is CgroupVersion.V2
@@ -161,7 +161,7 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
 
 
 def _tree(directory: Path) -> list[Path]:
-    """It and the groups in it, parents first. One that goes meanwhile is left out."""
+    """It and its descendants, parents first, without vanished ones."""
     walked = os.walk(directory, onerror=raise_if_blind)  # where one goes, `Path.glob` raises
     return [directory, *(Path(path, name) for path, names, _ in walked for name in names)]
 
@@ -231,7 +231,7 @@ def _number(file: Path) -> int:
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group tree within 0.5 s; whether gone."""
+    """Remove an empty group tree within 0.5 s; True: gone."""
     give_up = time.monotonic() + _REMOVE_TIMEOUT_S
     while directory.exists():
         try:

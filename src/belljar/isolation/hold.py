@@ -80,7 +80,7 @@ class KillOrder:
 
 
 class KilledError(CellError):
-    """A cell was killed, or must not be made, by this order."""
+    """A cell was killed or forbidden by this order."""
 
     def __init__(self, order: KillOrder, *, where: str) -> None:
         what = f"the {where.partition(' ')[0]} was {order}"
@@ -179,7 +179,7 @@ def read_order(home: Path, name: str) -> KillOrder | None:
 
 
 def sweep_orders(directory: Path) -> None:
-    """Remove orders over an hour old without cell or run."""
+    """Remove orphaned orders over an hour old."""
     for path in directory.glob(f"*{ORDER_SUFFIX}"):
         with suppress(OSError):
             is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S

@@ -54,7 +54,7 @@ _errors = partial(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity, its map `ids`, the supervisor's lock (None: ordinary user)."""
+    """An identity, its `ids`, the supervisor's lock (None: ordinary user)."""
 
     jail: JailIdentity
     lock_fd: int | None
@@ -73,7 +73,7 @@ class HeldIdentity:
 
 @contextmanager
 def hold_identity(home: Path) -> Iterator[HeldIdentity]:
-    """An id of no other cell. Raises `HostError`: all taken."""
+    """A unique id. Raises `HostError`: all taken."""
     if os.geteuid() != 0:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
@@ -133,7 +133,7 @@ def user_range() -> HeldIdentity:
 
 
 def tree_identity() -> HeldIdentity:
-    """Owner ids of unpacked images; an ordinary user is 65536."""
+    """Unpacked images' owner ids; an ordinary user is 65536."""
     if os.geteuid() == 0:
         line = (0, TREE_IDS_START, WORKLOAD_IDS)
         jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
@@ -170,12 +170,12 @@ def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> It
 
 
 def _range_of(home: Path) -> int:
-    """Differs by store, whatever its path is here: stores don't see each other's locks."""
+    """Differs by store, whatever its path: stores don't see each other's locks."""
     return UID_RANGE_START + _hash_of(home) * SLOTS_PER_HOME
 
 
 def _hash_of(directory: Path) -> int:
-    """16 bits of what the directory is, whatever its path: in another mount namespace, others."""
+    """16 bits of a directory, whatever its path; others in another mount namespace."""
     found = directory.stat()
     digest = hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).digest()
     return int.from_bytes(digest[:2], "big")
@@ -183,8 +183,8 @@ def _hash_of(directory: Path) -> int:
 
 def _take_slot(directory: Path, slots: int, *, first: int = 0) -> tuple[int, int]:
     """Lock a free slot. `first`: where to begin, since a Belljar with another /run (in a container)
-    sees none of these locks but shares the host's ids: a cell of it with the same ids would be
-    taken for a survivor, and killed. Beginning at another of 64 blocks makes that unlikely.
+    shares the host's ids but not these locks: its cell with the same ids would be killed as a
+    survivor. Beginning at another of 64 blocks makes that unlikely.
     """
     for slot in ((first + number) % slots for number in range(slots)):
         fd = _lock_slot(directory, slot)

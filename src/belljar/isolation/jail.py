@@ -62,7 +62,7 @@ def launcher_path() -> Path:
 
 
 def measure_counter_khz() -> int:
-    """Time-stamp counter's rate, 0 without one. Blocks 50 ms. Raises `HostError`."""
+    """Time-stamp counter's rate, 0 without. Blocks 50 ms. Raises `HostError`."""
     launcher = str(launcher_path())
     argv = [launcher, "--measure-clock"]
     try:
@@ -164,7 +164,7 @@ class Jail:
             os.set_blocking(fd, False)
 
     async def wait_running(self) -> None:
-        """Wait for the program. Raises `HostError` or `CellError` naming the failed step."""
+        """Wait for the program. Raises `HostError` or `CellError` with the failed step."""
         # Once it runs: the last namespace is made on the way in, after the child was announced
         child = await self._wait_status_line(b"running")
         ours = namespaces_of(os.getpid())
@@ -229,7 +229,7 @@ class Jail:
         return self.ended
 
     def diagnosis(self) -> str:
-        """Standard error of launcher and program, escaped, bounded, on one line."""
+        """Stderr of launcher and program, escaped, bounded, on one line."""
         with self._reading:
             room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
             self._diagnosed += _drain(self._diagnosis, room)
@@ -278,7 +278,7 @@ class Jail:
         return self.ended
 
     async def wait_ended(self) -> JailEnd | None:
-        """Wait for its end. None: the supervisor died without a word."""
+        """Wait for its end. None: the supervisor died silently."""
         while self.read_status() is None and self._process.poll() is None:
             await self._exited(timeout_s=3600.0)
         return self.read_status()

@@ -194,7 +194,7 @@ def _settled(
     began: float,
     problems: list[str],
 ) -> KillReport:
-    """Wait for each one's end, or bring it about; an error in one keeps no other from its end."""
+    """Wait for each end, or bring it about, despite errors in others."""
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
     give_up, cells = time.monotonic() + OWNER_GRACE_S, list[Killed]()
     for entry in entries:
@@ -305,7 +305,7 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
 
 
 def _running(entry: JournalEntry, started: Iterable[ProcessId]) -> list[ProcessId]:
-    """Living processes, except a supervisor, which ends with its child and reports how."""
+    """Living processes, except a supervisor, which ends with its child."""
     found = {*_known(entry), *started}
     for group in entry.cgroups:
         found |= set(filter(None, map(identify, cgroup.processes_in(group, threads=False))))
@@ -346,7 +346,7 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
 
 
 def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[str, ...]]:
-    """Return who ended it, and what is left of it."""
+    """Return who ended it, and what is left."""
     journal = Journal(home)
     gone_by: EndedBy = "owner"
     while (entry := journal.read(cell_id)) is not None:
@@ -368,7 +368,7 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[st
 
 
 def _halt_damaged(journal: Journal, known: set[str], problems: list[str]) -> None:
-    """Strike what belongs to entries that can't be read, by the names of their files."""
+    """Strike unreadable entries' resources, by their file names."""
     try:
         try:
             paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)

@@ -69,7 +69,7 @@ class RootRecipe:
 
     @property
     def identity(self) -> list[object]:
-        """All but its files: a root of another one is made again."""
+        """All but its files: another identity needs a new root."""
         points = [*self.file_points, *(f"{point}/" for point in self.directory_points)]
         hidden, own = list(self.unreadable), list(map(str, self.own))
         return [_FORMAT, str(self.program), self.inside, points, hidden, own]
@@ -91,7 +91,7 @@ def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
 
 
 def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
-    """(path in root, original) of a program and all that the loader loads, itself included."""
+    """(path in root, original) of a program and all that its loader loads."""
     yield str(binary), binary
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)],
@@ -298,7 +298,7 @@ _QEMU_VERSION: Final = r"(?a)QEMU emulator version ((\d+\.\d+)[^\s]*(?: \([^)]*\
 
 
 def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
-    """Root of the VMM. Blocking. Raises `HostError`: missing, too old."""
+    """The VMM's root. Blocking. Raises `HostError`: missing, too old."""
     candidates = _PROGRAMS[accel]
     program = next((Path(path) for path in candidates if os.access(path, os.X_OK)), None)
     if program is None:

@@ -1,7 +1,7 @@
-"""Removes parts of the store that nobody has used for long, and nobody has now.
+"""Removes parts of the store unused for long and not in use.
 
-A user of a part claims it, which sets its modification time: its last use. All are made again when
-wanted. What is half made is not prune's business: each start, and `belljar reap`, sweep it.
+Users of a part claim it, which sets its modification time: its last use. All parts can be made
+again. Starts and `belljar reap` sweep half-made ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KINDS: Final[dict[str, PartKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedPart:
-    """A part that was not used for long, and its outcome; `why` it goes, or stays."""
+    """A part unused for long, and its outcome; `why` it goes or stays."""
 
     kind: PartKind
     path: Path
@@ -55,13 +55,13 @@ class PrunedPart:
 async def prune(
     home: Path, *, unused_for_s: float, dry_run: bool = False
 ) -> tuple[PrunedPart, ...]:
-    """Remove what was not used for so long; each part that was found, and what became of it."""
+    """Remove what was unused so long; each part found, with its outcome."""
     found = await anyio.to_thread.run_sync(unneeded, home, unused_for_s)
     return found if dry_run else tuple([await remove_part(part, home) for part in found])
 
 
 def unneeded(home: Path, unused_for_s: float) -> tuple[PrunedPart, ...]:
-    """Everything not used for so long, with sizes; parts in use are marked."""
+    """Everything unused so long, with sizes; parts in use are marked."""
     parts = []
     for name, kind in _KINDS.items():
         for path in sorted((home / name).glob("*")):
@@ -81,7 +81,7 @@ def _as_used(part: PrunedPart) -> PrunedPart:
 
 
 def disk_bytes(path: Path) -> int:
-    """Disk use, of a tree of any depth; unreadable files don't count."""
+    """A tree's disk use at any depth, without unreadable files."""
     argv = ["/usr/bin/du", "--summarize", "--block-size=1", "--", str(path)]
     with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
         done = subprocess.run(argv, capture_output=True, timeout=_DU_TIMEOUT_S, check=False)
@@ -113,7 +113,7 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
 
 
 def _remove(part: PrunedPart, home: Path) -> None:
-    """Under its makers' lock, where what was just made isn't claimed yet."""
+    """Remove under its makers' lock, as new parts are briefly unclaimed."""
     name = lock_name(part.path.name) if part.kind == "template" else part.path.parent.name
     with locked(home, name, wait=False):
         if (retired := retire_unclaimed(part.path)) is not None:

@@ -26,7 +26,7 @@ SEED_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """A cell's new identity, from the host's randomness; `seed` is secret, never recorded."""
+    """A cell's new identity, from host randomness; `seed` is secret, never recorded."""
 
     seed: bytes = field(default_factory=partial(os.urandom, SEED_BYTES))
     machine_id: str = field(default_factory=lambda: uuid.uuid4().hex)

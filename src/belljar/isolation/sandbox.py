@@ -52,7 +52,7 @@ _NAMELESS_CHILD_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """Holds the fields of each engine's sandbox. `directories`: removed with it."""
+    """Fields of each engine's sandbox. `directories`: removed with it."""
 
     cell_id: str
     kind: EntryKind
@@ -64,11 +64,11 @@ class SandboxSpec:
 
 
 class Sandbox:
-    """One jail with all that belongs to it; started inside `owned`, which destroys it.
+    """One jail with all its parts; started inside `owned`, which destroys it.
 
-    An engine sets `client`, and `may_retry` where another sandbox may follow this one's failed
-    start. `recorder`: its end is on record there; of a failed start that is the proof alone, or
-    nothing if it is retried (`is_retried`). `identity` is held until the last look is over.
+    An engine sets `client`, and `may_retry` where another sandbox may follow a failed start.
+    `recorder`: records its end; of a failed start only the proof, or nothing if retried
+    (`is_retried`). `identity` is held until the last look is over.
 
     Raises `HostError`: no identity is free, or a planned control group is missing.
     """
@@ -111,7 +111,7 @@ class Sandbox:
 
     @cached_property
     def client(self) -> GuestClient:
-        """The client of the guest agent; its modules are imported while the cell starts."""
+        """The guest agent's client, whose modules are imported during the start."""
         from belljar.channel import GuestClient
 
         return GuestClient(self.agent)
@@ -148,7 +148,7 @@ class Sandbox:
         stdin_fd: int | None = None,
         user_namespace: int | None = None,
     ) -> None:
-        """As `start_jail`; then `wait_running`. No prune removes the program's root meanwhile."""
+        """As `start_jail`; then `wait_running`. Prune keeps the program's root meanwhile."""
         self._held.enter_context(claimed_for_cell(spec.root.parent))
         self.jail = start_jail(
             spec,
@@ -171,7 +171,7 @@ class Sandbox:
         self._check_may_start()  # a kill before didn't know its processes
 
     def ready(self, owner: AsyncExitStack) -> None:
-        """It is a cell: `destroy` may end it before its owner does."""
+        """Mark it a cell: `destroy` may end it before its owner does."""
         self._owner, self._is_ready = owner, True
 
     # ---- what the host sees of it
@@ -195,7 +195,7 @@ class Sandbox:
         return self.diagnosis().encode()
 
     def end(self, timeout_s: float = 0.0) -> JailEnd | None:
-        """How the program ended, if that is reported in time. Blocking."""
+        """The program's end, if reported in time. Blocking."""
         return None if self.jail is None else self.jail.final_status(timeout_s)
 
     async def wait_dead(self) -> str:
@@ -270,7 +270,7 @@ class Sandbox:
     # ---- its end
 
     def kill(self, order: KillOrder | None = None) -> None:
-        """SIGKILL its pid 1, from any thread. `order`: why, if given for one that it replaced."""
+        """SIGKILL its pid 1, from any thread. `order`: why, if given for one it replaced."""
         self._order = self._order or order
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):
@@ -304,7 +304,7 @@ class Sandbox:
         return self.destruction
 
     async def _destroy(self) -> None:
-        """Kill, look for survivors, record. Again after an interrupt, else nothing."""
+        """Kill, look for survivors, record. Repeats only after an interrupt."""
         end_if_forked(self._pid)
         if self.destruction is not None:
             return
@@ -335,7 +335,7 @@ class Sandbox:
             self._recorder.record(Event(kind=kind, cell_id=self.cell_id, data=data))
 
     async def unmake(self) -> Destruction:
-        """End and remove all of it, then look for survivors; engines add what is theirs."""
+        """End and remove it, then look for survivors; engines extend this."""
         started = time.monotonic()
         if self.jail is not None:
             await self.jail.end()
@@ -350,7 +350,7 @@ class Sandbox:
         return await anyio.to_thread.run_sync(remove_and_look)
 
     def look_once(self, started: float) -> Destruction:
-        """Remove what is left and say what stays. Its ids are free afterwards."""
+        """Remove remains; return what stays. Its ids are free afterwards."""
         self._count("memory", cgroup.out_of_memory_kills)
         self.refused_forks()
         if self._entry is not None and self.jail is not None and self.jail.child is None:

@@ -129,7 +129,7 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """One search; `by`: the entry's field without which it is impossible."""
+    """One search; `by`: its required field of the entry."""
 
     what: tuple[str, ...]
     find: Callable[[JournalEntry], Iterable[Survivor]]
@@ -175,7 +175,7 @@ def look(entry: JournalEntry) -> Destruction:
 
 
 def wait_for_dying(entry: JournalEntry, timeout_s: float) -> None:
-    """Until no process of the cell's is found that ends by itself. Blocking."""
+    """Wait for the cell's ending processes. Blocking."""
     give_up = time.monotonic() + timeout_s
     while time.monotonic() < give_up and any(found.process for found in look(entry).left):
         time.sleep(0.002)
@@ -190,7 +190,7 @@ def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
 
 
 def must_be_reaped(entry: JournalEntry, destruction: Destruction) -> bool:
-    """Return whether something resisted its removal, or could not be looked at."""
+    """Return whether something resisted removal or couldn't be checked."""
     return bool(destruction.unproven or (destruction.survivors and look(entry).remaining))
 
 
@@ -338,7 +338,7 @@ def cells_named(cmdline: bytes) -> Iterator[str]:
 
 
 def read_start(pid: int, name: str) -> bytes:
-    """64 KiB at most of a process's file: hundreds are read for each cell."""
+    """At most 64 KiB of a process's file: hundreds are read per cell."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -365,7 +365,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _mounts(is_its: Callable[[str, str], bool]) -> Iterator[Survivor]:
-    """By root and target. Reported only: unmounting is a person's decision."""
+    """By root and target. Reported only: unmounting is manual."""
     # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
     for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):
         fields = line.split(" ")

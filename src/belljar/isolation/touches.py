@@ -83,7 +83,7 @@ class FileWatch:
         self._say()
 
     def add(self, access: Access) -> None:
-        """Count it: the first of a file, operation and process is due at once, others later."""
+        """Count it: the first of a file, operation and process is due immediately, others later."""
         key = (access.path, access.operation, access.process)
         is_known = key in self._held or key in self._reported_s
         if not is_known and len(self._held) + len(self._reported_s) >= MAX_KEYS:
@@ -113,7 +113,7 @@ class FileWatch:
             self._say(f"{type(error).__name__}: {error}")
 
     def end(self, reason: str) -> None:
-        """It sees no more. What it saw before is reported when it is closed, at the latest."""
+        """See no more. Earlier touches are reported by its closing."""
         self._say(reason)
 
     def lost(self, reason: str) -> None:
@@ -232,10 +232,10 @@ class QueueThread:
 
 
 class QueueWatch(FileWatch):
-    """A sensor that a thread reads from a queue. It doesn't report the host's own reads.
+    """A sensor read from a queue by a thread, without the host's own reads.
 
-    The queue has no times: a read of the host's that has ended covers its files until the queue
-    was empty once, or for as long as a full queue takes; a flood gains nothing by it.
+    The queue has no times: a finished host read covers its files until the queue was empty once, or
+    for as long as a full queue takes; a flood gains nothing.
     """
 
     def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
@@ -248,7 +248,7 @@ class QueueWatch(FileWatch):
         own_reads.settlers.append(thread.settle)
 
     def on_host_read(self, path: str, phase: Phase) -> None:
-        """A read of a file or directory begins or ends."""
+        """Mark the begin or end of a file's or directory's read."""
         with self._lock:
             if phase == "begins":
                 self._reads.append((path, None))
@@ -267,7 +267,7 @@ class QueueWatch(FileWatch):
             self.add(access)
 
     def settle(self, began_s: float, *, is_empty: bool) -> None:
-        """After a read of the queue that began then; reports what is due."""
+        """Settle after a queue read that began then; reports due ones."""
         oldest_s = began_s if is_empty else began_s - _MAX_DRAIN_S
         with self._lock:
             self._reads = [read for read in self._reads if read[1] is None or read[1] >= oldest_s]
@@ -322,7 +322,7 @@ class GuestWatch(FileWatch):
 
 
 async def watch_guest(client: GuestClient, paths: Sequence[str]) -> FileWatch:
-    """Have the guest agent watch files. Raises `HostError` or `CellError`."""
+    """Watch files by the guest agent. Raises `HostError` or `CellError`."""
     watch = GuestWatch(client, paths)
     watched = await client.watch_files(watch._paths, watch._on_touched, max_touches=_MAX_TOUCHES)
     if watched.errno:

@@ -1,4 +1,4 @@
-"""Host facts with trials; `isolation.proofs`, with both engines, is imported when one is made."""
+"""Host facts with trials, which import `isolation.proofs` and both engines when made."""
 
 from __future__ import annotations
 

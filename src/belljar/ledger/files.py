@@ -50,7 +50,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_directory(path: Path) -> Iterator[int]:
-    """A directory's descriptor; the path itself may be a link. Raises `OSError`."""
+    """A directory's descriptor; `path` may be a link. Raises `OSError`."""
     # The operator named this path; only what lies below it may be an attacker's.
     fd = os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)
     try:
@@ -87,7 +87,7 @@ def open_beneath(directory: int, path: str) -> BinaryIO:
 
 
 def read_beneath(directory: int, path: str, *, max_bytes: int) -> bytes:
-    """All of a file below `directory`. Raises `ValueError` over `max_bytes`."""
+    """A file below `directory`. Raises `ValueError` over `max_bytes`."""
     with open_beneath(directory, path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -105,7 +105,7 @@ def exists(directory: int, name: str) -> bool:
 
 
 def digest_file(file: BinaryIO) -> tuple[str, int]:
-    """SHA-256 (hex) and size of the rest of the file."""
+    """SHA-256 (hex) and size of the file's rest."""
     digest, size = hashlib.sha256(), 0
     while piece := file.read(1 << 20):
         digest.update(piece)
@@ -114,7 +114,7 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
 
 
 def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
-    """Whether the file has this size and digest; a wrong size is noticed without reading."""
+    """Return True for this size and digest; a wrong size costs no reading."""
     size = os.fstat(file.fileno()).st_size
     # An attacker's file may be of any size.
     return size == size_bytes and digest_file(file) == (sha256, size_bytes)
@@ -137,7 +137,7 @@ def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def is_being_written(run_dir: Path) -> bool:
-    """Whether a writer is alive on this run. Raises `OSError` without a ledger."""
+    """Return True if the run's writer lives. Raises `OSError` without a ledger."""
     fd = os.open(run_dir / LEDGER, _READ)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -243,7 +243,7 @@ def check_finished_files(
 
 
 def _load(root: int, name: str, final: Checkpoint) -> dict[str, dict[str, Any]]:
-    """The files of the manifest that the final checkpoint names."""
+    """The files of the final checkpoint's manifest."""
     try:
         content = read_beneath(root, name, max_bytes=_MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:

@@ -23,13 +23,13 @@ _MAX_KEY_FILE_BYTES: Final = 4096
 
 
 def fingerprint_of(public_key_hex: str) -> str:
-    """SHA-256 of a public key's 32 raw bytes, in hex."""
+    """SHA-256 of a public key's 32 raw bytes, hex."""
     return hashlib.sha256(bytes.fromhex(public_key_hex)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key (32-byte seed) and its public key in hex."""
+    """A private key (32-byte seed) and its hex public key."""
 
     seed: bytes = field(repr=False)
     public_key: str
@@ -47,7 +47,7 @@ class SigningKey:
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
-    """Whether this key signed this payload. Never raises for hostile input."""
+    """Return True if this key signed this payload. Never raises for hostile input."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -80,7 +80,7 @@ def load_or_make_key(home: Path) -> SigningKey:
 
 
 def local_fingerprint(home: Path) -> str | None:
-    """The fingerprint of this host's key; None without a readable one."""
+    """This host's key fingerprint; None without a readable key."""
     try:
         return _load(home / "keys" / KEY_FILE).fingerprint
     except (OSError, LedgerError):
@@ -88,7 +88,7 @@ def local_fingerprint(home: Path) -> str | None:
 
 
 def parse_fingerprint(text: str) -> str:
-    """A fingerprint as `belljar ledger verify` prints it. Raises `ValueError`."""
+    """A fingerprint of `belljar ledger verify`. Raises `ValueError`."""
     if not re.fullmatch("[0-9a-f]{64}", text):
         raise ValueError("a key fingerprint is 64 hex digits, as `belljar ledger verify` prints it")
     return text

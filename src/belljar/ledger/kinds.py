@@ -1,7 +1,7 @@
-"""The shape of each event kind's data (docs/events.md), and the checks that shapes are made of.
+"""The shapes of event kinds' data (docs/events.md), and their checks.
 
-A check raises `ValueError` without showing the value. Data may carry more fields than are known
-here. Not pydantic, whose import would take a third of a short command's time.
+A check raises `ValueError` without showing the value. Data may carry further fields. Not pydantic,
+whose import would take a third of a short command's time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shape: TypeAlias = Mapping[str, Check]
 
 
 def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # noqa: ANN401
-    """Check an object; `extra`: more fields are allowed. Raises `ValueError`."""
+    """Check an object; `extra`: further fields are allowed. Raises `ValueError`."""
     if not isinstance(value, dict):
         raise ValueError("an object is needed")
     for field, check in shape.items():
@@ -84,7 +84,7 @@ _WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]
 
 
 def wall_time(value: Any) -> None:  # noqa: ANN401 - as `Check`
-    """A time of the calendar, RFC 3339, UTC, microseconds: readers compute with it."""
+    """A calendar time (RFC 3339, UTC, microseconds), as readers compute with it."""
     _WALL_TIME(value)
     datetime.fromisoformat(value)
 
@@ -101,7 +101,7 @@ def maybe(check: Check) -> Check:
 
 
 def items(check: Check, *, min_items: int = 0, max_items: int | None = None) -> Check:
-    """A list (in an event also a tuple) of such items."""
+    """A list (in events also a tuple) of such items."""
 
     def check_items(value: object) -> None:
         if not isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Finding runs and reading their events for lists and people, unverified."""
+"""Finds runs and reads their events for lists and people, unverified."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def find_run(home: Path, ref: str) -> Path:
 
 
 def list_runs(home: Path, *, limit: int | None = None) -> tuple[list[RunSummary], int]:
-    """The latest `limit` runs, oldest first, and the count of all."""
+    """The latest `limit` runs, oldest first, and the total count."""
     names = run_ids(home)
     latest = names if limit is None else names[-limit:]
     return [summarise(home / RUNS / name) for name in latest], len(names)
 
 
 def summarise(run_dir: Path) -> RunSummary:
-    """One run for a list. Raises nothing for a broken one."""
+    """One run for a list. Broken runs raise nothing."""
     found = RunSummary(run_id=run_dir.name, path=run_dir)
     try:
         _, first = next(read_lines(run_dir), (0, ValueError("no events")))
@@ -124,7 +124,7 @@ def summarise(run_dir: Path) -> RunSummary:
 
 
 class IncompleteLineError(ValueError):
-    """A line without its end: the event that was being written when the run ended."""
+    """A line without its end: the last event of an ended run."""
 
 
 def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
@@ -164,7 +164,7 @@ class Tail:
         self._rest = b""
 
     def lines(self, limit: int) -> list[Line]:
-        """Return what was added; a half line waits for its end, what is no event is skipped."""
+        """Return new lines; a half line waits, invalid ones are skipped."""
         found: list[Line] = []
         while len(found) < limit and (raw := self._file.readline(MAX_LINE_BYTES + 1)):
             self._rest += raw
@@ -178,7 +178,7 @@ class Tail:
 
 
 def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
-    """At most `max_bytes` of a body. Raises `OSError`, `LedgerError` if missing or changed."""
+    """At most `max_bytes` of a body. Raises `OSError`, `LedgerError`: missing or changed."""
     if body.stored is None:
         return b""
     path = body_path(body.stored)

@@ -1,4 +1,4 @@
-"""Copies of a run with classes of its contents left out, on record."""
+"""Copies of a run without classes of its contents, on record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _QUOTED_IN: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What is to be left out: classes with those that quote them, digests of bodies, and files."""
+    """The omission: classes with quoting ones, body digests, and files."""
 
     classes: tuple[str, ...]
     bodies: frozenset[str]
@@ -61,7 +61,7 @@ class Chosen:
 
 
 def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
-    """Find the contents of these classes that are still there. Raises `LedgerError`, `OSError`."""
+    """Find these classes' remaining contents. Raises `LedgerError`, `OSError`."""
     wanted = {*classes}.union(*(_QUOTED_IN.get(each, ()) for each in classes))
     found, needed = set[str](), set[str]()
     for number, raw, _ in read_raw(run_dir):

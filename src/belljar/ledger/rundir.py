@@ -1,4 +1,4 @@
-"""The run directory: everything a run left behind, every file covered by a signature."""
+"""The run directory: a run's files, all covered by a signature."""
 
 from __future__ import annotations
 
@@ -106,17 +106,17 @@ class RunDirectory:
         return folder
 
     def write_text(self, name: str, text: str) -> Path:
-        """Add a new file. Raises `LedgerError`, or `ValueError` for a name with a path."""
+        """Add a file. Raises `LedgerError`, or `ValueError` for a path."""
         return self._write(name, text.encode("utf-8", "backslashreplace"))
 
     def write_json(self, name: str, value: object) -> Path:
-        """Add a JSON file in canonical form. Raises as `write_text`, and `ValueError`."""
+        """Add canonical JSON. Raises as `write_text`, and `ValueError`."""
         return self._write(name, canonical(value) + b"\n")
 
     def finish(
         self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue
     ) -> None:
-        """Set how the run ended; default: by the context's exception."""
+        """Set the run's outcome; default: by the context's exception."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         self._outcome, self._details = (outcome, exit_code, error), details

@@ -84,7 +84,7 @@ class Line:
 
     @classmethod
     def read(cls, value: Any) -> Line:  # noqa: ANN401 - JSON values
-        """From a JSON value. Raises `ValueError` that names the first wrong field."""
+        """Read JSON. Raises `ValueError` with the first wrong field."""
         check_shape(value, _LINE)
         named = {
             "kind": Kind(value["kind"]),
@@ -206,7 +206,7 @@ def check_manifest(value: Any) -> None:  # noqa: ANN401 - JSON values
 
 
 def check_data(kind: Kind, data: dict[str, Any]) -> None:
-    """Raises `ValueError` for the first field that this kind doesn't allow."""
+    """Raises `ValueError` for this kind's first invalid field."""
     try:
         check_shape(data, DATA[Kind(kind)], extra=True)
     except ValueError as error:
@@ -224,7 +224,7 @@ _OMISSION: Final = shape_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Omission:
-    """One statement. `bodies`: digests; `files`: paths in the run directory."""
+    """One statement. `bodies`: digests; `files`: run directory paths."""
 
     action: str
     time: str
@@ -236,7 +236,7 @@ class Omission:
     manifest_sha256: str
 
     def sentence(self, missing_bodies: int, missing_files: int) -> str:
-        """Say what was left out, when and of which kind."""
+        """Return what was left out, when and its kind."""
         what = f"{missing_bodies} bodies and {missing_files} files"
         here = len(self.bodies) + len(self.files) - missing_bodies - missing_files
         rest = f"; {here} more that it names are still here" if here else ""

@@ -1,10 +1,10 @@
-"""Whether a run directory is what its writer left: offline, streaming, trusting nothing in it.
+"""Verifies that a run directory is as its writer left it: offline, streaming, trusting nothing.
 
 Found, if the signing key is secret and known to the verifier: any change, removal, addition or
 reordering of events, bodies, checkpoints and files, and truncation of a finished run. A body or
-file may be missing if a statement that the same key signed names it (`omission`). Not found:
-forgery with the key; changes to the unsigned last events of an *unfinished* run; truncation to an
-earlier checkpoint without manifest, which looks like a crash: no unfinished run is evidence.
+file may be missing if the same key's statement names it (`omission`). Not found: forgery with
+the key; changes to the unsigned last events of an *unfinished* run; truncation to an earlier
+checkpoint without manifest, which looks like a crash: no unfinished run is evidence.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _Checker:
             self._unfinished(alive=alive)
 
     def _read_omissions(self) -> None:
-        """Read the statements, each signed by the key that it names."""
+        """Read the statements, each signed by its named key."""
         with open_beneath(self.root, OMISSIONS) as file:
             # Any key can sign any number of them, and all are read before the run's is compared.
             if os.fstat(file.fileno()).st_size > 2 * MAX_OMISSION_BYTES:
@@ -139,7 +139,7 @@ class _Checker:
     def _reached(
         self, statements: Iterator[Checkpoint], due: Checkpoint | None
     ) -> Checkpoint | None:
-        """Compare the checkpoints that cover exactly what was read; returns the next one."""
+        """Compare checkpoints of exactly the read events; return the next."""
         while due is not None and due.size == self.tree.size:
             if due.root != self.tree.root().hex():
                 signed = f"those that {CHECKPOINTS}:{self.checkpoints} signed"
@@ -276,7 +276,7 @@ class _Checker:
 
 
 class Status(StrEnum):
-    """What verification found. `PARTIAL`: verified, but for what was left out on purpose."""
+    """Verification's result. `PARTIAL`: verified, with deliberate omissions."""
 
     VERIFIED = "verified"
     PARTIAL = "partial"
@@ -305,10 +305,10 @@ class Verification:
     bodies: int
     root: str
     files_left_out: frozenset[str] = frozenset()
-    """Files of the manifest that a statement of the signer names, and that are not there."""
+    """The manifest's missing files that a signed statement names."""
 
     def ok(self, *, strict: bool = False) -> bool:
-        """Nothing is wrong; `strict`: and the run was finished and is whole."""
+        """Nothing is wrong; `strict`: nor unfinished or partial."""
         return self.status is Status.VERIFIED or (self.status is not Status.BAD and not strict)
 
     def passes(self, *, strict: bool) -> bool:
@@ -384,7 +384,7 @@ def verification_json(result: Verification, *, strict: bool) -> dict[str, Any]:
 
 
 def verification_text(result: Verification, path: Path, origin: str) -> str:
-    """Return a verification for a person; `origin` names the key that was compared."""
+    """Return the result for a person; `origin`: the compared key's."""
     shown = [f"{printable(str(path))}: {_TITLES.get(result.status, result.status.value)}"]
     if result.problem:
         shown.append(f"{printable(result.problem.where)}: {printable(result.problem.what)}")

@@ -60,7 +60,7 @@ _second: Final = lru_cache(maxsize=4)(time.strftime)  # thousands of events are 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBody:
-    """A body, its digest, and its reference in the line."""
+    """A body, its digest, and its line reference."""
 
     digest: str
     content: bytes
@@ -68,7 +68,7 @@ class PreparedBody:
 
 
 def prepare_body(body: Body) -> PreparedBody:
-    """Digest a body. Raises `ValueError` for a bad name, size or digest. Pure."""
+    """Digest a body. Raises `ValueError`: bad name, size or digest. Pure."""
     kept, digest = len(body.content), sha256_hex(body.content)
     if not _BODY_NAME.fullmatch(body.name):
         raise ValueError(f"{body.name!r} is not a body's name")
@@ -85,7 +85,7 @@ def prepare_body(body: Body) -> PreparedBody:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Replaced as a whole: an interrupt leaves either the old or the new one."""
+    """Replaced as a whole: interrupts leave the old or the new one."""
 
     tree: MerkleTree
     prev: str
@@ -175,7 +175,7 @@ class LedgerWriter:
             self._close()
 
     def end_if_forked(self) -> None:
-        """End a process that isn't the one which made this writer."""
+        """End a process that didn't make this writer."""
         end_if_forked(self._pid)
 
     @property
@@ -189,7 +189,7 @@ class LedgerWriter:
         return {"count": len(self._sizes), "bytes": sum(self._sizes.values())}
 
     def record(self, event: Event) -> int:
-        """Record the event; returns its number, once the kernel has the line.
+        """Record the event; returns its number once the kernel has the line.
 
         Data over 64 KiB becomes a body (up to 16 MiB). Raises `LedgerError` for an invalid event,
         or a failed write, then also in each later call. In a fork it ends the process.
@@ -208,6 +208,9 @@ class LedgerWriter:
                 data = canonical(SPILLED)
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
+            if len({body.ref["name"] for body in bodies}) != len(bodies):
+                # Of two named `data`, a reader would take the wrong one for the event's own
+                raise ValueError("two bodies of one name")
         except ValueError as error:
             what = f"an event that is not one: {error}"
             hint = "this is a fault of Belljar: report it"
@@ -216,7 +219,7 @@ class LedgerWriter:
             return self._write(event, data, bodies)
 
     def end(self) -> None:
-        """Refuse further events, stop the thread and drop bodies that no event names."""
+        """Refuse further events, stop the thread, drop unnamed bodies."""
         with self._lock, self._failing("the ledger can't be ended"):
             self._settle()
             self._ended = True
@@ -280,7 +283,7 @@ class LedgerWriter:
         self._sizes[name] = len(body.content)
 
     def _settle(self) -> None:
-        """Refuse if nothing can be written; find out what an interrupted call did."""
+        """Refuse if unwritable; learn what an interrupted call did."""
         if self._poison is not None:
             raise self._poison
         if self._ended:
@@ -312,7 +315,7 @@ class LedgerWriter:
                 return  # Poisoned: the next record says so.
 
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
-        """Sync, then sign. Only the writer's thread calls it, after its end the owner."""
+        """Sync, then sign. Called by the writer's thread, after its end the owner."""
         with self._lock:
             state = self._state
             digests, self._unsynced = self._unsynced, []
@@ -365,7 +368,7 @@ class LedgerWriter:
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
-    """The line around canonical data: `data` sorts between `cell` and `kind`."""
+    """The line around canonical data, which sorts between `cell` and `kind`."""
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
     now, mono_ns = wall_time(time.time_ns()), str(time.monotonic_ns())
     right = {"kind": event.kind, "mono_ns": mono_ns, "prev": prev, "seq": seq, "time": now}
@@ -374,7 +377,7 @@ def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, 
 
 
 def _write_once(fd: int, content: bytes) -> None:
-    """One write per line, so that readers and crashes see no mixed lines."""
+    """One write per line, so readers and crashes see no mixed lines."""
     if (written := os.write(fd, content)) != len(content):
         what = f"only {written} of {len(content)} bytes were taken: the disk is full"
         raise OSError(errno.ENOSPC, what)

@@ -1,4 +1,4 @@
-"""Reads the ledgers of runs that are being written, and keeps the latest lines in a ring."""
+"""Reads the ledgers of unfinished runs; keeps the latest lines in a ring."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ALERTS: Final = (*_SIGNALS, "guard.hit", "protocol.violation", "kill.triggered"
 
 @dataclass(slots=True)
 class CellView:
-    """One cell of a run that lasts, as its record says."""
+    """One cell of an unfinished run, by its record."""
 
     cell: str
     tier: str = ""
@@ -170,7 +170,7 @@ class Feed:
             self._tails.popitem()[1][0].close()
 
     def look(self) -> None:
-        """Read what was added everywhere. Blocks for a moment; a broken run is marked so."""
+        """Read all additions. Blocks briefly; a broken run is marked."""
         for run_id in run_ids(self.home)[-_MAX_RUNS:]:
             if run_id not in self._tails:
                 self._begin(run_id)
@@ -226,7 +226,7 @@ class Feed:
         self.first = self.last - len(self._ring)
 
     def since(self, cursor: int, *, limit: int = LINES_PER_LOOK) -> tuple[list[str], int, int]:
-        """Return lines from `cursor` on as JSON, the next cursor, and how many are gone already."""
+        """Return lines from `cursor` on as JSON, the next cursor, and the lost count."""
         with self._lock:
             missed = max(0, self.first - cursor)
             begin = max(cursor, self.first)

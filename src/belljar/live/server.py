@@ -130,7 +130,7 @@ class LiveServer:
         return is_operator or (not operator and _is_same(given, self._secret()))
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
-        """Refuse foreign hosts and origins before anything else, and add the headers."""
+        """Refuse foreign hosts and origins first, and add the headers."""
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -198,7 +198,7 @@ class LiveServer:
         return Response((_HERE / name).read_bytes(), media_type=kind)
 
     async def _session(self, request: Request) -> Response:
-        """Trade a token, or a secret from before a restart, for the secret of its role."""
+        """Trade a token, or a secret from before a restart, for its role's secret."""
         given = (await _body(request)).get("token", "")
         token = given if isinstance(given, str) else ""
         for operator in (True, False):
@@ -242,7 +242,7 @@ class LiveServer:
             self._browsers -= 1
 
     async def _act(self, request: Request) -> Response:
-        """Stop a run or a cell, hold, or release: for operators."""
+        """Stop a run or cell, hold, or release: for operators."""
         if not self._may(request, operator=True):
             return _refused("actions need the address that `belljar serve --operator` prints", 403)
         action, name = request.path_params["action"], (await _body(request)).get("name", "")
@@ -270,7 +270,7 @@ def _is_same(given: str, secret: str) -> bool:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request, {} for any other body."""
+    """Return a request's JSON object, {} for any other body."""
     if int(request.headers.get("content-length") or 0) > _MAX_BODY_BYTES:
         return {}
     content = b""

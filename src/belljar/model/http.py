@@ -41,7 +41,7 @@ _EVENT_STREAM: Final = b"text/event-stream"
 
 
 class ServerError(Exception):
-    """The server failed. Not a `CellError`: the cell's channel is sound."""
+    """The server failed. Not a `CellError`: the channel is sound."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -49,11 +49,11 @@ class ServerError(Exception):
 
 
 class ServerViolationError(ServerError):
-    """The server sent what no such server sends, or too much of it."""
+    """The server sent invalid or too much data."""
 
 
 class BrokenOffError(ServerError):
-    """The server ended the connection before its answer was whole, or gave none."""
+    """The connection ended before the whole answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ _Count: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=1 << 40)]
 
 
 class _Usage(BaseModel):
-    """Counts of tokens, by which a sample is limited; details are counts, too."""
+    """Token counts, which limit a sample, with their details."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, _Count | dict[str, _Count | None] | None]
@@ -107,7 +107,7 @@ class ServerAnswer:
         self._is_done = self._is_empty = False
 
     async def begin(self, question: Question) -> None:
-        """Send the question and read the head. Raises as `ask_server`."""
+        """Send the question; read the head. Raises as `ask_server`."""
         headers = [("Host", "model"), ("Content-Length", str(len(question.body)))]
         headers += [("Content-Type", "application/json"), ("Connection", "close")]
         request = h11.Request(method=question.method, target=question.path, headers=headers)
@@ -133,7 +133,7 @@ class ServerAnswer:
 
     async def _next_event(self) -> Any:  # noqa: ANN401 - h11's events
         """Wait until the request's deadline. Raises `ServerViolationError` for more framing than
-        content: a chunk for each byte costs this process a hundred times what it costs the server.
+        content: one-byte chunks cost this process a hundred times the server's effort.
         """
         has_ended = False
         try:

@@ -170,7 +170,7 @@ class ModelCell:
         self._slots = anyio.Semaphore(self.model.parallel)
 
     async def wait_ended(self) -> CellError:
-        """Until the server or its cell has ended; why it answers no more."""
+        """Wait for the server's or cell's end; return why."""
         where = f"cell {self.cell.id}"
         try:
             status = (await self.command.wait()).returncode
@@ -240,7 +240,7 @@ class ModelCell:
         self._recorder.record(event)
 
     async def end(self, error: ServerViolationError) -> CellError:
-        """End the cell after a violation; the error for every later request."""
+        """End the cell after a violation; return later requests' error."""
         reason = f"the model server broke the protocol: {error.what}"
         self.cell.note(Kind.PROTOCOL_VIOLATION, {"error": type(error).__name__, "reason": reason})
         hint = "look at what it sent: `belljar ledger show last --kind model`"
@@ -321,7 +321,7 @@ async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
 
 
 async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
-    """Wait until the server says that it is ready. Raises `CellError` with what it wrote."""
+    """Wait until the server reports ready. Raises `CellError` with its output."""
     timeout_s, interval_s = served.model.start_timeout, _HEALTH_INTERVAL_S
     give_up = anyio.current_time() + timeout_s
     why = "it did not listen"
@@ -405,7 +405,7 @@ async def answer_client(client: ByteStream, served: ModelCell, token: str) -> No
 
 
 async def _read_question(client: ByteStream, http: h11.Connection, token: str) -> Question:
-    """The whole request. Raises `RequestRefusedError`; `EndOfStream` for what is none."""
+    """The whole request. Raises `RequestRefusedError`; `EndOfStream` for none."""
     method, path, body = "", "", bytearray()
     while not isinstance(event := http.next_event(), h11.EndOfMessage):
         if event is h11.NEED_DATA:

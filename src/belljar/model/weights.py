@@ -53,7 +53,7 @@ _FICLONE: Final = 0x40049409  # linux/fs.h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """One entry, at `path`. `stamps`: of each file, by its path below `data`."""
+    """One entry, at `path`. `stamps`: each file's, by path below `data`."""
 
     digest: str
     name: str
@@ -64,7 +64,7 @@ class StoredWeights:
 
     @property
     def served(self) -> str:
-        """The path of the weights below the directory that a cell sees; "" for all of it."""
+        """The weights' path in a cell's directory; "" for all of it."""
         return "" if self.is_directory else self.name
 
     def to_json(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def list_weights(home: Path | None = None) -> list[StoredWeights]:
 
 
 def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
-    """Remove an entry. Raises `HostError`: unknown, or a cell uses it."""
+    """Remove an entry. Raises `HostError`: unknown, or in use by a cell."""
     home = home or belljar_home()
     found = find_weights(ref, home=home)
     with locked(home, DIRECTORY):
@@ -166,11 +166,11 @@ def remove_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 def verify_weights(
     weights: StoredWeights, *, has_run: bool = False, in_vm: bool = False
 ) -> StoredWeights:
-    """Compare each file with its stamp, and where one differs, its content with the digest.
+    """Compare each file with its stamp, and where one differs, its content's digest.
 
-    Blocking. `has_run`: no file may have been touched since its stamp, even if its bytes are the
-    same now: a cell that saw them in between may have been given others. `in_vm`: nor their disk.
-    Returns them with the stamps of now. Raises `HostError` for what is missing or changed.
+    Blocking. `has_run`: no file may have been touched since its stamp, even with equal bytes now: a
+    cell may have seen others in between. `in_vm`: nor their disk. Returns them with current stamps.
+    Raises `HostError` for missing or changed files.
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
@@ -213,7 +213,7 @@ def _files(source: Path) -> dict[str, Path]:
 
 
 def _take(source: Path, target: Path) -> None:
-    """Make a reflink or a copy of a file, which a cell can read."""
+    """Reflink or copy a file, readable for a cell."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_plain_file(source) as file, target.open("xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
@@ -227,7 +227,7 @@ def _take(source: Path, target: Path) -> None:
 def _stamps_and_digest(
     files: Mapping[str, Path], *, is_directory: bool
 ) -> tuple[dict[str, list[int]], str]:
-    """The stamps first: a file that changes while it is read differs from its stamp later."""
+    """Take stamps first: a file that changes during reading differs later."""
     stamps = {name: file_stamp(path) for name, path in files.items()}
     digests = {name: file_digest(path) for name, path in files.items()}
     if not is_directory:

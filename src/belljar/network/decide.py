@@ -61,7 +61,7 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """The head of one HTTP request. `hosts`: all values of `Host`."""
+    """One HTTP request's head. `hosts`: all `Host` values."""
 
     method: str
     target: bytes
@@ -70,7 +70,7 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A flow so far: `sni` after a ClientHello, `request` after a head."""
+    """A flow so far: `sni` from a ClientHello, `request` from a head."""
 
     address: str
     port: int
@@ -81,7 +81,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowVerdict:
-    """Whether a flow is allowed, and its stand-in, or why not; `name` in lower case."""
+    """Whether a flow is allowed, its stand-in or reason; `name` in lower case."""
 
     allowed: bool
     stand_in: str = ""
@@ -180,7 +180,7 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
 
 
 def _claimed_name(flow: Flow, protocol: str) -> str:
-    """The one name that the flow gives so far, empty before any."""
+    """The flow's one name so far, or empty."""
     sni = None
     if protocol in ENCRYPTED and flow.hello:
         if flow.sni is None:

@@ -1,8 +1,8 @@
 """The prepared parent of a run's supervisors and gateways: imports, then forks.
 
-A gateway can import nothing once it is confined: what its stand-ins need is imported here.
-Started by `processes.ForkServer` alone. One thread, one socket to its owner, one request at a time.
-Each child waits for its owner's `go`, so the journal names it first. All end with the owner.
+A confined gateway can import nothing: its stand-ins' imports happen here. Started by
+`processes.ForkServer` alone. One thread, one socket to its owner, one request at a time. Each child
+waits for `go`, so the journal names it first. All end with the owner.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Child = Callable[[list[int], int], NoReturn]
 
 
 def main(argv: list[str]) -> NoReturn:
-    """`FD SERVE PATH IMPORTS`: owner's socket, gateway's `module:function`, more to import."""
+    """`FD SERVE PATH IMPORTS`: owner's socket, gateway's `module:function`, more imports."""
     owner = socket.socket(fileno=int(argv[0]))
     # A terminal's signals are the owner's to handle: it ends the range in order
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def preload(more: Iterable[str] = ()) -> None:
-    """Import all that a child may need, for it opens no file later."""
+    """Import all that a child may need; it opens no file later."""
     import_all((*PRELOAD, *more))
     dataclass.prepare(GatewayConfig, SupervisorTask)
     with contextlib.suppress(ModuleNotFoundError):
@@ -117,7 +117,7 @@ class _ForkServer:
             os.close(fd)
 
     def _fork(self, roles: Mapping[str, int], fds: list[int], made: list[int]) -> list[int]:
-        """One child after the other, at once: what this process writes meanwhile, none shares."""
+        """Fork the children at once, so none shares this process's later writes."""
         parent, at, pids = os.getpid(), 0, list[int]()
         for role, count in roles.items():
             own, at = fds[at : at + count], at + count

@@ -122,7 +122,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def wait_for_go(owner: socket.socket, stderr_fd: int) -> None:
-    """A fork's first step: redirect output, then wait for the owner."""
+    """Redirect a fork's output, then wait for the owner."""
     for standard in (1, 2):  # the fork server's are shared with all its children
         os.dup2(stderr_fd, standard)
     os.close(stderr_fd)
@@ -172,7 +172,7 @@ def fill(fd: int, document: Mapping[str, Any]) -> None:
 
 
 def from_file(fd: int) -> dict[str, Any]:
-    """The document in an open memory file, which it closes. Raises `ValueError`."""
+    """The document in an open memory file; closes it. Raises `ValueError`."""
     with os.fdopen(fd, "rb") as file:
         file.seek(0)
         text = file.read(_MAX_DOCUMENT_BYTES + 1)
@@ -187,7 +187,7 @@ def from_file(fd: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An event, notice (`READY`, `ALIVE`, `ENDED`) or request (`ASK`); `id`: once it is sent."""
+    """An event, notice (`READY`, `ALIVE`, `ENDED`) or request (`ASK`); `id`: once sent."""
 
     kind: str
     data: Mapping[str, Any]
@@ -238,7 +238,7 @@ class EventDecoder:
         self._is_ready = self._is_over = False
 
     def feed(self, datagram: bytes) -> Item | None:
-        """The message that this datagram completes. Raises `WireViolationError`, for good."""
+        """The message completed by this datagram. Raises `WireViolationError`, for good."""
         _must(0 < len(datagram) <= MAX_DATAGRAM_BYTES, "a datagram of no or too many bytes")
         if self._head is None:
             line, _, datagram = datagram.partition(b"\n")

@@ -1,8 +1,8 @@
 """The packet record: frames of a range's ports in one bounded pcapng file.
 
-Inbound frames (from a cell) are kept whole. Outbound ones are until half of the room is used,
-then by their headers: the gateway's events hold what matters. Its part in a TLS handshake is always
-whole: without the server's hello no secret decrypts what the cell sent.
+Inbound frames (from a cell) are kept whole, outbound ones until half of the room is used, then by
+their headers: the gateway's events hold the rest. TLS handshakes are always whole: decryption
+needs the server's hello.
 Sources: draft-ietf-opsawg-pcapng; packet(7), linux/if_packet.h (a VLAN tag is beside its frame).
 """
 
@@ -160,7 +160,7 @@ def _write_all(fd: int, view: memoryview) -> None:
 
 
 class Tap:
-    """Every frame of this namespace's devices but loopback. Made before any device."""
+    """All frames of this namespace's devices but loopback. Made before any device."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -170,10 +170,10 @@ class Tap:
         self.socket.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
         set_receive_buffer(self.socket, _SOCKET_BUFFER_BYTES)
         self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-        """As the kernel counts: a frame takes more than its bytes."""
+        """The kernel's count: a frame takes more than its bytes."""
 
     def read_into(self, file: PacketFile) -> bool:
-        """Take at most 512 frames; whether there may be more. Raises `OSError`."""
+        """Take at most 512 frames; return True if more may follow. Raises `OSError`."""
         taken = 0
         try:
             while taken < _MAX_AT_ONCE:
@@ -206,7 +206,7 @@ class Tap:
 
 
 def put_tag_back(room: memoryview, length: int, auxdata: bytes) -> int:
-    """Insert a frame's VLAN tag where it was (IEEE 802.1Q); return how many bytes that took."""
+    """Insert a frame's VLAN tag (IEEE 802.1Q); return its byte count."""
     status, *_, tag, protocol = _AUXDATA.unpack_from(auxdata)
     if not status & _VLAN_VALID:
         return 0

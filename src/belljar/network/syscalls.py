@@ -1,4 +1,4 @@
-"""The kernel's calls that Python has no name for, and filters of calls; a failure: `OSError`."""
+"""System calls that Python lacks, and filters of calls; failures raise `OSError`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
 
 
 def become(uid: int | None, kept: tuple[int, ...] = (), *, ambient: bool = False) -> None:
-    """Take the uid (None: stay) and `kept` capabilities alone; `ambient`: its programs too."""
+    """Take the uid (None: stay) and only `kept` capabilities; `ambient`: its programs too."""
     # First: it needs CAP_SETPCAP, which is gone with the uid.
     for number in range(CAP_LAST + 1):
         if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
@@ -154,7 +154,7 @@ def close_all_but(kept: tuple[int, ...]) -> None:
 
 
 def set_receive_buffer(end: socket.socket, size_bytes: int) -> None:
-    """Beyond `net.core.rmem_max` with a capability over the whole host, else up to it."""
+    """Exceed `net.core.rmem_max` with a capability over the host, else stop there."""
     try:
         end.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size_bytes)
     except PermissionError:
@@ -321,7 +321,7 @@ def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
 
 
 def _assembled(rules: list[_Rule], ioctls: Sequence[int], machine: str) -> bytes:
-    """With what both filters allow, and the refusal of all else."""
+    """Return the filter with common rules and the refusal of all else."""
     program: list[_Instruction] = [
         # First, as a number is another call on another architecture (seccomp(2)).
         (_LOAD, 0, 0, _ARCH_AT),

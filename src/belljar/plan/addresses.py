@@ -41,7 +41,7 @@ _OWN_PORTS: Final = range(20_000, 32_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """Maps a pattern to an address; `stand_in` is an id."""
+    """A pattern's address; `stand_in` is an id."""
 
     pattern: str
     stand_in: str
@@ -50,7 +50,7 @@ class NameAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPort:
-    """A cell's link: its address (/32), both MACs, the outer end's device."""
+    """A cell's link: address (/32), both MACs, the outer end's device."""
 
     name: str
     address: str
@@ -77,7 +77,7 @@ class RangeLayout:
 
     @property
     def local_prefixes(self) -> tuple[str, ...]:
-        """The namespace's own addresses (`ip route add local PREFIX dev lo`)."""
+        """The namespace's addresses (`ip route add local PREFIX dev lo`)."""
         names = str(IPv4Network(f"{self.resolver}/24", strict=False))
         has_metadata = any(name.address == METADATA_ADDRESS for name in self.names)
         return (names, *((f"{METADATA_ADDRESS}/32",) if has_metadata else ()))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ObstacleError(HostError):
-    """A refusal for obstacles, the one that is shown first."""
+    """A refusal for obstacles, of which one is shown first."""
 
     def __init__(self, what: str, first: Obstacle, *others: Obstacle) -> None:
         super().__init__(what, where=first.where, hint=first.hint)
@@ -68,7 +68,7 @@ _MAX_PROGRAM_CHARS: Final = 200
 def render_plan(
     plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """Return the plan's lines; `real` shows each about a real network in red."""
+    """Return the plan's lines; `real` shows those about real networks in red."""
     import textwrap
 
     lines: list[str] = []
@@ -90,7 +90,7 @@ def render_plan(
 
 
 def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(label, text) pairs; a label " " continues the one above."""
+    """(label, text) pairs; a label " " continues the last."""
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
@@ -226,7 +226,7 @@ def _held(what: str, most: str, *by: str) -> str:
 def microvm_bounds(
     resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Everything a microVM may consume; `plan --json` has every limit."""
+    """A microVM's bounds; `plan --json` has every limit."""
     by = {name: _HOST_GROUP if name in controllers else _NO_GROUP for name in ("cpu", "pids")}
     cpus = f"{resources.cpus}, and one for the VMM"
     if "cpu" not in controllers:
@@ -250,7 +250,7 @@ def microvm_bounds(
 
 
 def oci_bounds(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
-    """Everything a container may consume; `plan --json` has every limit."""
+    """A container's bounds; `plan --json` has every limit."""
     disk = format_size(resources.disk_bytes)
     processes = f"{resources.processes}; {jail.processes} with what holds the cell"
     return (
@@ -274,7 +274,7 @@ def _time_and_output(resources: Resources) -> tuple[str, ...]:
 
 
 def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
-    """Return the bounds of what grows with the bytes that cells send."""
+    """Return the bounds of growth with the cells' bytes."""
     most = network.bounds
     connections = f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one"
     packets = f"{format_size(most.packet_record_bytes)}; a cell that sends more makes the sample"
@@ -296,7 +296,7 @@ def blast_radius(
     tier: Tier,
     network: NetworkPlan | None,
 ) -> BlastRadius:
-    """What the cell can do at its worst. `consumed`: its tier's bounds."""
+    """The worst that the cell can do. `consumed`: its tier's bounds."""
     shown = f"{printable(policy.image)} (not built)"
     if image is not None:
         shown = f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"

@@ -30,7 +30,7 @@ IdLine = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """What a control group may use. `cpu_quota_percent`: 100 is one core."""
+    """A control group's limits. `cpu_quota_percent`: 100 is one core."""
 
     memory_max_bytes: int
     cpu_quota_percent: int | None
@@ -47,7 +47,7 @@ class JailLimits(GroupLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdRange:
-    """Ids of the host: `start` and the `count - 1` that follow."""
+    """Host ids: `start` and the `count - 1` that follow."""
 
     start: int
     count: int = 1 << 16
@@ -168,7 +168,7 @@ class JailSpec:
 def cell_ids(
     identity: JailIdentity, newuidmap: Path | None = None, newgidmap: Path | None = None
 ) -> JailIds:
-    """A cell's maps: 0 is the stage, then the workload's range."""
+    """A cell's maps: 0 for the stage, then the workload's range."""
     uids, gids = identity.uids, identity.gids
     if uids is None or gids is None:
         raise ValueError("this identity has no range of ids")

@@ -76,10 +76,10 @@ def make_plan(
     base: Path | None = None,
     has_port: bool = False,
 ) -> Plan:
-    """What this host will do: in the named tier, else the least that risk and host allow.
+    """The plan in the named tier, else the least allowed by risk and host.
 
     `image` None: the plan can only be shown. `base`: the policy's directory. `has_port`: the cell
-    is on a range's network though its own policy names none. Raises `PolicyError`, `ObstacleError`.
+    has a port, though its policy names no network. Raises `PolicyError`, `ObstacleError`.
     """
     demanded, network = demanded_tier(policy.risk, policy.tier), None
     if policy.network is not None:
@@ -174,7 +174,7 @@ def _choose(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """One tier. `shape`: the container, or the machine and its guest."""
+    """One tier. `shape`: the container, or machine and guest."""
 
     tier: Tier
     jail: JailLimits
@@ -187,7 +187,7 @@ class Isolation:
     shape: OciShape | tuple[VmShape, GuestLimits]
 
     def plan(self, **fields: Any) -> Plan:  # noqa: ANN401 - those of `CellPlan`
-        """The tier's kind of plan, with the fields that all have."""
+        """The tier's kind of plan, with the common fields."""
         own = ("tier", "jail", "layers", "emulated", "memory_by_rlimit", "rights")
         fields |= {name: getattr(self, name) for name in own}
         if isinstance(self.shape, OciShape):
@@ -269,7 +269,7 @@ def _microvm(
 def vm_shape(
     resources: Resources, *, emulated: bool, has_port: bool = False, has_data: bool = False
 ) -> VmShape:
-    """The VM: its RAM holds processes, files and its kernel."""
+    """The VM; its RAM holds processes, files and kernel."""
     workload_mib = _up(resources.memory_bytes + resources.disk_bytes, _MIB)
     overhead_mib = GUEST_OVERHEAD_MIB + _MIB_A_CPU * resources.cpus
     ram_mib = workload_mib + _up(workload_mib, _PAGE_TABLE_SHARE) + overhead_mib
@@ -323,7 +323,7 @@ def oci_overhead_mib(tier: Tier, resources: Resources) -> int:
 
 
 def oci_limits(tier: Tier, resources: Resources) -> JailLimits:
-    """What the host enforces on a container and its runtime."""
+    """The host's limits on a container and its runtime."""
     tasks = resources.processes + _CONTAINER_SPARE_TASKS
     if tier is Tier.GVISOR:
         tasks = _up(_GVISOR_TASKS_PER_TWO_PROCESSES * resources.processes, 2) + _GVISOR_SPARE_TASKS

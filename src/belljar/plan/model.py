@@ -1,4 +1,4 @@
-"""The plan: what this host will do about a policy."""
+"""The plan: this host's ways to fulfil a policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What the plan needs of an image; `program`: "" where it waits."""
+    """An image's facts for the plan; `program`: "" where it waits."""
 
     digest: str
     name: str
@@ -39,7 +39,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One wall between the workload and the host, and what makes it hold."""
+    """One wall between workload and host, and its basis."""
 
     name: str
     what: str
@@ -49,7 +49,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlastRadius:
-    """What the cell can do at its worst, in sentences."""
+    """The worst that the cell can do, in sentences."""
 
     read: tuple[str, ...]
     write: tuple[str, ...]
@@ -71,7 +71,7 @@ ObstacleCode = StrEnum(
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason why it can't be done here. Not escaped."""
+    """One reason against it here. Not escaped."""
 
     code: ObstacleCode
     what: str
@@ -81,11 +81,11 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """What the plans of all tiers say of one cell; `tier` is never less than `demanded_tier`.
+    """One cell's plan in any tier; `tier` is never less than `demanded_tier`.
 
-    `image` None: not built, so the plan can be read, not carried out. `layers`: outermost first.
-    `memory_by_rlimit`: the `memory` controller is missing, the jail's address space is bounded
-    instead. `skipped_tiers`: of the warnings. `network` None: the cell has no network device.
+    `image` None: not built, so the plan can only be read. `layers`: outermost first.
+    `memory_by_rlimit`: without a `memory` controller the jail's address space is bounded.
+    `skipped_tiers`: of the warnings. `network` None: the cell has no network device.
     """
 
     policy: Policy

@@ -29,7 +29,7 @@ Default: TypeAlias = Literal["deny", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A port of a stand-in: `http`, `tls` (HTTPS), `tcp`, `smtp`, `smtps`."""
+    """A stand-in's port: `http`, `tls` (HTTPS), `tcp`, `smtp`, `smtps`."""
 
     number: int
     protocol: str
@@ -58,17 +58,17 @@ class StandInPlan:
 
     @property
     def is_detached(self) -> bool:
-        """Whether it is a cell without a network device, reached by commands alone."""
+        """True for a cell without a network device, reached by commands."""
         return self.is_target and self.settings.get("networks") == []
 
     @property
     def networks(self) -> frozenset[str]:
-        """A cell's: the networks it is in; empty: every one."""
+        """A cell's networks; empty: every one."""
         return frozenset(self.settings.get("networks") or ())
 
     @property
     def awaits(self) -> tuple[str, ...] | None:
-        """Cells that must be healthy before it starts; None: all."""
+        """Cells that must be healthy before its start; None: all."""
         awaited = self.settings.get("awaits")
         return None if awaited is None else tuple(awaited)
 
@@ -102,10 +102,10 @@ _FILES_OF_CELLS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
-    """What a guest could make grow, and what happens at the limit."""
+    """Bounds of what a guest could make grow, and their effects."""
 
     packet_record_bytes: int = 512 << 20
-    """More of what cells send is not recorded, which voids the sample."""
+    """More of the cells' frames is not recorded, which voids the sample."""
     recorded_bytes: int = 1 << 30  # of events and bodies: a further one ends the range
     connections: int = 10_000  # open at one time at the gateway: more are closed
     connections_per_cell: int = 1_000  # likewise, of one cell
@@ -125,7 +125,7 @@ class NetworkBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """A range's network; `controllers`: the host's, that hold the range's processes."""
+    """A range's network; `controllers`: the host's, for the range's processes."""
 
     stand_ins: tuple[StandInPlan, ...] = ()
     default: Default = "deny"
@@ -154,7 +154,7 @@ class NetworkPlan:
         return self.has_own_cell or any(not item.is_detached for item in self.targets)
 
     def attached(self) -> NetworkPlan:
-        """The network itself, without the cells that have no device in it."""
+        """The network without cells that lack a device in it."""
         kept = tuple(item for item in self.stand_ins if not item.is_detached)
         return replace(self, stand_ins=kept)
 
@@ -243,7 +243,7 @@ def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
 
 
 def gateway_files(connections: int, cell_connections: int) -> int:
-    """Return how many descriptors a gateway with these bounds may have open."""
+    """Return the descriptor limit of a gateway with these bounds."""
     return connections + _FILES_OF_CELLS * cell_connections + GATEWAY_OTHER_FILES
 
 

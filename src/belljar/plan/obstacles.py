@@ -201,7 +201,7 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
 def size_obstacles(
     resources: Resources, memory_max_bytes: int, facts: HostFacts
 ) -> Iterator[Obstacle]:
-    """Why a cell and jail of this size don't fit this host."""
+    """Why this cell size doesn't fit this host."""
     if resources.cpus > facts.cpus:
         what = f"the policy asks for {resources.cpus} processors, and this host has {facts.cpus}"
         hint = f"write `cpus: {facts.cpus}` or less, or use a larger host"
@@ -217,7 +217,7 @@ def size_obstacles(
 def network_obstacles(
     facts: HostFacts, kinds: Collection[str] | None = None
 ) -> tuple[Obstacle, ...]:
-    """Why no network (of these kinds) can be made here."""
+    """Why no network (of these kinds) is possible here."""
     return tuple(
         replace(each, where="network", hint=f"{each.hint}; or write `network: none`")
         for each in _network(facts, kinds)
@@ -265,7 +265,7 @@ _CORES_HINT: Final = "as root: sysctl -w kernel.core_pattern=core"
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> str:
-    """Where core dumps of a cell's processes go on this host; "": nowhere."""
+    """Where this host's core dumps of cells go; "": nowhere."""
     pattern = printable(cores.pattern, max_chars=_MAX_PATTERN_CHARS)
     if cores.state is CoreState.PROGRAM and not cores.can_limit:
         return (

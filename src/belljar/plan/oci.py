@@ -194,7 +194,7 @@ def _entries(group: CallGroup) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciRuntime:
-    """The program that makes the container; `path`: on the host."""
+    """The program that makes containers; `path`: on the host."""
 
     name: str
     kind: RuntimeKind

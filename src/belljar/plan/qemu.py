@@ -82,7 +82,7 @@ class VmShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLimits:
-    """What the guest agent enforces on the workload. Part of the template."""
+    """The guest agent's limits on the workload. Part of the template."""
 
     memory_max_bytes: int
     disk_bytes: int
@@ -123,7 +123,7 @@ def vmm_address_space_bytes(shape: VmShape) -> int:
 
 
 def vmm_processes(shape: VmShape) -> int:
-    """Threads; up to 64 of them wait for the disk."""
+    """Threads; up to 64 wait for the disk."""
     return shape.vcpus + 80
 
 

@@ -1,10 +1,10 @@
 """A range's packet rules as data, each refusal with its reason. Pure, golden.
 
 One document for `nft -j -f -`. `prerouting` decides alone, before fragments are put together
-(priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` let through only
-what it could have. Connections are not tracked. Nothing is forwarded: a connection between two
-cells ends here on both sides. Its first segment is logged and dropped; the supervisor dials the
-target cell, and lets the segment in again, by loopback, or has it refused.
+(priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` admit no
+more. Connections are not tracked. Nothing is forwarded: a connection between two cells ends
+here on both sides. Its first segment is logged and dropped; the supervisor dials the target cell
+and readmits the segment by loopback, or has it refused.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DropReason(StrEnum):
 
     @property
     def counter(self) -> str:
-        """Its counter's name. (Some of the words are nft's own.)"""
+        """Its counter's name. (Some words are nft's own.)"""
         return f"count_{self}"
 
 
@@ -93,7 +93,7 @@ ANSWERED: Final = frozenset(
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
-    """The rule set of a range; nothing in it comes from a guest."""
+    """A range's rule set; nothing in it comes from a guest."""
     services = _Services(layout, network)
     counters = [reason.counter for reason in DropReason if reason is not DropReason.ARP]
     objects: list[dict[str, Any]] = [{"table": {"family": "inet", "name": TABLE}}]
@@ -135,7 +135,7 @@ def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
 
 
 def counts(listed: Mapping[str, Any]) -> dict[DropReason, int]:
-    """Packets by reason, from `nft -j list ruleset` (or `list counters`)."""
+    """Packets by reason, from `nft -j list ruleset` (or `counters`)."""
     packets = _counted(listed)
     return {reason: packets.get(reason.counter, 0) for reason in DropReason}
 
@@ -225,7 +225,7 @@ _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "outp
 def _chains(
     layout: RangeLayout, network: NetworkPlan, services: _Services
 ) -> Iterator[tuple[str, list[Rule]]]:
-    """Every chain with its rules, before those that go to it."""
+    """Every chain with its rules, before those that use it."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in DropReason:
         if reason not in LET_THROUGH | {DropReason.ARP}:
@@ -259,7 +259,7 @@ def _to(reason: DropReason) -> nft.Statement:
 
 
 def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
-    """Counts, logs and answers; a flood's excess is only counted."""
+    """Counts, logs and answers; excess is only counted."""
     limit = [nft.over(per_s, burst)]
     excess = {"set": {"op": "update", "elem": nft.IIFNAME, "set": "@refused", "stmt": limit}}
     rules: list[Rule] = [[nft.counter(reason.counter)], [excess, nft.DROP], _log(reason)]
@@ -269,7 +269,7 @@ def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
 
 
 def _checked() -> Iterator[Rule]:
-    """What no packet of a cell may be, whatever its destination."""
+    """Rules against packets that no cell may send anywhere."""
     yield [nft.FRAGMENT, _to(DropReason.FRAGMENT)]
     # Before all other options, so that an attempt to be routed past the rules has its own name.
     for option in ("lsrr", "ssrr"):
@@ -299,12 +299,12 @@ def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _taken_by(port: int) -> Rule:
-    """The listener at this port gets it, whatever its destination (TCP alone)."""
+    """The listener at this port gets it from any destination (TCP alone)."""
     return [{"tproxy": {"family": "ip", "port": port}}, nft.marked(LOCAL_MARK), nft.ACCEPT]
 
 
 def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
-    """What is answered, as much as the bounds allow this port."""
+    """The answered traffic, within this port's bounds."""
     most = network.bounds
     too_many = nft.over(most.new_connections_per_s, most.new_connections_burst)
     yield [nft.FIRST, too_many, _to(DropReason.RATE)]
@@ -327,7 +327,7 @@ def _log(reason: DropReason) -> Rule:
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
-    """What comes from one cell: its sender is checked first."""
+    """One cell's traffic: its sender is checked first."""
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), _to(DropReason.SPOOFED)]
     yield [nft.match(nft.NFPROTO, "ipv6"), _to(DropReason.IPV6)]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), _to(DropReason.SPOOFED)]

@@ -67,7 +67,7 @@ class AtError(ValueError):
 
 
 def list_of(max_count: int, *, min_count: int = 1) -> BeforeValidator:
-    """A list of so many things, read into a tuple."""
+    """A list of bounded length, read into a tuple."""
 
     def read(value: object) -> object:
         if not isinstance(value, (list, tuple)):
@@ -96,7 +96,7 @@ class FieldKind:
 
 
 def choice(words: type[Enum]) -> FieldKind:
-    """One word of an enumeration; a member is read as itself."""
+    """One word of an enumeration, or its member."""
     allowed = [str(word.value) for word in words]
 
     def read(value: object) -> Enum:
@@ -139,7 +139,7 @@ def _measure(
 
 
 def read_text(value: object, what: str) -> str:
-    """Return text without NUL bytes. Raises `ValueError`, which names `what`."""
+    """Return text without NUL bytes. Raises `ValueError` naming `what`."""
     if not isinstance(value, str):
         raise ValueError(f"{expected(what, value)}; if it is meant as text, put it in quotes")
     if "\0" in value or SURROGATE.search(value):
@@ -150,7 +150,7 @@ def read_text(value: object, what: str) -> str:
 def checked(
     what: str, error: str, accepts: Callable[[str], object], *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
-    """Text that `accepts` finds true; `error` follows one that it doesn't."""
+    """Text for which `accepts` is true; else `error` follows it."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
         text = read_text(value, what)
@@ -170,7 +170,7 @@ def _read_user(value: object) -> str:
 
 
 def _paths(what: str, error: str, accepts: Callable[[str, str], bool]) -> FieldKind:
-    """Paths that `accepts` takes as written and normalised; `error` follows another."""
+    """Paths that `accepts` takes unchanged and normalised; else `error` follows."""
 
     def read(value: object) -> str:
         text = read_text(value, what)
@@ -287,7 +287,7 @@ USUAL_PROTOCOLS: Final = dict(
 
 
 def read_host(value: object) -> str:
-    """An exact host name in its one form. Raises `ValueError`."""
+    """An exact, normalised host name. Raises `ValueError`."""
     if not isinstance(value, str):
         raise expected("a host name such as `shop.example`", value)
     if "*" in value:
@@ -296,7 +296,7 @@ def read_host(value: object) -> str:
 
 
 def read_pattern(value: object) -> str:
-    """A host name, or `*.` and one. Raises as `read_host`."""
+    """A host name, perhaps after `*.`. Raises as `read_host`."""
     if not isinstance(value, str) or "*" not in value:
         return read_host(value)
     if not value.startswith("*.") or "*" in value[1:]:
@@ -329,7 +329,7 @@ def covers(pattern: str, name: str) -> bool:
 
 
 def read_number(value: object) -> int:
-    """A TCP port that a stand-in may have. Raises `ValueError`."""
+    """A stand-in's TCP port. Raises `ValueError`."""
     if type(value) is not int or not 1 <= value <= 65535:
         raise ValueError(f"{quoted(value)} is not a port: write a number from 1 to 65535")
     if value == RESOLVER_PORT:
@@ -338,7 +338,7 @@ def read_number(value: object) -> int:
 
 
 def read_port(value: object) -> object:
-    """Read `443/tls`, a number, or `all`, of target cells alone. Raises `ValueError`."""
+    """Read `443/tls`, a number, or a target cell's `all`. Raises `ValueError`."""
     if isinstance(value, Port):
         return value
     if value == "all":  # no other kind speaks plain TCP

@@ -63,7 +63,7 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
 
 @contextmanager
 def open_regular(directory: Path, name: str) -> Iterator[int]:
-    """As `open_beneath`, for a regular file; another kind is a `ValueError`."""
+    """As `open_beneath`, for a regular file, else `ValueError`."""
     with open_beneath(directory, name) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")
@@ -101,7 +101,7 @@ def _opened(at: int, name: str) -> int:
 
 
 def check_below(path: Path, directory: Path) -> None:
-    """Raises `PolicyError` for a link out of the task's directory."""
+    """Raises `PolicyError` for a link out of the task."""
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
     is_named_below = any(Path(written).is_relative_to(at) for at in (directory.absolute(), home))
@@ -121,7 +121,7 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing of a tree. `path`: below the source, or ""."""
+    """A tree's entry. `path`: below the source, or ""."""
 
     path: str
     kind: EntryKind
@@ -163,7 +163,7 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
 
 
 def read_entry(root: Path, tree: Tree, entry: Entry) -> bytes:
-    """A file's contents. Raises `OSError` and `ValueError` where it has changed since."""
+    """A file's contents. Raises `OSError`, and `ValueError` if changed since."""
     name = posixpath.join(tree.source, entry.path) if entry.path else tree.source
     # One byte more than was listed, so that a file that grew is noticed, not cut.
     contents = read_regular(root, name, entry.size_bytes + 1)

@@ -51,7 +51,7 @@ SERVICE_ROWS: Final = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoySpec:
-    """One decoy that a policy asks for; `policy.model.DecoyText` documents the fields."""
+    """One decoy of a policy; `policy.model.DecoyText` documents the fields."""
 
     id: str
     kind: DecoyKind
@@ -62,12 +62,12 @@ class DecoySpec:
 
     @property
     def is_service(self) -> bool:
-        """Whether it is a service of the range's gateway, and no file."""
+        """True for a service of the range's gateway."""
         return self.kind in SERVICE_PORTS
 
     @property
     def host(self) -> str:
-        """Of a service: its name; of a metadata service the address."""
+        """A service's name; a metadata service's address."""
         return self.place.partition(":")[0] or METADATA_ADDRESS
 
     @property
@@ -119,7 +119,7 @@ class Protected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
-    """What the guard looks for besides credentials and decoys, and does."""
+    """The guard's searches besides credentials and decoys, and its actions."""
 
     protect: tuple[Protected, ...] = ()
     classes: tuple[str, ...] = ()

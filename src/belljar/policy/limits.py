@@ -73,7 +73,7 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a cell may consume at most; `sections.ResourcesText` documents the fields."""
+    """A cell's resource limits; `sections.ResourcesText` documents the fields."""
 
     cpus: int = 1
     memory_bytes: int = 512 << 20
@@ -112,7 +112,7 @@ class HostTools:
     allow: tuple[str, ...]
 
     def permits(self, names: Iterable[str]) -> bool:
-        """Whether a tool (its name, its MCP server's) may be called."""
+        """True if a tool (its name, its MCP server's) may be called."""
         return ANY in self.allow or any(name in self.allow for name in names)
 
     def __str__(self) -> str:

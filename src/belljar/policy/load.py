@@ -49,14 +49,14 @@ _OWN_RULE: Final = (
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """The policy in a file. Raises `PolicyError` with all faults."""
+    """A file's policy. Raises `PolicyError` with all faults."""
     file = Path(path)
     text, base = read_policy_file(file), file.parent.absolute()
     return parse_policy(text, source=str(path), base=base, default_name=file.stem)
 
 
 def read_policy_file(file: Path) -> bytes:
-    """A policy file's bytes, at most one too many. Raises `PolicyError`."""
+    """A policy file's bytes, at most one over the limit. Raises `PolicyError`."""
     try:
         return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
@@ -109,7 +109,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The policy with some fields replaced, and checked anew. Raises `PolicyError`."""
+    """The policy with fields replaced and checked anew. Raises `PolicyError`."""
     model = type(loaded.policy)
     fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
     try:
@@ -123,7 +123,7 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
 
 
 def wrong_fields(error: ValidationError) -> str:
-    """The fields that a model refused, each with the reason."""
+    """The fields that a model refused, with reasons."""
     found = error.errors(include_url=False)
     return "; ".join(f"{yaml_tree.field_name(_path(each))}: {_message(each)}" for each in found)
 
@@ -226,7 +226,7 @@ def _fields(model: type[Strict]) -> set[str]:
 
 
 def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
-    """What is wrong with the files that are copied into cells."""
+    """The faults of files copied into cells."""
     lists: dict[yaml_tree.Path, tuple[FileCopy, ...]] = {("files",): policy.files}
     for name, item in (policy.network.stand_ins if policy.network is not None else {}).items():
         if isinstance(item, CellStandIn):
@@ -246,7 +246,7 @@ def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterato
 
 
 def _own_problems(network: Network | None, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
-    """What is wrong with the files and directories that stand-ins name."""
+    """The faults of files and directories that stand-ins name."""
     for name, item in (network.stand_ins if network is not None else {}).items():
         own_field, own = item.own_path()
         try:

@@ -127,7 +127,7 @@ class LoadedPolicy:
     weights: Path | None = None
 
     def read_file(self, file: FileCopy) -> bytes:
-        """The contents of one of the policy's files. Raises `PolicyError`."""
+        """A policy file's contents. Raises `PolicyError`."""
         try:
             content = read_regular(own_directory(self.base), file.source, MAX_FILE_BYTES + 1)
             if len(content) > MAX_FILE_BYTES:
@@ -140,7 +140,7 @@ class LoadedPolicy:
 
 
 def own_directory(base: Path | None) -> Path:
-    """The directory that a policy's files stay below. Raises `ValueError` for none."""
+    """The directory that bounds a policy's files. Raises `ValueError` for none."""
     if base is None:
         raise ValueError("this policy has no directory of its own")
     return base

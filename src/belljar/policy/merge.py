@@ -131,13 +131,13 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
 
 
 def is_closed(network: Network) -> bool:
-    """Return whether it reaches only cells of its own range."""
+    """Return True if it reaches only its own range's cells."""
     is_plain = not network.upstreams and not network.sink and network.default == "deny"
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
 
 def _is_alike(network: Network, other: Network | None) -> bool:
-    """Return whether they differ in upstreams and record at most."""
+    """Return True if at most upstreams and record differ."""
     # Both are merged field by field, so they don't make it another network.
     none = {"upstreams": (), "record": Record()}
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)

@@ -457,7 +457,7 @@ class Policy(Strict):
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The images of its cell and target cells, each once."""
+        """The images of its cell and target cells, unique."""
         others = self.network.stand_ins.values() if self.network else ()
         targets = (item.image for item in others if isinstance(item, TargetStandIn))
         return tuple(dict.fromkeys((self.image, *targets)))
@@ -473,7 +473,7 @@ class Policy(Strict):
         return self.guard or GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, in bytes and seconds, with all defaults."""
+        """As JSON values, in bytes and seconds, with defaults."""
         return self.model_dump(mode="json")
 
 

@@ -65,7 +65,7 @@ class Upstream(Strict):
 
     @property
     def whole_run(self) -> int:
-        """The most bytes of all samples of a run together."""
+        """The maximum bytes of all a run's samples together."""
         return self.budget * RUN_BUDGETS if self.run_budget is None else self.run_budget
 
     @model_validator(mode="after")
@@ -182,13 +182,13 @@ class Network(Strict):
 
     @property
     def has_cells(self) -> bool:
-        """Whether any cell of the range has a network device."""
+        """True if any cell of the range has a network device."""
         targets = (item for item in self.stand_ins.values() if isinstance(item, TargetStandIn))
         cells = (self.own_cell, *targets)
         return any(cell is None or cell.networks != () for cell in cells)
 
     def patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
-        """Each host name, whose it is, and where it is written."""
+        """Each host name, its owner, and its place."""
         for name, item in self.stand_ins.items():
             yield from (
                 (pattern, name, ("stand_ins", name, "names", at))

@@ -101,7 +101,7 @@ class ResourcesText(Strict):
 
 
 def written_resources(value: object) -> object:
-    """Resources in the words of a file; anything else as it is."""
+    """A file's resources in words; anything else unchanged."""
     return value.written() if isinstance(value, Resources) else value
 
 
@@ -336,7 +336,7 @@ class ModelBlock(Strict):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device files of this host that the cell gets."""
+        """The host's device files that the cell gets."""
         return () if self.gpu is None else (*_GPU_CONTROL, *dict.fromkeys(self.gpu.devices))
 
 
@@ -381,7 +381,7 @@ class TaskData(Strict):
 
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
-    """What each source is now, by target. Raises as `list_tree`."""
+    """Each source's current tree, by target. Raises as `list_tree`."""
     trees: dict[str, Tree] = {}
     entries = total_bytes = 0
     for file in data.files:

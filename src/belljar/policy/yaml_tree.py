@@ -1,4 +1,4 @@
-"""The YAML reader of the project: plain values, each with its place. Pure.
+"""The project's YAML reader: plain values, each with its place. Pure.
 
 The parser is ruamel.yaml's; scalars are those of YAML 1.2, with the numbers of Docker's reader. A
 policy has no anchors, tags, merge keys, duplicate keys or further documents: a reviewer sees all
@@ -56,7 +56,7 @@ _MAX_DIGITS: Final = 64
 
 
 def number(written: str) -> int | float | None:
-    """A plain scalar's number by Docker's reader of YAML (Go's yaml.v3): `0755` is octal."""
+    """A plain scalar's number by Docker's YAML reader (Go's yaml.v3): `0755` is octal."""
     plain = written.replace("_", "")
     digits = plain[1:] if plain[:1] in ("+", "-") else plain
     if not written.startswith("_") and _BASED.fullmatch(digits):
@@ -70,7 +70,7 @@ def number(written: str) -> int | float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How strictly a document is read; the defaults are a policy's."""
+    """A document's strictness; the defaults are a policy's."""
 
     what: str = "a policy"
     max_bytes: int = MAX_BYTES
@@ -80,7 +80,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Mark:
-    """A place in the text; both count from 1, columns in characters."""
+    """A place in the text; counts from 1, columns in characters."""
 
     line: int
     column: int
@@ -211,7 +211,7 @@ class _Reader:
         raise _FaultError(_mark(event.start_mark), path, message)
 
     def _value(self, event: _Event, path: Path) -> Any:  # noqa: ANN401 - values of a document
-        """Return the value that begins with `event`, and note its place."""
+        """Return the value that begins with `event`; note its place."""
         value = self._node(event, path).value
         self.tree.marks[path] = mark = _mark(event.start_mark)
         if value is None and path and not self.reading.is_compose:
@@ -301,7 +301,7 @@ def _is_plain(event: _Event) -> bool:
 
 
 def closest_mark(tree: YamlTree, path: Path, *, key: bool = False) -> Mark:
-    """The place of `path`, or of the nearest thing around it."""
+    """The place of `path`, or the nearest around it."""
     if key and path in tree.keys:
         return tree.keys[path]
     for length in range(len(path), -1, -1):

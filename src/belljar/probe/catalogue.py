@@ -1,4 +1,4 @@
-"""The containment tests, read from `catalogue.toml` when this module is first imported."""
+"""The containment tests, read from `catalogue.toml` at first import."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What the host saw where it looked; `touched` is None where it could not look."""
+    """The host's observations; `touched` is None where it could not look."""
 
     touched: bool | None
     what: str
@@ -32,7 +32,7 @@ NOT_LOOKED = Sight(touched=None, what="the host did not look")
 def judge(
     probes: Sequence[Probe], answers: Answers, sights: Mapping[Witness, Sight], *, tier: str
 ) -> tuple[Finding, ...]:
-    """Each probe judged, and one finding more for every touched witness that none of them names."""
+    """Judge each probe; adds a finding per touched witness that none names."""
     findings = [
         judge_probe(probe, answers.by_name.get(probe.name), sights, tier=tier) for probe in probes
     ]
@@ -46,7 +46,7 @@ def judge(
 
 
 def overall(findings: Sequence[Finding], problem: str) -> Verdict:
-    """The verdict of a run: its worst finding's, and no better than void with a problem."""
+    """A run's worst verdict, and no better than void with a problem."""
     verdict = worst(finding.verdict for finding in findings)
     return worst((verdict, Verdict.VOID)) if problem else verdict
 
@@ -54,7 +54,7 @@ def overall(findings: Sequence[Finding], problem: str) -> Verdict:
 def judge_probe(
     probe: Probe, answer: AttemptReport | None, sights: Mapping[Witness, Sight], *, tier: str
 ) -> Finding:
-    """What the host saw comes first, then the cell's report, then if the host could see it."""
+    """Judge by the host's sight, the cell's report, then the host's means of sight."""
     found = partial(_finding, probe.name)
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
     if sight is not None and sight.touched:
@@ -121,14 +121,14 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """The program's report. `problem`: why it is not whole, else ""."""
+    """The program's report. `problem`: why it is incomplete, else ""."""
 
     by_name: Mapping[str, AttemptReport]
     problem: str = ""
 
 
 def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answers:
-    """Read the program's standard output. Never raises: what is wrong is the answer's `problem`."""
+    """Read the program's stdout. Never raises: faults become the `problem`."""
     lines = output[:MAX_OUTPUT_BYTES].split(b"\n")
     problems = (
         [] if lines[-1] == b"" and len(output) <= MAX_OUTPUT_BYTES else ["its output was cut off"]
@@ -146,7 +146,7 @@ def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answe
 
 
 def _take(line: bytes, asked: Collection[str], into: dict[str, AttemptReport]) -> list[str]:
-    """Add a line's answer; of two for one name the worse stays. Says what is wrong with it."""
+    """Add a line's answer, the worse of two; return its faults."""
     fields = line.split(b"\t", 2)
     try:
         name, outcome = fields[0].decode("ascii"), AttemptOutcome(fields[1].decode("ascii"))
@@ -162,7 +162,7 @@ def _take(line: bytes, asked: Collection[str], into: dict[str, AttemptReport]) -
 
 
 def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
-    """What is wrong with the last line; nothing when it ends this very run."""
+    """The last line's faults; none if it ends this very run."""
     fields = line.split(b"\t")
     if len(fields) != 3 or fields[0] != END:
         return ["it did not say that it ended"]
@@ -181,9 +181,9 @@ _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 class Router(Protocol):
     """The other end of a cell's port; a range's network is one.
 
-    `interface`: what the port is called in the cell. `mac`: its hardware address there.
-    `namespace`: the number of the network namespace that holds its inner end; None before it is
-    attached. `known`: probe → why something answers it, by the policy's own will.
+    `interface`: the port's name in the cell. `mac`: its hardware address there. `namespace`: the
+    number of its inner end's network namespace; None before it is attached. `known`: probe → why
+    the policy itself has something answer it.
     """
 
     interface: str
@@ -194,7 +194,7 @@ class Router(Protocol):
     def namespace(self) -> int | None: ...  # noqa: D102 - above
 
     def look(self) -> Sight:
-        """Compare its rules with the plan's, its ports with the range's. Blocking."""
+        """Compare rules and ports with plan and range. Blocking."""
         ...
 
 
@@ -213,7 +213,7 @@ class NoRouter:
 
 
 def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tuple[Probe, ...]:
-    """The probes as they are meant in a cell with this router; without one, as they are."""
+    """The probes for a cell with this router; without one, unchanged."""
     if router is None:
         return tuple(probes)
     known = {name: {tier: why} for name, why in router.known.items() if why}
@@ -226,7 +226,7 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
 
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
-    """Which of the probes are answered by the policy's own will, and why."""
+    """The probes that the policy itself has answered, and why."""
     known: dict[str, str] = {}
     if sinks:
         sink = "the range's sink takes what no other host has"

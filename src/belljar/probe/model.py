@@ -47,7 +47,7 @@ class Verdict(StrEnum):
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of them; void when there is none: no evidence is not good evidence."""
+    """The worst verdict; void without any: no evidence is not good evidence."""
     return max(verdicts, key=lambda verdict: verdict.badness, default=Verdict.VOID)
 
 
@@ -59,7 +59,7 @@ class Side(StrEnum):
 
 
 class Witness(StrEnum):
-    """What the host looks at to see an attempt that went through, named as its parameter."""
+    """Where the host looks for a successful attempt, named as its parameter."""
 
     CANARY = "canary"
     SOCKET = "socket"
@@ -69,9 +69,9 @@ class Witness(StrEnum):
     UDP = "udp"
     PID = "pid"
     NAMESPACES = "namespaces"
-    """The cell's processes: in none of the host's, without its root or a route to it."""
+    """The cell's processes: in none of the host's namespaces, without its root or route."""
     ROUTER = "router"
-    """The range's router: its rules are the plan's, its ports the range's."""
+    """The range's router, with the plan's rules and the range's ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """One run of the program in one cell, judged; `problem`: why it is void as a whole, or ""."""
+    """One program run in one cell, judged; `problem`: why it is void, or ""."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -131,7 +131,7 @@ class ProbeReport:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what was found, in canonical JSON: the same findings have the same digest."""
+        """SHA-256 of the findings in canonical JSON: equal findings, equal digests."""
         findings = [each.to_json() for each in self.findings]
         found = {"problem": self.problem, "user": self.user, "findings": findings}
         text = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

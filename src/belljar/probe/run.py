@@ -111,14 +111,14 @@ async def probe_cell(
     actor: Actor = Actor.HARNESS,
     probes: Sequence[Probe] | None = None,
 ) -> ProbeReport:
-    """Probe a running cell and judge what came of it; recorded before and after, bounded in time.
+    """Probe a running cell and judge the results; recorded before and after, bounded in time.
 
-    `which`: `quick`, `all`, or names of probes and groups. `router`: what its port leads to. At the
-    phase `end` everything that still runs in the cell is ended first. `user`: default the policy's.
+    `which`: `quick`, `all`, or names of probes and groups. `router`: its port's other end. The
+    phase `end` first ends all that runs in the cell. `user`: default the policy's.
 
-    A breach is not raised, and neither is a dead cell (void): the caller decides what either means.
-    Raises `ValueError` for an unknown name or a router that the cell lacks or needs, and what the
-    recorder raises: without a record nothing is tried.
+    Neither a breach nor a dead cell (void) is raised: the caller decides. Raises `ValueError` for
+    an unknown name or a router that the cell lacks or needs, and the recorder's errors: nothing
+    is tried unrecorded.
     """
     # Without it a machine's device would be judged by the guest's word alone.
     if cell.has_port != (router is not None):
@@ -159,7 +159,7 @@ async def probe_cell(
 
 
 def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | None:
-    """The error that stops a run, if these probes found a way out."""
+    """The error that stops a run whose probes found a way out."""
     if report is None or not (breaches := report.of(Verdict.BREACHED)):
         return None
     shown = "; ".join(f"{each.name} ({each.seen})" for each in breaches[:3])
@@ -183,7 +183,7 @@ async def _attempt(
     *,
     alone: bool,
 ) -> tuple[bytes, Answers]:
-    """Run the program, and note in `seen` what the host saw, also when it is cancelled."""
+    """Run the program; note the host's sights in `seen`, even if cancelled."""
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
     witnesses = {probe.witness for probe in wanted if probe.witness}
     with watch(witnesses, host_pid=cell.host_pid, router=router) as watched:

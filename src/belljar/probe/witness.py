@@ -46,14 +46,14 @@ _LONGEST_PLACE_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """What was laid out: `parameters` for the program, and how to look at each thing."""
+    """The prepared witnesses: the program's `parameters`, and how to look at each."""
 
     parameters: Mapping[str, str]
     nonce: str
     looks: Mapping[Witness, Callable[[], Sight]]
 
     def look(self) -> dict[Witness, Sight]:
-        """What the host sees now. What can't be looked at is reported, not raised."""
+        """What the host sees now. Failures are reported, not raised."""
         sights = {}
         for witness, look in self.looks.items():
             try:
@@ -189,8 +189,8 @@ def _received(listener: socket.socket, kind: socket.SocketKind) -> list[bytes]:
 
 
 def _namespaces(host_pid: int | None, router: Router) -> Sight:
-    """What the host's kernel says of the cell's processes: their namespaces, by number, whether
-    they may be the host's root, and where their network leads."""
+    """The host kernel's view of the cell's processes: their namespaces by number, whether they may
+    be the host's root, and where their network leads."""
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
     own, looked = namespaces_of(os.getpid()), 0
@@ -213,8 +213,8 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
 
 
 def _way_to_host(pid: int, port: str) -> str:
-    """Return how a process reaches the host though its namespaces are its own; "" for neither, or
-    when it has ended."""
+    """Return how a process reaches the host despite its own namespaces; "" if it doesn't, or has
+    ended."""
     with contextlib.suppress(OSError):
         # Of each range of ids: the inner, the outer, how many
         maps = Path(f"/proc/{pid}/uid_map").read_text().splitlines()
@@ -231,7 +231,7 @@ def _way_to_host(pid: int, port: str) -> str:
 
 
 def _family(pid: int) -> Iterator[int]:
-    """The process and what comes from it, as long as it lives; bounded."""
+    """The process and its living descendants; bounded."""
     waiting, count = [pid], 0
     while waiting and count < _MAX_PROCESSES:
         each, count = waiting.pop(0), count + 1
@@ -301,7 +301,7 @@ def _own_directory() -> Iterator[Path]:
 
 
 def _public_place() -> Path:
-    """The temporary directory, or another if an escaped process could not get there."""
+    """The temporary directory, or another if escaped processes can't get there."""
     chosen = Path(tempfile.gettempdir()).absolute()
     for place in (chosen, *map(Path, _PLACES)):
         with contextlib.suppress(OSError):
@@ -313,7 +313,7 @@ def _public_place() -> Path:
 
 
 def sweep_watches(place: Path | None = None) -> list[str]:
-    """Remove what watches of dead processes of this user left; returns what was removed."""
+    """Remove this user's watches of dead processes; return the removed."""
     return [str(each) for each in sweep(place or _public_place(), prefix=_PREFIX)]
 
 

@@ -23,7 +23,7 @@ from belljar.report.reasons import Ending, Reason, ReasonCode
 
 
 class TranscriptAction(StrEnum):
-    """An operation in a cell, in the words of Inspect's transcript."""
+    """A cell's operation in the words of Inspect's transcript."""
 
     EXEC = "exec"
     READ = "read_file"
@@ -57,7 +57,7 @@ CUT_OFF: Final = "it was cut off"
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of probes in a cell. Void until it is over."""
+    """One run of probes in a cell. Void until its end."""
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -83,7 +83,7 @@ class Degraded:
 
 @dataclass(slots=True, kw_only=True)
 class ModelUse:
-    """What was asked of a model cell. Tokens are its server's count; `devices`: its GPUs' files."""
+    """A model cell's use. Tokens are its server's count; `devices`: its GPUs' files."""
 
     name: str
     weights: str
@@ -98,12 +98,12 @@ class ModelUse:
 
 @dataclass(slots=True, kw_only=True)
 class CellFindings(Ending):
-    """One cell. `model`: of a model cell, what was asked of it.
+    """One cell. `model`: a model cell's use.
 
-    `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's
-    own. `host_tools`: allowed outside of it, `*` for all. `death`: why it died in use.
-    `preparing`: the sample never began. `replaces`: the cell that was reverted to this one,
-    `left_by_old`: what was found of it, `unverified`: why a search for it proves nothing.
+    `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's.
+    `host_tools`: those allowed outside, `*` for all. `death`: its cause in use. `preparing`: the
+    sample never began. `replaces`: the cell reverted to this one, `left_by_old`: its remains,
+    `unverified`: why their search proves nothing.
     """
 
     cell_id: str
@@ -144,11 +144,11 @@ class CellFindings(Ending):
 
     @property
     def never_was(self) -> bool:
-        """It failed before anything of it was made: each start is on record before it acts."""
+        """It failed before anything was made: each start is recorded first."""
         return bool(self.failures) and not (self.begun or self.operations or self.probings)
 
     def is_own(self, operation: ReportedOperation) -> bool:
-        """Return whether it was Belljar's; without any probes, all of it is the run's own work."""
+        """Return whether it was Belljar's; without probes, all is the run's work."""
         return operation.own and bool(self.probings)
 
     @property
@@ -160,12 +160,12 @@ class CellFindings(Ending):
         )
 
     def probed(self, phase: str) -> Verdict:
-        """The worst probe verdict of one phase; void without any."""
+        """One phase's worst probe verdict; void without any."""
         return worst(probing.verdict for probing in self.probings if probing.phase == phase)
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why its sample is not contained, as far as this cell goes."""
+        """Why its sample is not contained, by this cell."""
         phases = {probing.phase for probing in self.probings}
         missing = [phase for phase in ("start", "end") if phase not in phases]
         void = [
@@ -203,7 +203,7 @@ class CellFindings(Ending):
 
     @property
     def lasted_s(self) -> float:
-        """Seconds from its first event, or its use, to its last."""
+        """Seconds from its first event, or use, to its last."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
@@ -231,7 +231,7 @@ _ENDS = {
 
 
 class CellGatherer:
-    """The cells of a run by id, in order of appearance."""
+    """A run's cells by id, in order of appearance."""
 
     def __init__(self) -> None:
         self.found: dict[str, CellFindings] = {}
@@ -251,7 +251,7 @@ class CellGatherer:
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
-    """The cells of a run, from all of its events."""
+    """A run's cells from all of its events."""
     gatherer = CellGatherer()
     for line in lines:
         gatherer.take(line)
@@ -323,7 +323,7 @@ def _add_sample(cell: CellFindings, data: Mapping[str, Any]) -> None:
 
 
 def _inherit(cell: CellFindings, of: CellFindings | None) -> None:
-    """It is of the other cell's sample; what ran in it until now prepared it."""
+    """Give it the other cell's sample, which its past operations prepared."""
     # Copying the sample's files in, and its set-up, are no commands of the model's.
     for operation in cell.operations.values():
         operation.own = True
@@ -420,7 +420,7 @@ class TranscriptGap:
 
 
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
-    """Match one sample's transcript with its cells' operations (several after retries)."""
+    """Match a sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
     open_calls = Counter((call.action, call.what) for call in calls)
     hidden: list[ReportedOperation] = []

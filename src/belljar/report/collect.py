@@ -1,7 +1,7 @@
-"""Collects what is known of a run, once, as plain data: text, JSON and the page render it. Pure.
+"""Collects a run's facts once, as plain data for text, JSON and page. Pure.
 
-Texts of findings are as they are on record: each renderer escapes them for its reader. Texts that
-only a page has went through `timeline.shown`, which bounds them, too.
+Findings' texts are as recorded: each renderer escapes them. Texts of the page alone went through
+`timeline.shown`, which bounds them, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
 
 
 def collect(findings: samples.RunFindings, source: RunSource | None = None) -> dict[str, Any]:
-    """Return all that the text and the JSON show of a run; with `source`, all of a page, too."""
+    """Return a run's facts for text and JSON; with `source`, the page's, too."""
     facts: dict[str, Any] = {
         **{
             name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
@@ -196,7 +196,7 @@ def _outside(uses: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _missing(
     findings: samples.RunFindings, units: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int | None]]:
-    """Problems of the run, then each reason and blind spot with the count of its samples."""
+    """The run's problems, then each reason and blind spot with its samples' count."""
     found = (unit for unit in units if unit["kind"] == "sample")
     each = Counter(
         text for unit in found for text in dict.fromkeys((*unit["reasons"], *unit["missing"]))
@@ -242,7 +242,7 @@ def _units(
 def _unit(
     kind: str, row: samples.Row, found: Mapping[str, Any], source: RunSource, share: int
 ) -> dict[str, Any]:
-    """What it did, its proofs of destruction, and a sample's score and signals."""
+    """A unit's actions and proofs of destruction; a sample's score and signals."""
     cells, ranges, timelines = row.cells, row.ranges, source.timelines
     # So that several lists of texts leave most of the share to entries and bodies.
     room = share // 16
@@ -305,7 +305,7 @@ def _remarks(row: samples.Row, found: Mapping[str, Any]) -> Iterator[str]:
 def _proofs(
     cells: Sequence[CellFindings], ranges: Sequence[RangeFindings], room: int
 ) -> Iterator[dict[str, Any]]:
-    """The probes of each cell and its end, and the end of each range."""
+    """Each cell's probes and end, and each range's end."""
     ends: list[tuple[str, str, CellFindings | RangeFindings, str]] = [
         *((each.cell_id, f"Cell, {tier_of(each)}", each, each.death) for each in cells),
         *((each.range_id, "Range", each, each.failed) for each in ranges),

@@ -1,7 +1,7 @@
-"""Renders a report as one HTML page that loads nothing and runs no script but its own.
+"""Renders a report as one HTML page that loads nothing and runs only its own script.
 
-Three walls stand between a guest's text and a browser: `timeline.shown`; Jinja's escape, or that of
-JSON; and a Content-Security-Policy that allows one script and one style by their digests.
+Three walls stand between a guest's text and a browser: `timeline.shown`; Jinja's or JSON's escape;
+and a Content-Security-Policy that allows one script and one style by digest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HERE: Final = Path(__file__).parent
 
 
 def render(report: Mapping[str, Any]) -> bytes:
-    """The page of what `collect` found. The same report gives the same bytes."""
+    """The page of `collect`'s findings. The same report gives the same bytes."""
     style, script = ((_HERE / name).read_text() for name in ("page.css", "page.js"))
     environment = Environment(
         autoescape=True,
@@ -57,7 +57,7 @@ def render(report: Mapping[str, Any]) -> bytes:
 
 
 def _visible(value: object) -> object:
-    """Show each text of a run so that nothing in it acts or hides; ours is marked up already."""
+    """Show each text of a run without active or hidden parts, except our markup."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return shown(value, max_chars=len(value))
@@ -68,7 +68,7 @@ def _digest(text: str) -> str:
 
 
 def _data(value: object) -> Markup:
-    """JSON inside of a script element, which no text can end."""
+    """JSON for a script element, which no text can end."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")

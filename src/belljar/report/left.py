@@ -19,6 +19,8 @@ from belljar.units import format_size, printable
 # Inspect's model providers whose calls leave nothing: a cell, a script in this process, no model
 _IN_CELL: Final = "belljar"
 STAYS: Final = (_IN_CELL, "mockllm", "none")
+# Destinations, and classes of one, that the guard's findings alone name: a gateway makes them up.
+MAX_FOUND: Final = 100
 
 
 class Way(StrEnum):
@@ -51,7 +53,7 @@ class Destination:
     unscanned: int = 0
 
     def sentence(self) -> str:
-        """For a person; escaped, since a compromised gateway may have chosen the host."""
+        """For a person; escaped, as a compromised gateway may choose the host."""
         text = f"{self.way}: {self.name or 'something not planned'}"
         text += f" ({', '.join(self.addresses)})" if self.addresses else ""
         text += f": {self.calls:,} {'call' if self.way is Way.MODEL else 'connection'}(s)"
@@ -79,7 +81,7 @@ class Left:
 
     @property
     def claim(self) -> str:
-        """`nothing` only of a whole record in which nothing left."""
+        """`nothing` only for a whole record in which nothing left."""
         if any(each.calls for each in self.destinations):
             return "something"
         return "can't tell" if self.unknown else "nothing"
@@ -98,7 +100,7 @@ class Left:
 
 
 def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
-    """What left the machines of several runs; `doubts`: what is not known of others."""
+    """The sum of several runs; `doubts`: what is unknown of others."""
     found: dict[tuple[Way, str], Destination] = {}
     unknown = dict.fromkeys(doubts)
     programs = Counter[str]()
@@ -157,9 +159,15 @@ class LeftGatherer:
                     self._unmeasured.discard((data.get("range"), host))
             case Kind.GUARD_HIT | Kind.GUARD_UNSCANNED if data["place"] in _PLACES:
                 to = str(data.get("to", "")).removeprefix("upstream:")
-                place = self._of(_PLACES[data["place"]], to)
+                way = _PLACES[data["place"]]
+                if (way, to) not in self._found and len(self._found) >= MAX_FOUND:
+                    to = "others"
+                place = self._of(way, to)
                 if line.kind is Kind.GUARD_HIT:
-                    actions = place.protected.setdefault(data["class"], {})
+                    cls = data["class"]
+                    if cls not in place.protected and len(place.protected) >= MAX_FOUND:
+                        cls = "others"
+                    actions = place.protected.setdefault(cls, {})
                     actions[data["action"]] = actions.get(data["action"], 0) + 1
                 else:
                     place.unscanned += 1
@@ -167,7 +175,7 @@ class LeftGatherer:
                 self._unknown = list(self._end_of_process(data))
 
     def _end_of_process(self, data: Mapping[str, Any]) -> Iterator[str]:
-        """Take what the evaluation's own process did; why more may have left."""
+        """Take the evaluation process's own acts; yield why more may have left."""
         if isinstance(data.get("connections"), dict):
             for name, times in data["connections"].items():
                 self._by_process(name, int(times))
@@ -181,7 +189,7 @@ class LeftGatherer:
             yield f"a proxy on this host may pass on what it gets: {', '.join(map(str, proxies))}"
 
     def end(self, *, doubt: str = "") -> Left:
-        """All of it. `doubt`: why the record as a whole proves nothing."""
+        """The total. `doubt`: why the whole record proves nothing."""
         for _, host in self._unmeasured:
             self._of(Way.UPSTREAM, host).sent_bytes = None
         found, unknown = list[Destination](), [*filter(None, [doubt]), *self._unknown]

@@ -1,4 +1,4 @@
-"""What the ledger records of each range: requests, refusals, names, and missing evidence. Pure."""
+"""Each range's record: requests, refusals, names, and missing evidence. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN: Final = ("packets", "requests_between_cells", "requests_refused")
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts by name, bounded by `MAX_NAMED` names; `more` counts all other names."""
+    """Counts by name, at most `MAX_NAMED`; `more` counts all others."""
 
     named: dict[str, int] = field(default_factory=dict)
     more: int = 0
@@ -52,7 +52,7 @@ class Counts:
 
 @dataclass(slots=True, kw_only=True)
 class FlowCount:
-    """Packets of one cell with one verdict, by place; those of Belljar's probes are left out."""
+    """Packets of one cell with one verdict, by place, without Belljar's probes."""
 
     cell: str
     verdict: str
@@ -103,7 +103,7 @@ class RangeFindings(Ending):
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """Reasons even for an unused range: it died, or its end is not proven."""
+        """Reasons even for an unused range: death, or an unproven end."""
         code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
         found = [self._reason(code, self.failed)] if self.failed or self.breached else []
         return [*found, *self.reasons_of_end("range", self.range_id)]

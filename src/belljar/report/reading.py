@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The first and the last of many things; `count` is of all."""
+    """The first and last of many things; `count` is of all."""
 
     def __init__(self, first: int, last: int) -> None:
         self.count = 0
@@ -30,7 +30,7 @@ class Kept(Generic[T]):
         self._max_first = first
 
     def add(self, item: T) -> None:
-        """Keep it, if it is one of the first; else until enough others came."""
+        """Keep it among the first, or the last."""
         self.count += 1
         (self.first if len(self.first) < self._max_first else self.last).append(item)
 
@@ -67,11 +67,11 @@ class ProbeTracker:
                 pass
 
     def cell_of(self, range_id: object, name: object) -> str:
-        """Return the latest cell of this name in a range, "" for none."""
+        """Return a range's latest cell of this name, "" for none."""
         return self._cells.get((str(range_id), str(name)), "")
 
     def is_probed(self, range_id: object, name: object = None) -> bool:
-        """Return whether the cell of this name is probed; without a name, whether any cell is."""
+        """Return whether this cell, or without a name any, is probed."""
         found = (self.ranges.get(cell) for cell in self._probed)
         return any(at and at[0] == range_id and name in (None, at[1]) for at in found)
 
@@ -82,7 +82,7 @@ def word(value: object, max_chars: int = MAX_WORD_CHARS) -> str:
 
 
 def size_of(value: object) -> int:
-    """Return a count, also as decimal digits; 0 for what is none."""
+    """Return a count, also from decimal digits; 0 if invalid."""
     digits = str(value) if isinstance(value, int | str) else ""
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
 
@@ -94,7 +94,7 @@ def place(data: Mapping[str, Any]) -> str:
 
 
 def is_between_cells(data: Mapping[str, Any]) -> bool:
-    """Whether it is traffic between two cells; older runs read it from the packet record."""
+    """Return True for traffic between cells; older runs read the packet record."""
     return data.get("between_cells") is True or data.get("traffic_analysis") is True
 
 

@@ -1,4 +1,4 @@
-"""Why a sample or a run is not contained: reason codes, their verdicts and texts. Pure."""
+"""Why a sample or run is not contained: reason codes, verdicts, texts. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sentence(StrEnum):
 
 
 class ReasonCode(Sentence):
-    """One cause; `text` is its sentence, with `{}` for the detail."""
+    """One cause; `text` is its sentence, `{}` its detail."""
 
     CELL_NOT_DESTROYED = "cell_not_destroyed", "its destruction is not on record"
     CELL_SURVIVORS = "cell_survivors", "its destruction left {}"
@@ -161,7 +161,7 @@ class Reason:
 
 @dataclass(slots=True, kw_only=True)
 class Ending:
-    """What is on record of the destruction of a cell or range; `survivors`: what it left."""
+    """The record of a cell's or range's destruction; `survivors`: what it left."""
 
     destroyed: bool = False
     clean: bool = False
@@ -170,7 +170,7 @@ class Ending:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it was destroyed, and whatever was looked for is gone."""
+        """True if it was destroyed and everything looked for is gone."""
         return self.destroyed and self.clean
 
     def take_end(self, data: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The findings of a run: a row per sample, the run's problems, and sentences about them. Pure."""
+"""A run's findings: a row per sample, the run's problems, their sentences. Pure."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class Row:
 
     @property
     def reverts(self) -> int:
-        """How often a cell was exchanged for a fresh one."""
+        """The number of cells exchanged for fresh ones."""
         return sum(bool(cell.replaces) for cell in self.cells)
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of its score should know, and no reason."""
+        """Remarks for a reader of its score, none a reason."""
         found = [f"cell {cell}: {each}" for cell, each in self.degraded]
         found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
         for cell in self.cells:
@@ -104,7 +104,7 @@ class Row:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """How its cells differ from the task and the policy."""
+        """Its cells' differences from the task and the policy."""
         return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
 
     @property
@@ -156,7 +156,7 @@ class RunFindings:
 
     @property
     def failed(self) -> bool:
-        """Whether the evaluation had errors, or a score is in doubt."""
+        """True if the evaluation had errors, or a score is in doubt."""
         is_failed = any(row.transcript.error or row.degraded for row in self.rows)
         return bool(self.errors) or is_failed or any(cell.degraded for cell in self.models)
 
@@ -181,12 +181,12 @@ class RunFindings:
 
     @property
     def is_of_models(self) -> bool:
-        """True if only model cells are judged, as no sample had a cell."""
+        """True if only model cells are judged: no sample had one."""
         return bool(self.models) and not (self.rows or self.problems)
 
     @property
     def never_began(self) -> bool:
-        """True if no sample and no cell is on record, and nothing is wrong with the record."""
+        """True if no sample or cell is recorded, and the record is sound."""
         codes = {reason.code for reason in self.problems}
         cells = self.rows or self.reused or self.strays or self.models
         return not (cells or codes - _NOTHING_RAN)
@@ -259,7 +259,7 @@ def model_sentence(cell: CellFindings) -> str:
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """How cells differ from the task and the policy: each difference once, with its samples."""
+    """Differences of cells from task and policy, each once with its samples."""
     samples: dict[str, dict[str, None]] = {}
     for row in rows:
         for sentence in sentences(row.differences):
@@ -272,7 +272,7 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 
 def run_remarks(findings: RunFindings) -> list[str]:
-    """Remarks about the run that no transcript has, none of them a reason."""
+    """Remarks about the run outside all transcripts, none a reason."""
     lines = [
         f"cell {cell.cell_id} was created, but the run ended before its sample began"
         for cell in findings.strays
@@ -295,7 +295,7 @@ def run_remarks(findings: RunFindings) -> list[str]:
 
 
 def problems_and_errors(findings: RunFindings) -> list[str]:
-    """Problems and errors, each once: an evaluation ends with the error of one of its samples."""
+    """Problems and errors, each once: an evaluation ends with a sample's error."""
     samples: dict[str, dict[str, None]] = {}
     for row in findings.rows:
         deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
@@ -318,7 +318,7 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
 
 
 def range_sentences(found: RangeFindings) -> Iterator[str]:
-    """Return what happened in a range, but for its requests."""
+    """Yield a range's events, except its requests."""
     for title, group in (
         ("attempts to publish, push or send", found.attempts),
         ("names looked up that exist here", found.names_found),

@@ -29,7 +29,7 @@ MAX_INVOLVED: Final = 20
 
 
 class SignalCode(Sentence):
-    """What a workload did; `text` says it of a sample."""
+    """A workload's acts; `text` says it of a sample."""
 
     WALL_PROBING = "wall_probing", "tried connections, names or requests that its range refuses"
     DECOY_TOUCHED = "decoy_touched", "opened or read a decoy"
@@ -93,7 +93,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlindSpot:
-    """What was not observed. `detail` may quote a guest: escape it."""
+    """Something unobserved. `detail` may quote a guest: escape it."""
 
     code: Blind
     detail: str = ""
@@ -109,7 +109,7 @@ class BlindSpot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSignals:
-    """One sample's signals, in order; `carried`: the evidence of each `DECOY_CARRIED`."""
+    """One sample's signals, in order; `carried`: each `DECOY_CARRIED`'s evidence."""
 
     signals: tuple[Signal, ...] = ()
     blind: tuple[BlindSpot, ...] = ()
@@ -315,7 +315,7 @@ def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
 
 
 def is_disguised(data: Mapping[str, Any]) -> bool:
-    """Whether a value was encoded as no program does by itself, split, or in DNS names."""
+    """True for a value split, in DNS names, or encoded as no program usually does."""
     decoding = set(_decoding(data)) - _BY_ITSELF
     channel = _channel(data)
     if channel == "dns":

@@ -52,7 +52,7 @@ class RunSource:
 
 
 def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
-    """Each as text while there is room, the first always; then only their count."""
+    """Texts while there is room, the first always; then only their count."""
     found, kept = list(values), list[str]()
     for each in found[:MAX_LISTED]:
         text = shown(each)
@@ -71,7 +71,7 @@ def tier_of(found: CellFindings) -> str:
 
 
 def targets_of(findings: RunFindings, source: RunSource) -> list[dict[str, Any]]:
-    """Each stand-in, real host and host tool that a plan allows, and how often it was used."""
+    """Each stand-in, real host and host tool of a plan, with its use count."""
     found = list(_targets(findings, source))
     left = len(found) - MAX_LISTED
     more = {"kind": "…", "name": f"and {left} more", "uses": 0}
@@ -115,7 +115,7 @@ def _targets(findings: RunFindings, source: RunSource) -> Iterator[dict[str, Any
 
 
 def graph_of(found: RangeFindings, source: RunSource) -> dict[str, Any]:
-    """Nodes with their places in a drawing, lines between them, and the same as text."""
+    """Nodes with places in a drawing, edges, and the same as text."""
     timelines = source.timelines
     edges: Edges = timelines.edges.get(found.range_id) or Counter()
     digest = timelines.policies.get(found.range_id, "")
@@ -271,7 +271,7 @@ def entries_of(
 
 
 def _in_order(entries: Iterable[TimelineEntry]) -> list[int]:
-    """Their numbers: the ledger's in its order, and a transcript's among them by time."""
+    """Entry numbers: the ledger's in its order, a transcript's among them by time."""
     keys, latest = list[tuple[str, int]](), ""
     for entry in sorted(entries, key=lambda each: each.seq):
         if entry.group is Group.TRANSCRIPT:  # numbered downwards
@@ -283,13 +283,13 @@ def _in_order(entries: Iterable[TimelineEntry]) -> list[int]:
 
 
 def _page_bytes(*texts: str) -> int:
-    """Return how many bytes texts take in the page's JSON."""
+    """Return the texts' size in the page's JSON."""
     text = json.dumps(texts, ensure_ascii=False)
     return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&"))
 
 
 def _entry(entry: TimelineEntry, cell: str) -> list[Any]:
-    """As `page.js` reads it; the last item is for the bodies that fit."""
+    """An entry for `page.js`; its last item holds the bodies that fit."""
     what = f"{cell}: {entry.what}" if cell else entry.what
     facts = (int(entry.is_bad), int(entry.by_guest), entry.notes, len(entry.bodies))
     texts = (entry.time[11:23], entry.group.value, what, entry.outcome)
@@ -297,7 +297,7 @@ def _entry(entry: TimelineEntry, cell: str) -> list[Any]:
 
 
 def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:
-    """Its name, its beginning as text, and what of it is not here."""
+    """A body's name, its beginning as text, and the missing parts."""
     max_bytes = min(room, MAX_BODY_BYTES)
     try:
         content = source.read(body, max_bytes)

@@ -27,7 +27,9 @@ LAST: Final = 50
 # Of one text of an entry, which may be a guest's 10 MB line.
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
-MAX_EDGES: Final = 40  # of a range's graph; the others are one
+MAX_EDGES: Final = 40  # of a range's graph; the others are one of each cell
+# Operations whose end is awaited; the oldest stays one without an end.
+MAX_PENDING: Final = 10_000
 # The place of what is no cell's and no range's.
 RUN: Final = ""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
@@ -37,7 +39,7 @@ Edges: TypeAlias = Counter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
-    """The kinds of entries that a reader can show or hide, those with the bodies to read first."""
+    """The kinds of entries that a reader can hide; those with bodies first."""
 
     TRANSCRIPT = "transcript"
     COMMAND = "command"
@@ -53,7 +55,7 @@ class Group(StrEnum):
 
 
 def shown(value: object, *, max_chars: int = MAX_TEXT_CHARS) -> str:
-    """`printable`, but with its lines and tabs kept, for text in a page."""
+    """`printable` that keeps lines and tabs, for a page."""
     text = value if isinstance(value, str) else str(value)
     cut = f"… (+{len(text) - max_chars} characters)" if len(text) > max_chars else ""
     return "\n".join(map(_shown_line, text[:max_chars].split("\n"))) + cut
@@ -67,7 +69,7 @@ def _shown_line(line: str) -> str:
 
 
 def details(data: Mapping[str, Any]) -> str:
-    """Return the fields of an event that a reader looks for, as text for a page."""
+    """Return an event's main fields as text for a page."""
     words = (
         f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in data.items()
@@ -85,7 +87,7 @@ _LEFT_OUT: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class TimelineEntry:
-    """One line of a timeline. `op`: of the operation in its cell, or None."""
+    """One line of a timeline. `op`: its operation in the cell, or None."""
 
     seq: int
     time: str
@@ -105,10 +107,10 @@ class TimelineEntry:
 class Timelines:
     """The entries of each cell and range, event by event.
 
-    `probed`: refusals that left no entry, since a cell of the range was being probed. `uses`:
-    allowed exchanges by policy digest and stand-in. `edges`: for a range, exchanges by cell, place
-    and whether they were allowed. `policies`: digests by range. `air_gap`: whether a check at the
-    start or end found no way out.
+    `probed`: refusals without an entry, as a cell of the range was being probed. `uses`: allowed
+    exchanges by policy digest and stand-in. `edges`: a range's exchanges by cell, place and
+    verdict. `policies`: digests by range. `air_gap`: whether a check at the start or end found no
+    way out.
     """
 
     probed: dict[str, int] = field(default_factory=dict)
@@ -126,11 +128,11 @@ class Timelines:
     _base: int = 0
 
     def begin_ledger(self) -> None:
-        """The next events are another ledger's, as of a fleet's unit: their numbers come behind."""
+        """Number later events after these: they are another ledger's, as a fleet unit's."""
         self._base = self.events
 
     def take(self, line: Line) -> None:
-        """One event more. An event whose optional fields have another shape is shown as such."""
+        """Take an event. Optional fields of another shape are shown as such."""
         if self._base:
             line = replace(line, seq=line.seq + self._base)
         self.events += 1
@@ -149,7 +151,7 @@ class Timelines:
             self._keep(made.place, made.group).add(made)
 
     def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
-        """The messages of one sample: time, as in the ledger, author and text."""
+        """Take one sample's messages: ledger time, author and text."""
         about: dict[str, Any] = {"place": transcript_of(uuid), "group": Group.TRANSCRIPT}
         kept = self._keep(about["place"], Group.TRANSCRIPT)
         for time, who, text in turns:
@@ -175,7 +177,7 @@ class Timelines:
         return (self._kept[place, group] for place in places if (place, group) in self._kept)
 
     def _note(self, line: Line) -> None:
-        """Keep what later events need to know, and what isn't a line of a timeline."""
+        """Keep context for later events, and what isn't a timeline's line."""
         data = line.data
         match line.kind:
             case Kind.RUN_STARTED:
@@ -206,6 +208,8 @@ class Timelines:
         if kind in _STARTS and number is not None:
             entry = _made(line, *_STARTS[kind], _CUT_OFF)
             self._pending[(place, *number)] = entry
+            if len(self._pending) > MAX_PENDING:
+                del self._pending[next(iter(self._pending))]
             entry.op = number[1] if number[0] == "op" else None
             entry.is_terminal = bool(data.get("pty"))
             return entry
@@ -240,8 +244,13 @@ def count_edge(edges: Edges, line: Line) -> bool:
     to = next(filter(None, map(data.get, ("stand_in", "host", "sni"))), named)
     cell = shown(data.get("cell") or "", max_chars=100)
     edge = (cell, shown(to or data.get("address") or "?", max_chars=200), is_allowed)
-    is_known = edge in edges or len(edges) < MAX_EDGES
-    edges[edge if is_known else (cell, "others", is_allowed)] += times_of(data)
+    # A gateway names cells as it likes, too
+    for most, each in ((MAX_EDGES, edge), (2 * MAX_EDGES, (cell, "others", is_allowed))):
+        if each in edges or len(edges) < most:
+            break
+    else:
+        each = ("", "others", is_allowed)
+    edges[each] += times_of(data)
     return is_allowed
 
 
@@ -255,7 +264,7 @@ def transcript_of(uuid: str) -> str:
 
 
 class _Words(dict[str, Any]):
-    """An event's data for a template; a field that is missing or null is empty."""
+    """An event's data for a template; missing or null fields are empty."""
 
     def __missing__(self, key: str) -> str:
         return ""
@@ -295,7 +304,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
 
 
 def _complete(entry: TimelineEntry, line: Line) -> None:
-    """Add the end of an operation or exchange to the entry of its start."""
+    """Add an operation's or exchange's end to its start's entry."""
     data = line.data
     if outcome := _filled(_ENDS[line.kind], line):
         entry.outcome = f"{entry.outcome}; {outcome}" if entry.is_bad else outcome

@@ -50,7 +50,7 @@ _PLAIN_FIELDS: Final = frozenset(
 
 
 def extra_fields(body: Mapping[str, Any] | None) -> list[str]:
-    """The fields of an `extra_body` that may make a provider act."""
+    """The `extra_body` fields that may make a provider act."""
     return sorted(set(body or ()) - _PLAIN_FIELDS)
 
 
@@ -77,7 +77,7 @@ BUILT_IN: Final[Mapping[str, Outside | None]] = {
 
 
 def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
-    """Where a provider's or MCP tool acts; None: not known to act outside of a cell."""
+    """Where a provider's or MCP tool acts; None: not known to act outside."""
     if options is None:  # a task's own function, whatever its name
         return None
     kind = options.get(_TYPE)
@@ -92,7 +92,7 @@ def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
 
 
 def policy_name(name: str, options: Mapping[str, Any] | None) -> str:
-    """A tool's name in policies, whatever the task calls it."""
+    """A tool's name in policies, independent of the task's name."""
     kind = (options or {}).get(_TYPE)
     return str(kind) if kind in {"web_search", "code_execution"} else name
 
@@ -123,7 +123,7 @@ class ToolCall:
 def with_hidden_operations(
     calls: Iterable[ToolCall], times: Sequence[datetime | None]
 ) -> tuple[ToolCall, ...]:
-    """Match operations that the transcript lacks to calls, by time."""
+    """Match operations missing in the transcript to calls, by time."""
     return tuple(
         replace(call, reached_cell=call.reached_cell or any(call.covers(time) for time in times))
         for call in calls
@@ -131,7 +131,7 @@ def with_hidden_operations(
 
 
 def refused_calls(calls: Iterable[ToolCall], allowed: Sequence[str]) -> list[str]:
-    """Tools that acted outside of the cell unallowed; `*` allows all."""
+    """Tools that acted outside unallowed; `*` allows all."""
     beside = dict.fromkeys(call.name.removeprefix(MCP_PREFIX) for call in calls if call.outside)
     return [name for name in beside if "*" not in allowed and name not in allowed]
 

@@ -1,4 +1,4 @@
-"""Decides *contained*: ledger and Inspect's logs → the verdict of each sample and the run. Pure."""
+"""Decides *contained*: ledger and Inspect's logs → verdicts of samples and run. Pure."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class LogStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One of Inspect's logs; `problem`: why it can't be read; `expected`: the count it claims."""
+    """One Inspect log; `problem`: why it is unreadable; `expected`: its claimed count."""
 
     location: str = ""
     task: str = ""
@@ -122,7 +122,7 @@ class LedgerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All evidence; `begun_elsewhere`: sample uuids by other runs of the store."""
+    """All evidence; `begun_elsewhere`: sample uuids by the store's other runs."""
 
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> RunFindings:
-    """The verdict of each sample and of the run, with reasons."""
+    """The verdicts of samples and run, with reasons."""
     run, logs = evidence.run, evidence.logs
     # By a person: after a breach Belljar itself interrupts the evaluation.
     cancelled = any(log.status is LogStatus.CANCELLED for log in logs)
@@ -194,7 +194,7 @@ def judge(evidence: Evidence) -> RunFindings:
 
 
 def left_out(evidence: Evidence) -> str:
-    """What the signer of a partial record left out, and the verdict when it was whole."""
+    """What a partial record's signer left out, and the whole's verdict."""
     if evidence.ledger is not LedgerState.PARTIAL:
         return ""
     sealed = evidence.run.sealed_verdict
@@ -205,7 +205,7 @@ def left_out(evidence: Evidence) -> str:
 def _rows(
     evidence: Evidence, everywhere: Sequence[Reason], *, interrupted: bool
 ) -> tuple[list[Row], list[Transcript]]:
-    """Each sample of a log, each that began and is in none, and those judged by another run."""
+    """Each sample of a log, each begun and unlogged, and those another run judged."""
     by_uuid: dict[str, list[CellFindings]] = {}  # all attempts at one sample
     for cell in evidence.cells.values():
         if cell.uuid:
@@ -290,7 +290,7 @@ def _sample_reasons(
 
 
 def record_reasons(evidence: Evidence) -> Iterator[Reason]:
-    """The problems of the run as a whole, by its ledger."""
+    """The whole run's problems, by its ledger."""
     run = evidence.run
     if evidence.ledger is LedgerState.BAD:
         yield Reason(code=ReasonCode.LEDGER_BAD, detail=evidence.ledger_problem)
@@ -333,7 +333,7 @@ def _log_reasons(logs: Iterable[LogRecord]) -> Iterator[Reason]:
 def _unlogged(
     cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool
 ) -> Iterable[Sequence[CellFindings]]:
-    """The cells of each sample that began and is in no log."""
+    """The cells of each begun sample without a log."""
     # When interrupted, or when another sample failed, Inspect logs no sample that it was still
     # preparing (only its set-up commands may have run), nor one whose error meets its cancellation.
     found: dict[str, list[CellFindings]] = {}
@@ -345,11 +345,11 @@ def _unlogged(
 
 
 def _was_cancelled(cells: Sequence[CellFindings], logs: Iterable[LogRecord]) -> bool:
-    """Return whether a sample that no log has ended by another's error, or by Ctrl-C.
+    """Return True for an unlogged sample ended by another's error or Ctrl-C.
 
-    Inspect drops a sample whose own end meets its cancellation. Only a readable log of that very
-    evaluation says that there was one, and only a sample that ended on record, its cells destroyed
-    with proof, can have met it: any other is evidence that is missing.
+    Inspect drops a sample whose own end meets its cancellation. Only that evaluation's readable
+    log shows one, and only a sample that ended on record, its cells destroyed with proof, can
+    have met it: any other is missing evidence.
     """
     cut_short = {LogStatus.ERROR, LogStatus.CANCELLED}
     ended_early = any(

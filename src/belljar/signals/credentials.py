@@ -58,7 +58,7 @@ class RandomStream:
 
 
 def github_token(stream: RandomStream) -> str:
-    """A classic token, with check digits: CRC-32 in base 62."""
+    """A classic token with check digits: CRC-32 in base 62."""
     body, digits = stream.text(30), ""
     rest = binascii.crc32(body.encode())
     while rest:

@@ -228,7 +228,7 @@ def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
 
 
 def deflated(data: bytes, most: int) -> Decoded | None:
-    """Data that is whole raw deflate, which has no mark."""
+    """Whole raw deflate data, which has no mark."""
     if not data or _PRINTABLE_START.match(data):
         return None
     return _inflated("deflate", data, 0, 0, -15, most)

@@ -72,7 +72,7 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy: files, or a service's login and its JSON `settings`; and unique values."""
+    """One decoy: files, or a service's login and JSON `settings`; unique values."""
 
     id: str
     kind: str
@@ -321,7 +321,7 @@ _DRAW_SERVICE: Final[Mapping[K, Callable[[RandomStream, DecoySpec], Service]]] =
 def mint(
     key: bytes, cell_id: str, decoy: DecoySpec, *, home: str = "/root", login: Login | None = None
 ) -> Minted:
-    """Mint a decoy's files and values for one cell; no value depends on `home`."""
+    """Mint a decoy for one cell; no value depends on `home`."""
     stream = RandomStream(key, _label(cell_id, decoy))
     usual, draw = FILES[decoy.kind]
     place = decoy.place or usual
@@ -378,7 +378,7 @@ class Origin:
 
 
 def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, Origin]:
-    """Digest → origin, from cell, decoy and digests by value id."""
+    """Digest → origin, by cell, decoy and value id."""
     return {
         known: Origin(cell_id=cell_id, decoy=decoy, value=value_id)
         for cell_id, decoy, by_id in placed

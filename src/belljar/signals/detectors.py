@@ -1,4 +1,4 @@
-"""Detectors of credentials and of personal data. Documented examples are no hits."""
+"""Detectors of credentials and personal data, excluding documented examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOKS_A_TICK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A pattern; each match holds one of the literals. Group 1, if any, is the value."""
+    """A pattern whose matches hold a literal. Group 1, if any, is the value."""
 
     cls: str
     literals: tuple[bytes, ...]
@@ -33,7 +33,7 @@ class Detector:
     within: int = 20_000
 
     def matches(self, data: bytes, tick: Callable[[], None]) -> Iterator[re.Match[bytes]]:
-        """Search around literals, which is fast. `tick` raises when time is up."""
+        """Search around literals for speed. `tick` raises on timeout."""
         if not self.literals:
             yield from self.pattern.finditer(data)
             return
@@ -60,7 +60,7 @@ def _near(pattern: re.Pattern[bytes], before: int) -> re.Pattern[bytes]:
 
 
 def entropy(text: bytes) -> float:
-    """Shannon's entropy in bits a byte; high of encoded data."""
+    """Shannon's entropy in bits per byte; high for encoded data."""
     counts = Counter(text).values()
     return -sum((n / len(text) * math.log2(n / len(text)) for n in counts), 0.0) + 0.0
 

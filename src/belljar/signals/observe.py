@@ -1,4 +1,4 @@
-"""What recorded events mean to guard, decoys and the policy's `on`. Pure."""
+"""Events' meaning for guard, decoys and the policy's `on`. Pure."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _bodies(event: Event) -> Iterator[Carried]:
 
 
 def _is_scanned_first(event: Event, part: str) -> bool:
-    """Return whether a gateway's guard looks at this part before anything is answered."""
+    """Return whether a gateway's guard scans this part before any answer."""
     data = event.data
     if data.get("between_cells") is True:
         return False
@@ -280,7 +280,7 @@ class ServiceContacts:
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Whether it is a raw stream, which the service records."""
+        """Return True for a raw stream, which the service records."""
         return event.kind is Kind.NETWORK_STREAM and event.data.get("stand_in") in self._ids
 
     def touched(self, event: Event, evidence: int) -> Event | None:

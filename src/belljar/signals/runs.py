@@ -49,7 +49,7 @@ class Run:
 
 
 def runs(data: bytes) -> Iterator[Run]:
-    """What may be encoded, also across small gaps and in groups."""
+    """Possibly encoded data, also across small gaps and in groups."""
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
     at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN
@@ -140,7 +140,7 @@ def decode_run(run: Run) -> Iterator[Decoded]:
 
 
 def _within(run: Run, place: int, per: float, step: int, start: int, end: int) -> tuple[int, int]:
-    """Return offsets of decoded bytes outside, with padding. `step` -1: backwards."""
+    """Return enclosing decoded offsets, with padding. `step` -1: backwards."""
     text = run.text[::step]
     size = len(text)
     left, right = min(size, place + int(start * per)), min(size, place + int(end * per + 0.999))

@@ -55,7 +55,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value as it is, backwards or by rot13; `inner`: without outer punctuation."""
+    """A value unchanged, backwards or by rot13; `inner`: without outer punctuation."""
 
     value: KnownValue
     plain: bytes
@@ -126,7 +126,7 @@ def _forms(value: KnownValue) -> Iterator[_Form]:
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """Return what was undone; None: other text of these letters."""
+    """Return the undone steps; None: other text of these letters."""
     inner = form.inner
     if piece == inner:
         return form.names
@@ -309,7 +309,7 @@ class _Scan:
     def _add(
         self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
     ) -> None:
-        """Keep a hit, unless it is known with fewer encodings. `about`: of `Hit`."""
+        """Keep a new hit, or one with fewer encodings. `about`: of `Hit`."""
         left, right = view.outermost(*place)
         key = (about["cls"], about["value_id"], left, right)
         decoding = view.names + names
@@ -331,7 +331,7 @@ class _Scan:
         yield from decoders.compressed(view.data, self._room)
 
     def _room(self) -> int:
-        """How many bytes may be expanded now; asked at each mark."""
+        """The bytes that may be expanded now; asked at each mark."""
         self._tick()
         return self._left
 

@@ -217,7 +217,7 @@ class StreamScanner:
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> bool:
-    """Whether it was reported; a known value behind a pattern is news."""
+    """Return True if reported; a known value behind a pattern is news."""
     if not hit.start < before < hit.end:
         return False
     offset = before - hit.start
@@ -249,7 +249,7 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, what it had, and each piece that may continue it."""
+    """Name, field, old content, and each possible continuation."""
     new = old = 0
     for name, piece in _pieces(channel, part, data):
         if not piece:

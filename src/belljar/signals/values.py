@@ -1,4 +1,4 @@
-"""What the scanner looks for and reports; values of protected files."""
+"""The scanner's searches and reports; values of protected files."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Scanned:
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """Values of an entry of `guard.protect`; under 10 bytes: left out. Raises PolicyError."""
+    """A `guard.protect` entry's values; under 10 bytes: left out. Raises PolicyError."""
     values: dict[str, KnownValue] = {}
     for text in _texts(item, content) if item.file else (item.value,):
         stripped = text.strip()

@@ -30,7 +30,7 @@ def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = 
 
 
 def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
-    """Make a directory others may enter, not list. Raises `HostError`."""
+    """Make a directory that others may enter, not list. Raises `HostError`."""
     try:
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def store_unwritable(path: Path, error: OSError) -> HostError:
 
 
 def sync_file(path: Path) -> None:
-    """Flush a file, or a directory's entries: a rename never exposes an empty file."""
+    """Flush a file or a directory's entries before a rename exposes it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

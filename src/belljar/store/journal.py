@@ -118,7 +118,7 @@ def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellAbout:
-    """What a cell is for, beside its entry: for lists, and to find a run's cells."""
+    """A cell's purpose, beside its entry: for lists and to find a run's cells."""
 
     run_id: str = ""
     sample: str = ""
@@ -150,14 +150,14 @@ class Journal:
         return changed
 
     def remove(self, cell_id: str, *, keeps_order: bool = False) -> None:
-        """Forget a removed cell, and unless `keeps_order` its kill order."""
+        """Forget a removed cell and, without `keeps_order`, its kill order."""
         self._path(cell_id).with_suffix(_ABOUT_SUFFIX).unlink(missing_ok=True)
         self._path(cell_id).unlink(missing_ok=True)
         if not keeps_order:
             self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> JournalEntry | None:
-        """The current entry; None if missing or damaged. Raises `OSError` if it can't look."""
+        """The current entry; None if missing or damaged. Raises `OSError` if unreadable."""
         return _read(self._path(cell_id))
 
     def describe(self, cell_id: str, about: CellAbout) -> None:
@@ -181,7 +181,7 @@ class Journal:
         return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
 
     def entries_now(self, problems: list[str]) -> tuple[JournalEntry, ...]:
-        """As `entries`, for who must act: what can't be read in time is left out, and a problem."""
+        """As `entries`, for urgent use: what can't be read in time becomes a problem."""
         found, give_up = list[JournalEntry | None](), time.monotonic() + LOOK_TIMEOUT_S
         for path in patiently(self._files, LOOK_TIMEOUT_S):
             try:

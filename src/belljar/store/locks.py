@@ -81,7 +81,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def claimed_for_cell(directory: Path) -> Iterator[None]:
-    """As `claimed`, of what a cell is about to use. Raises `HostError` also when it is gone."""
+    """As `claimed`, for a starting cell. Raises `HostError` also when it is gone."""
     with ExitStack() as held:
         try:
             held.enter_context(claimed(directory))
@@ -104,7 +104,7 @@ def in_use(directory: Path) -> bool:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[bool]:
-    """Whether it is unclaimed, and stays so in the block."""
+    """Yield True if it is unclaimed and stays so in the block."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:

@@ -31,7 +31,7 @@ MAKING: Final = ".making-"
 
 @contextmanager
 def scratch_dir(home: Path) -> Iterator[Path]:
-    """A private directory under `home/tmp`, removed at the end. Raises `HostError`."""
+    """A private directory under `home/tmp` for the block. Raises `HostError`."""
     make_store_dir(home)
     make_store_dir(home / "tmp")
     with owned_dir(home / "tmp") as path:
@@ -80,7 +80,7 @@ def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def _remove_unclaimed(path: Path) -> bool:
-    """Remove it under its lock: a directory that is found may be claimed until it is removed."""
+    """Remove it under its lock, since it may be claimed until then."""
     try:
         with alone(path) as free:
             if free:
@@ -92,7 +92,7 @@ def _remove_unclaimed(path: Path) -> bool:
 
 
 def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
-    """This user's directories whose owner is gone, and which nobody has locked."""
+    """This user's unlocked directories without living owners."""
     found = []
     for path in parent.glob(f"{prefix}*"):
         name = path.name.removeprefix(prefix)
@@ -104,7 +104,7 @@ def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def retire(path: Path) -> Path:
-    """Rename a part for removal in one step, by the next sweep at the latest; its new path."""
+    """Rename a part in one step, for removal by the next sweep; return its path."""
     what = f"retired-{path.name[:12]}-{secrets.token_hex(4)}"  # one that is claimed may be there
     retired = path.with_name(owned_name(MAKING, what))
     path.rename(retired)
@@ -119,7 +119,7 @@ def retire_unclaimed(directory: Path) -> Path | None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a tree, whatever its modes; missing is fine. Follows no link."""
+    """Remove a tree of any modes; missing is fine. Follows no link."""
     with suppress(RecursionError):
         shutil.rmtree(path, onerror=_allow_and_retry)
     if os.path.lexists(path):  # too deep for `shutil`

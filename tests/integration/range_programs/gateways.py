@@ -162,6 +162,13 @@ def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.
     wait_for_the_end(events)
 
 
+def ask_model(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Asks the harness's model, which answers a stand-in `openai` alone."""
+    ready(events)
+    say(events, 2, "ask", {"what": "chat"}, b'{"messages":[{"role":"user","content":"out"}]}')
+    wait_for_the_end(events)
+
+
 def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """Is handed the end of a relay, and tries to make something else of it."""
     _ask(events, b'{"host":"good.example","port":443,"stand_in":"upstream:good.example"}')

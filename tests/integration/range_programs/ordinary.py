@@ -146,15 +146,21 @@ async def shut_in(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "tried": scene.data("network.attempt")[0]["tried"]}
 
 
-async def violation(home: Path) -> dict[str, Any]:
+async def violation(home: Path, gateway: str) -> dict[str, Any]:
     """A gateway that breaks its protocol."""
-    scene = Scene(home)
+    scene, asked = Scene(home), list[bytes]()
+
+    def answer(_kind: str, body: bytes) -> bytes:
+        asked.append(body)
+        return b"{}"
+
     try:
-        async with scene.open(serve=f"{GATEWAYS}:lie"):
+        async with scene.open(serve=f"{GATEWAYS}:{gateway}", answer=answer):
             await anyio.to_thread.run_sync(scene.died.wait, TIMEOUT_S)
     except BelljarError as error:  # it may lie before the range is up
         print(type(error).__name__, file=sys.stderr)
     return {
+        "asked": len(asked),
         "deaths": [type(error).__name__ for error in scene.deaths],
         "reasons": [data["reason"] for data in scene.data("range.failed")],
         "destroyed": [data["clean"] for data in scene.data("range.destroyed")],
@@ -181,8 +187,9 @@ async def unrecorded(home: Path) -> dict[str, Any]:
 
 
 async def broken(home: Path) -> dict[str, Any]:
-    """A gateway that lies, and a record that is full."""
-    return {"violation": await violation(home), "unrecorded": await unrecorded(home)}
+    """Gateways that lie, and a record that is full."""
+    lies = {name: await violation(home, name) for name in ("lie", "ask_model")}
+    return {**lies, "unrecorded": await unrecorded(home)}
 
 
 async def full_disk(home: Path) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from belljar.policy.sections import TaskFile
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
-    """In each way to write it, named and nameless, for targets and the default service; a tmpfs is
-    anybody's, which is reported."""
+    """In each way to write it, named and nameless, for targets and the default service."""
     long = {"type": "volume", "source": "long", "target": "/long"}
     tmpfs = {"type": "tmpfs", "target": "/scratch"}
     file = two(volumes=["data:/data/", "/cache", "logs:/logs:rw", long, tmpfs])
@@ -136,9 +135,6 @@ def test_a_cell_takes_so_much(files: TaskFiles, monkeypatch: pytest.MonkeyPatch)
         data_of(files, "./app:/a")
 
 
-DIGEST = "sha256:" + "1" * 64
-
-
 def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
     """The builds of a file with one service, in a directory of a package."""
     directory = tmp_path / "pack" / "task"
@@ -150,9 +146,7 @@ def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
 
 @pytest.mark.promise("1.8")
 def test_paths_are_below_the_tasks_package(tmp_path: Path) -> None:
-    """Context and Dockerfile are paths below the package that the file is in; the image has
-    Compose's name, with a tag of its own where another Dockerfile is named. A name without a value
-    takes nothing from this host's environment."""
+    """Context and Dockerfile are paths below the package that the file is in."""
     rows = (
         (".", "task", "task/Dockerfile"),
         ("../shared", "shared", "shared/Dockerfile"),
@@ -171,8 +165,7 @@ def test_paths_are_below_the_tasks_package(tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.8")
 def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> None:
-    """Compose files beside each other whose services have one name and different Dockerfiles,
-    arguments or targets name different images; the same build has the same name."""
+    """Another Dockerfile, argument or target is another image; the same build has one name."""
     kinds = (
         "{context: ., dockerfile: 1.Dockerfile}",
         "{context: ., args: {A: 1}}",
@@ -200,7 +193,6 @@ def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> Non
     ],
 )
 def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str) -> None:
-    """A path out of the task's files, an address, and a key that would decide the image are refused
-    before anything is read."""
+    """A path out, an address, a key that would decide the image: before anything is read."""
     with pytest.raises((CannotKeepError, ValueError)):
         builds(tmp_path, written)

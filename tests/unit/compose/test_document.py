@@ -35,26 +35,6 @@ def test_names_are_inspects() -> None:
         assert is_dockerfile_name(name) is is_dockerfile(name)
 
 
-def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
-    """The one under which it is found where it was built: by the file's name or its directory's.
-    What has a name, and what is not built, stays."""
-    path = tmp_path / "_My.Task 2" / "compose.yaml"
-    path.parent.mkdir()
-    services = (
-        "services: {default: {build: .}, web: {build: {context: w}, image: mine}, db: {image:"
-        " postgres}}\n"
-    )
-    for name, project in (("", "mytask2"), ("name: Other\n", "other")):
-        path.write_text(name + services)
-        found = read_document(path)["services"]
-        assert [found[each].get("image") for each in ("default", "web", "db")] == [
-            f"{project}-default",
-            "mine",
-            "postgres",
-        ]
-        assert found["default"]["build"] == "."
-
-
 @pytest.mark.promise("1.7")
 def test_nothing_of_another_file_is_shown(tmp_path: Path) -> None:
     """A secret that is called like a compose file, whatever is wrong with it as one."""
@@ -209,8 +189,7 @@ def test_a_name_that_both_have_is_an_error(task: Path) -> None:
     ],
 )
 def test_what_is_not_included(task: Path, written: str) -> None:
-    """Itself, what is outside of the task, what there is not, what has variables of its own; the
-    error names the key."""
+    """Itself, what is outside of the task, what there is not, what has variables of its own."""
     (task.parent.parent / "out.yaml").write_text("services: {x: {image: i}}")
     (task / "link.yaml").symlink_to("/etc/passwd")
     with pytest.raises(PolicyError, match="include") as refused:

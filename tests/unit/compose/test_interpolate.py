@@ -84,16 +84,6 @@ def test_what_shapes_a_cell() -> None:
     assert found.shaping == {"SAMPLE_METADATA_A"}
 
 
-def test_before_a_sample_is_known() -> None:
-    """What is missing from `environment` is empty there, of metadata alone; elsewhere it is
-    refused."""
-    file = {"services": {"x": {"environment": {"A": "$SAMPLE_METADATA_N"}}}}
-    assert interpolate(file, {}, blanks=True).document["services"]["x"]["environment"] == {"A": ""}
-    for service in ({"environment": ["A=$HOME"]}, {"image": "$SAMPLE_METADATA_N"}):
-        with pytest.raises(CannotKeepError):
-            interpolate({"services": {"x": service}}, {}, blanks=True)
-
-
 def test_texts_that_grow_are_refused() -> None:
     """Metadata that is put in often is counted before it is there."""
     file = {"x": "$SAMPLE_METADATA_A" * 1000}
@@ -106,8 +96,7 @@ def test_texts_that_grow_are_refused() -> None:
 
 @given(st.text(), st.text())
 def test_metadata_is_data(before: str, value: str) -> None:
-    """A reference inside of it stays as it is, here and where a policy's `env` is expanded
-    later."""
+    """A reference inside of it stays, here and where a policy's `env` is expanded later."""
     variables = {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{value}"}
     made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables).document[
         "x"

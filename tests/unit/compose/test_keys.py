@@ -121,8 +121,7 @@ LOST: list[tuple[str, Any]] = [
 def test_what_is_not_kept_is_one_fact_each(
     kind: DifferenceKind, fields: list[tuple[str, Any]]
 ) -> None:
-    """Of its service, with a reason. Docker's 0 and -1 ask for no limit, which no cell has: the
-    policy's holds."""
+    """Docker's 0 and -1 ask for no limit, which no cell has: the policy's holds."""
     for key, value in fields:
         found = read_compose(two(**{key: value}))
         (fact,) = found.differences
@@ -140,8 +139,7 @@ def test_what_is_not_kept_is_one_fact_each(
 
 @pytest.mark.promise("1.5")
 def test_what_is_refused_hides_nothing_that_differs() -> None:
-    """Of its own service, of another one and of the volumes; first stands what is refused, and the
-    error's text is of that alone."""
+    """Of its own service, of another one and of the volumes."""
     compose = two(gpus="all", tty=True, cap_add=["SYS_PTRACE"], read_only=True)
     compose["services"]["default"]["restart"] = "always"
     with pytest.raises(CannotKeepError) as caught:
@@ -182,8 +180,7 @@ def test_what_means_nothing_or_is_true_anyway_is_no_difference() -> None:
 
 
 def test_an_image_is_never_built() -> None:
-    """Refused with what to do; where the image has a name, the one of that name in the store is it,
-    and that is said."""
+    """Refused with what to do; where the store has one of its name, it is used, and that is said."""
     generic: dict[str, Any] = {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}
     nameless: dict[str, Any] = {"build": ".", "image": None}
     for fields in (nameless, generic):
@@ -197,8 +194,7 @@ def test_an_image_is_never_built() -> None:
 
 
 def test_what_runs() -> None:
-    """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out;
-    lists as they are, text as a shell splits it; empty ones leave nothing of the image's."""
+    """A command stands behind the image's entrypoint."""
     rows: list[tuple[dict[str, Any], dict[str, list[str]]]] = [
         ({}, {}),
         ({"command": "run 'a b'"}, {"arguments": ["run", "a b"]}),
@@ -213,8 +209,7 @@ def test_what_runs() -> None:
 
 
 def test_an_environment() -> None:
-    """Values as Compose writes them; a name without one would be this host's, which is not read: it
-    is left out, and that is said."""
+    """Values as Compose writes them; a name without one would be this host's, which is not read."""
     values = {"A": True, "B": 1.0, "C": 2.5, "D": "x=y", "E": ""}
     written = {"A": "true", "B": "1", "C": "2.5", "D": "x=y", "E": ""}
     assert shop(environment=values)["env"] == written
@@ -245,8 +240,7 @@ def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 
 
 @pytest.mark.promise("2.4")
 def test_rights_inside_the_machine_are_granted() -> None:
-    """In a policy's words, of the service alone, and reported as granted; each capability that no
-    tier grants is named."""
+    """In a policy's words, of the service alone, and reported as granted."""
     rows: list[tuple[str, Any, dict[str, Any]]] = [
         ("cap_add", ["cap_sys_ptrace", "CHOWN"], {"capabilities": ["SYS_PTRACE"]}),
         ("cap_add", ["DAC_READ_SEARCH"], {"capabilities": ["DAC_READ_SEARCH"]}),

@@ -28,8 +28,7 @@ def joined(**networks: list[str]) -> dict[str, Any]:
     ],
 )
 def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) -> None:
-    """Each cell has its service's networks: the agent does not reach the database that the file
-    hides from it."""
+    """Each cell has its service's networks."""
     network = read_compose(joined(**apart)).network
     assert network is not None
     assert network["own_cell"]["networks"] == apart["default"]
@@ -39,8 +38,7 @@ def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) ->
 
 
 def test_a_service_without_a_network() -> None:
-    """Its cell is in no network; those that have one share it as ever. If none has one, neither has
-    the policy."""
+    """Its cell is in no network; those that have one share it as ever."""
     network = read_compose(two(network_mode="none")).network
     assert network is not None
     assert network["stand_ins"]["shop"]["networks"] == []
@@ -63,8 +61,7 @@ def test_a_network_must_be_declared() -> None:
 
 @pytest.mark.promise("1.5")
 def test_what_a_range_is_not_is_refused_by_name() -> None:
-    """Also where no service joins it; and what a range draws, addresses above all, can't be
-    fixed."""
+    """Also where no service joins it."""
     odd: list[tuple[str, Any]] = [
         ("external", True),
         *(("driver", "host"), ("driver", "macvlan"), ("enable_ipv6", True), ("enable_ipv4", False)),
@@ -84,8 +81,7 @@ def test_what_a_range_is_not_is_refused_by_name() -> None:
 
 
 def test_names_differ_by_more_than_case() -> None:
-    """A service keeps its name, and its host names are found however they are written. Docker would
-    answer with either of two services of one name; a name of a range leads to one cell."""
+    """A service keeps its name, and its host names are found however they are written."""
     services = {"default": {"image": "a"}, "DC01": {"image": "b", "hostname": "DC01.corp.local"}}
     network = read_compose({"services": services}).network
     assert network is not None

@@ -43,8 +43,7 @@ def test_the_default_service() -> None:
 
 @pytest.mark.promise("1.6")
 def test_whose_health_is_waited_for_has_a_check() -> None:
-    """The file's, or its image's, which it must then have; what the file switches off is off. Whoever
-    waits for a service's success starts after it; it needs no health."""
+    """The file's, or its image's, which it must then have; what the file switches off is off."""
     seed = {"condition": "service_completed_successfully"}
     services: dict[str, Any] = {
         "default": {"image": "a", "depends_on": {"db": {"condition": "service_healthy"}}},
@@ -134,8 +133,7 @@ def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML
 
 
 def test_health_that_is_switched_off_is_not_waited_for() -> None:
-    """Nor that of a program that has to end; without a check in the file, the image's own is waited
-    for."""
+    """Nor that of a program that has to end."""
     check({"web": "service_healthy"})
     with pytest.raises(CannotKeepError, match="switches off"):
         check({"web": "service_healthy"}, db={"healthcheck": {"disable": True}})
@@ -161,8 +159,7 @@ def test_a_circle_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
 def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int, int]]) -> None:
-    """The default one last; every service once. (A service waits only for those with a smaller
-    number here, so there is no circle.)"""
+    """The default one last; every service once."""
     waits = tuple(
         Wait(f"s{max(p)}", f"s{min(p)}", Condition.STARTED) for p in pairs if p[0] != p[1]
     )

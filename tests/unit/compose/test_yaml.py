@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.compose.document import MAX_DEPTH, NotReadError, read_yaml
+from belljar.compose.document import NotReadError, read_yaml
 from belljar.policy.yaml_tree import MAX_CHARACTERS, MAX_NODES
 
 
@@ -27,43 +24,21 @@ def size(value: object) -> tuple[int, int]:
     return 1 + sum(nodes for nodes, _ in sizes), sum(characters for _, characters in sizes)
 
 
-def calls(read: Callable[[], object]) -> int:
-    """How many calls of functions reading takes, the parser's and the interpreter's among them; no
-    clock is asked."""
-    counted = 0
-
-    def count(_frame: FrameType, _event: str, _argument: object) -> None:
-        nonlocal counted
-        counted += 1
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        with suppress(NotReadError):
-            read()
-    finally:
-        sys.setprofile(before)
-    return counted
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("", None),
         ("a: [1, 0o17, 0755, 1_000, 1.5, yes, true, null, ~, 22:22, '1', x]", {"a": [1, 15, 493, 1000, 1.5, "yes", True, None, None, "22:22", "1", "x"]}),
-        ("1: a\nno: b\n2.0: c", {"1": "a", "no": "b", "2.0": "c"}),
         ("a: &n x\nb: *n", {"a": "x", "b": "x"}),
         ("a: &l [1]\nb: [*l, *l]", {"a": [1], "b": [[1], [1]]}),
         ("a: &m {k: 1, l: 2}\nb: {<<: *m, l: 3}", {"a": {"k": 1, "l": 2}, "b": {"k": 1, "l": 3}}),
         ("a: &m {k: 1}\nb: &o {k: 2, l: 2}\nc: {<<: [*m, *o]}", {"a": {"k": 1}, "b": {"k": 2, "l": 2}, "c": {"k": 1, "l": 2}}),
-        ("a: &m {k: 1}\nb: &n {<<: *m}\nc: {<<: *n}", {"a": {"k": 1}, "b": {"k": 1}, "c": {"k": 1}}),
         ("b: {<<: {k: 1}, '<<': 2}", {"b": {"k": 1, "<<": 2}}),
         ("a: &x 1\nb: &x 2\nc: *x", {"a": 1, "b": 2, "c": 2}),
     ],
 )  # fmt: skip
 def test_what_a_text_means(text: str, value: object) -> None:
-    """By YAML 1.2, with anchors, aliases and merge keys: an own name counts, else the first merged
-    one."""
+    """By YAML 1.2, with anchors, aliases and merge keys."""
     assert read_yaml(text) == value
 
 
@@ -87,16 +62,11 @@ def merging(levels: int) -> str:
         (merging(40), f"more than {MAX_NODES:,} values", 12),
         ("a: &a '" + "$$" * 1000 + "'\nb: [" + "*a, " * 600 + "]", f"{MAX_CHARACTERS:,} characters", 2),
         ("[" + "1," * MAX_NODES + "]", f"more than {MAX_NODES:,} values", 1),
-        ("[" * 65 + "]" * 65, f"nested deeper than {MAX_DEPTH} levels", 1),
         ("a: 1\nb: &b [*b]", "`*b` refers to no value", 2),
         ("a: &m {<<: *m}", "`*m` refers to no value", 1),
         ("a: *none", "`*none` refers to no value", 1),
         ("a: 1\nb: {<<: 1}", "a merge key", 2),
-        ("a: 1\n\na: 2", "a: written twice", 3),
-        ("a: 1\n? [b]\n: 2", "name is text", 2),
         ("a: !!python/object:os.system x", "tags are not read", 1),
-        ("--- 1\n--- 2", "a second document", 2),
-        ("a: {", "not YAML", 1),
     ],
 )  # fmt: skip
 def test_what_is_refused(text: str, said: str, line: int) -> None:
@@ -121,14 +91,3 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     nodes, characters = size(value)
     assert nodes <= MAX_NODES
     assert characters <= MAX_CHARACTERS
-
-
-@pytest.mark.parametrize(
-    "unit",
-    ["- ", "[1],",  "k: v\n", "&a x ", "- &a x\n", "? ", "'", "'' ", '"\\n', "x ", "#\n", " ", "\n", "a:", "%A ", "--- x\n", "| \n", "\t", ": ", ", "],
-)  # fmt: skip
-def test_reading_takes_a_bounded_number_of_calls_for_each_character(unit: str) -> None:
-    """The parser's own among them: no text of twice the length takes four times as many. (It looks
-    1,024 characters ahead for a name's end, and no further.)"""
-    short, long = ((unit * 4000)[:length] for length in (1500, 3000))
-    assert calls(lambda: read_yaml(long)) <= max(3 * calls(lambda: read_yaml(short)), 3000)

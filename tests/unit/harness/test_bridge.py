@@ -47,8 +47,7 @@ def use(output: ModelOutput) -> None:
 
 
 async def test_tool_calls_go_both_ways() -> None:
-    """In the loop and context of the sample, from another thread; the model's call comes back with
-    its arguments as text, as the API has it."""
+    """In the loop and context of the sample, from another thread."""
     use(ModelOutput.for_tool_call("mockllm/model", "look", {"at": "x"}))
     parameters = {"type": "object", "properties": {}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
@@ -65,8 +64,7 @@ async def test_tool_calls_go_both_ways() -> None:
 
 
 async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is being asked is cancelled when the range ends, what is asked then is not passed on;
-    both are refused."""
+    """What is being asked is cancelled when the range ends, what is asked then is not passed on."""
     begun, cancelled = anyio.Event(), anyio.Event()
     refused: list[bool] = []
 
@@ -126,8 +124,7 @@ def one():
 def test_what_the_guard_stops_ends_the_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """Though the request was a program's in the cell, which reads of an error alone; another limit
-    stays that request's."""
+    """Though the request was a program's in the cell, which reads of an error alone."""
 
     async def stopped(_request: object) -> None:
         raise LimitExceededError("custom", value=1, limit=0, message=why)
@@ -143,14 +140,42 @@ def test_what_the_guard_stops_ends_the_sample(
 
 
 async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a program asks fills the transcript: beyond the bound of all its questions the model is
-    not asked."""
+    """What a program asks fills the transcript."""
     use(ModelOutput.from_content("mockllm/model", "yes"))
     bridge, request = ModelBridge(), {"messages": [{"role": "user", "content": "?"}]}
-    monkeypatch.setattr("belljar.harness.bridge.MAX_REQUEST_BYTES", len(json.dumps(request)))
+    monkeypatch.setattr("belljar.harness.bridge.MAX_REQUEST_BYTES", 4000)  # two objects: 2 KiB
     await ask(bridge, **request)
     with pytest.raises(ValueError, match="are over"):
         await ask(bridge, **request)
+
+
+_ARGUMENTS = (
+    '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[%s]"}}]}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("request_of", "item"),
+    [
+        ('{"messages": [%s]}', '{"role": "user"}'),
+        ('{"messages": [], "tools": [%s]}', '{"function": {}}'),
+        (_ARGUMENTS, "[]"),
+    ],
+)
+def test_a_request_of_many_objects_is_refused(request_of: str, item: str) -> None:
+    """Of 4 MiB, Inspect would make a gigabyte of this host's memory and keep the evaluation's loop
+    for 40 s."""
+    body = request_of % ",".join([item] * ((4 << 20) // (len(item) + 1)))
+    with pytest.raises(ValueError, match="too many objects"):
+        read_request(body.encode())
+
+
+def test_what_requests_take_beside_their_text_is_counted() -> None:
+    """A history of many short messages takes far more than its bytes."""
+    spent: list[int] = []
+    body = json.dumps({"messages": [{"role": "user"}] * 5000}).encode()
+    assert len(read_request(body, spent.append).messages) == 5000
+    assert sum(spent) >= 5000 << 10
 
 
 async def test_what_is_not_passed_on_is_refused() -> None:
@@ -177,8 +202,7 @@ def _nested(depth: int) -> str:
 
 
 def test_what_inspects_log_could_not_hold_is_refused() -> None:
-    """A program in a cell could end the whole evaluation with one made-up call of a tool, and no
-    sample would be written. What is taken, at the greatest depth, can be written."""
+    """One made-up call of a tool could end the evaluation, and no sample would be written."""
     for arguments in (_nested(300), '{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}'):
         call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
         request = {"messages": [{"role": "assistant", "tool_calls": [call]}]}

@@ -40,8 +40,7 @@ def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
 
 @pytest.mark.promise("1.8")
 def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
-    """Nothing is built for a name that the store has from elsewhere, nor for an image that no cell
-    runs."""
+    """Nor is one built that no cell runs."""
     add(tmp_path / "home", "made")
     build_missing([spec(tmp_path)], {"made"}, tmp_path / "home")
     build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
@@ -51,8 +50,7 @@ def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
 def test_an_image_of_the_same_files_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was built of these files, with network or not, is used without buildah; of other
-    files it is built again."""
+    """One that was built of these files, with network or not, is used without buildah."""
     home, text = tmp_path / "home", spec(tmp_path)
     add(home, "base")
     root = tmp_path / "task"
@@ -69,9 +67,7 @@ def test_an_image_of_the_same_files_is_used(
 
 @pytest.mark.promise("1.8")
 def test_what_is_never_built(tmp_path: Path) -> None:
-    """No sample runs in the image of another: of different builds of one name neither is built, nor
-    is an image of that name used for both. A context behind a link that leads out of the task's
-    files is refused, and an image of Belljar's own: another task would run in it."""
+    """No sample runs in the image of another."""
     home = tmp_path / "home"
     add(home, "made")
     texts = [spec(tmp_path), spec(tmp_path, arg="1")]

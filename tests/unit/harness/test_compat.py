@@ -41,8 +41,7 @@ FLAGGED = service(
 
 
 def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
-    """It is kept whole, as Inspect can keep it in its log; each sample's values are then put in,
-    and only `environment` can do without."""
+    """It is kept whole, as Inspect can keep it in its log."""
     assert of_compose(FLAGGED, NOTHING, where="").compose == FLAGGED
     for_it = of_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"}, NOTHING)
     assert for_it.env == (("FLAG", "f$$SAMPLE_METADATA_X"), ("PORT", "80")), (
@@ -67,8 +66,7 @@ def adapted(
 
 
 def test_the_tasks_own_policy_is_found_beside_it(tmp_path: Path) -> None:
-    """By name, or implicitly; as an absolute path, for Inspect changes directory. A task without a
-    sandbox gets a cell: every sample of a run has one, so that every sample has evidence."""
+    """By name, or implicitly; as an absolute path, for Inspect changes directory."""
 
     def policy_of(sandbox: Any) -> str:  # noqa: ANN401 - Inspect's union
         found = adapted(tmp_path, sandbox).sandbox

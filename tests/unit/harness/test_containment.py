@@ -1,5 +1,4 @@
-"""A sample's verdict: what the probes at its ends and its destruction say, and what a breach does
-to the session."""
+"""A sample's verdict, by its probes and its destruction, and what a breach does to the session."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def report(verdict: Verdict) -> ProbeReport:
 def test_the_worst_is_the_verdict(
     start: Verdict | None, end: Verdict | None, clean: bool | None, verdict: Verdict
 ) -> None:
-    """Both ends of all its machines and the destruction: the worst of them; what is missing, or was
-    not probed, is void. Only a breach is an error."""
+    """Both ends of all its machines and the destruction: the worst of them."""
     starts, ends = ({"a": report(C), "b": report(one)} if one else {} for one in (start, end))
     for machines in (["b"], ["a", "b"]):
         found = Containment(machines=machines, starts=starts, ends=ends, clean=clean)
@@ -76,8 +74,7 @@ def at(wanted: str, touch: Callable[[dict[str, str]], object]) -> Callable[[Fake
 async def test_a_breach_at_the_start(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sample does not run, its cell is destroyed, the owner is told to stop once, and no
-    further sample begins."""
+    """The sample does not run, its cell is destroyed, and no further sample begins."""
     stops: list[int] = []
     monkeypatch.setattr(session_module, "_STOP_TIMEOUT_S", 0.5)
     cells.on_probe = at("start", read_canary)
@@ -101,8 +98,7 @@ async def test_a_breach_at_the_start(
 async def test_a_breach_at_the_end_stops_the_others(
     session: Session, cells: FakeCells, *, is_left: bool
 ) -> None:
-    """A breach that shows at one sample's end, also of a cell that can't be destroyed: no cell of
-    another takes work any more, and each can still be closed."""
+    """A breach that shows at one sample's end, also of a cell that can't be destroyed."""
     cells.on_probe = at("end", read_canary)
     first, second = await opened(), await opened()
     cells.destroy_error = HostError("it is left") if is_left else None
@@ -120,9 +116,7 @@ async def test_a_breach_at_the_end_stops_the_others(
 async def test_every_cell_of_a_range_is_probed_with_its_router(
     session: Session, cells: FakeCells
 ) -> None:
-    """The sample's own at both ends, its target at the end, a scorer's cell at both: each has a
-    network device, so that without the router the probes refuse. A range that lost its routers: its
-    cell is not probed, is destroyed, and is not contained."""
+    """The sample's own at both ends, its target at the end, a scorer's cell at both."""
     cells.router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
     seen: list[str] = []
     cells.on_probe = lambda cell, phase: seen.append(phase) if cell.has_port else None
@@ -140,8 +134,7 @@ async def test_every_cell_of_a_range_is_probed_with_its_router(
 
 
 async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:
-    """A scorer's second cell of the sample is probed at both ends, and its breach stops the run as
-    well, whatever the scorer raised."""
+    """A scorer's cell is probed at both ends; its breach stops the run, whatever was raised."""
     environment = await opened()
     seen: list[tuple[str, str]] = []
     cells.on_probe = lambda cell, phase: seen.append((cell.id, phase))

@@ -1,5 +1,4 @@
-"""`belljar run` from command line to sealed run directory: real Inspect, real ledger, fake
-cells."""
+"""`belljar run` from command line to sealed run directory."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ def test_a_disk_that_fills_in_mid_run_is_no_missing_evidence(
 def test_a_task_does_not_choose_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`sys.exit(0)` of a solver leaves Inspect's command as it is: the record is closed and judged.
-    While the task is loaded it is a refusal."""
+    """`sys.exit(0)` of a solver leaves Inspect's command as it is."""
     file = tmp_path / "task.py"
     file.write_text(ONE)
 
@@ -176,8 +174,7 @@ def test_a_task_does_not_choose_the_exit_code(
 def test_how_a_cell_differs_from_its_task_is_on_record(
     task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Said before the run, once; then per sample in the ledger, in Inspect's log, in the findings
-    and under the table, for the samples that it is true of."""
+    """In the ledger, Inspect's log, the findings and the table, for the samples it is true of."""
     (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
     own = "services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}"
     (tmp_path / "own-compose.yaml").write_text(own)
@@ -205,8 +202,7 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
 def test_a_models_policy_may_require_an_air_gap(
     task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model for a role, too, however it is written: without one, the run is refused before a
-    cell is made."""
+    """Of a model for a role, too, however it is written."""
     policy = policy_of({"belljar": 1, "risk": "low", "host": {"air_gap": "required"}})
     for module in ("options", "model_api"):
         monkeypatch.setattr(f"belljar.harness.{module}.load_model", lambda *_, **__: policy)
@@ -267,8 +263,7 @@ def starts():
 def test_programs_that_a_task_starts_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By solver, scorer and module, each once however it is started, up to a number of names; in
-    the report and in JSON. Neither Inspect's nor Belljar's own count, and nothing is refused."""
+    """By solver, scorer and module, each once however it is started, up to a number of names."""
     (tmp_path / "task.py").write_text(STARTS)
     monkeypatch.chdir(tmp_path)
     outcome = run(["task.py", "--model", "mockllm/model"], tmp_path)
@@ -297,8 +292,7 @@ _NETWORK = "network: {stand_ins: {site: %s}}\n"
 def test_nothing_is_started_that_policy_check_refuses(
     task_file: str, tmp_path: Path, text: str, *, is_the_operators: bool
 ) -> None:
-    """As `--policy`, also of parts that a task without a network would leave unused, and as the
-    task's own: no run, image, template or cell is made."""
+    """As `--policy`, also of parts that would stay unused, and as the task's own."""
     policy = tmp_path / "p.yaml"
     policy.write_text("belljar: 1\nrisk: low\n" + text)
     assert belljar(["policy", "check", str(policy)]) == 4

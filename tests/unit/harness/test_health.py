@@ -1,21 +1,17 @@
-"""When a sample's cell is checked, and where its damage is told. Fake cells; the real ones are in
-`tests/contract`."""
+"""When a sample's cell is checked, and where its damage is told."""
 
 from __future__ import annotations
 
 import errno
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from inspect_ai.scorer import Score
 from inspect_ai.util import SandboxUnavailableError
 from tests.fakes.cell import FakeCells
-from tests.unit.harness.runs import active_sample, close, opened
+from tests.unit.harness.runs import close, opened
 
 from belljar.cell.health import HealthFinding
 from belljar.events import Kind
-from belljar.harness.evidence import DEGRADED_KEY as KEY
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 
@@ -36,8 +32,7 @@ def checks(session: Session) -> list[tuple[str, str]]:
 async def test_damage_is_noticed_at_the_next_call_and_kept(
     session: Session, cells: FakeCells
 ) -> None:
-    """The call itself is an ordinary failure; the damage is looked for no more. Of a cell that died
-    the model reads that it is unavailable, the record why."""
+    """The call itself is an ordinary failure; the damage is looked for no more."""
     environment = await opened()
     await environment.exec(["true"])
     cells.opened[0].healths[:] = [NO_SHELL]
@@ -56,8 +51,7 @@ async def test_damage_is_noticed_at_the_next_call_and_kept(
 
 @pytest.mark.promise("7.5")
 async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) -> None:
-    """Though no call ran into it, and ordinary failures ask for no check; of an interrupted sample
-    nobody asks."""
+    """Though no call ran into it, and ordinary failures ask for no check."""
     for damage, interrupted, expected in (
         ([], False, [("end", "")]),
         ([NO_SHELL], False, [("end", "shell_missing")]),
@@ -72,20 +66,3 @@ async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) 
             "task", None, {"default": environment}, interrupted=interrupted
         )
         assert checks(session)[len(before) :] == [("baseline", ""), *expected]
-
-
-@pytest.mark.promise("7.5")
-async def test_the_sample_and_its_scores_are_marked(
-    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In Inspect's sample: cause, phase and operation; in each score's metadata the cause."""
-    state: Any = SimpleNamespace(uuid="u", metadata={}, scores={"points": Score(value=1)})
-    monkeypatch.setattr("inspect_ai.solver._task_state.sample_state", lambda: state)
-    monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active_sample(started=1.0))
-    environment = await opened()
-    await environment.exec(["true"])
-    cells.opened[0].healths[:] = [NO_SHELL]
-    await close(environment)
-    expected = {"cell": cells.opened[0].id, "cause": "shell_missing", "phase": "end", "op": 0}
-    assert state.metadata[KEY] == [expected]
-    assert state.scores["points"].metadata[KEY] == "shell_missing"

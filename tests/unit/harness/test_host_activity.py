@@ -77,8 +77,7 @@ def test_what_stays_on_this_host_is_not() -> None:
 
 
 def test_belljars_own_are_not() -> None:
-    """A dial of a real upstream is on record by itself, a look for ways out sends nothing; what
-    another library does is counted, though Belljar calls it."""
+    """A dial of a real upstream is on record by itself, a look for ways out sends nothing."""
     module = str(Path(str(belljar.__file__)).parent / "dial.py")
     with watched_host() as found:
         call = compile("connect(None, ('203.0.113.9', 9))", module, "exec")
@@ -101,8 +100,7 @@ def test_a_proxy_on_this_host_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_odd_is_counted_and_all_is_bounded() -> None:
-    """A socket to the hypervisor has numbers (that of this machine itself leads nowhere); an
-    address that can't be read may lead anywhere; ever new places add to one count."""
+    """A socket to the hypervisor has numbers (that of this machine itself leads nowhere)."""
     vsock = SimpleNamespace(family=socket.AF_VSOCK)
     with watched_host() as found:
         for address in ((2, 1024), (1, 1024)):
@@ -136,8 +134,7 @@ if __name__ == "__main__":
 
 
 def test_processes_that_multiprocessing_spawns_are_seen(tmp_path: Path) -> None:
-    """Python has no event for these; a process that could have spawned some before it was watched
-    may do so again."""
+    """Python has no event for these."""
     (tmp_path / "spawning.py").write_text(SPAWNING)
     argv = [sys.executable, str(tmp_path / "spawning.py")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)

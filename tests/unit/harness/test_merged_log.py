@@ -69,8 +69,7 @@ def merged(tmp_path: Path, *parts: LogPart) -> tuple[EvalLog, str]:
 
 
 def test_the_merged_log_is_that_of_one_run(tmp_path: Path) -> None:
-    """Of two parts in any order, one with a sample that another part has, too: samples, metrics of
-    a task's own and of groups, reducers, ids and status are those of the whole."""
+    """Of two parts in any order, one with a sample that another part has, too."""
     whole = log_in(run(tmp_path))
     first, second = run(tmp_path, "--sample-id", "4,5,2"), run(tmp_path, "--sample-id", "1,2,3")
     log, differing = merged(tmp_path, part(first, "4", "5"), part(second, "1", "2", "3"))
@@ -90,8 +89,7 @@ def test_the_merged_log_is_that_of_one_run(tmp_path: Path) -> None:
 
 
 def test_parts_with_other_settings_are_named(tmp_path: Path) -> None:
-    """Their numbers mean nothing together; and a number over some of the samples would pass for the
-    evaluation's: a log that lacks samples has no metrics."""
+    """Their numbers mean nothing together."""
     first = run(tmp_path, "--sample-id", "1")
     second = run(tmp_path, "--sample-id", "2", "--temperature", "0.3")
     log, differing = merged(tmp_path, part(first, "1"), part(second, "2"))

@@ -1,7 +1,4 @@
-"""Whatever a task says, no cell is anywhere looser than the operator allows.
-
-The judge below shares nothing with the code that merges policies.
-"""
+"""Whatever a task says, no cell is anywhere looser than the operator allows."""
 
 from __future__ import annotations
 
@@ -203,9 +200,7 @@ def written(policy: dict[str, Any] | None, directory: str, name: str) -> str:
 @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
-    """Risk, tier, limits, rights, tools, guard, stops, network and record of what becomes of a
-    task's policy, compose file and tier are within `--policy` or the variable, the option and the
-    settings; tools that nobody names are those of the risk. What can't be is refused."""
+    """Every bound of what becomes of a task is within the operator's; what can't be is refused."""
     with tempfile.TemporaryDirectory() as directory:
         named = written(case["named"], directory, "named")
         operator = replace(case["operator"], **({case["which"]: named} if named else {}))
@@ -279,8 +274,7 @@ def has_more_rights(made: Rights | None, bound: Rights | None) -> bool:
 
 
 def reaches_more(network: Network, bound: Policy, made: Policy) -> bool:
-    """Whether it reaches what neither the operator's network has nor is a cell within its bounds,
-    or records less."""
+    """Whether it reaches beyond the operator's network and cells within bounds, or records less."""
     theirs = bound.network
     if theirs is not None and any(
         getattr(network.record, name) < getattr(theirs.record, name) for name in Record.model_fields

@@ -8,7 +8,6 @@ import pytest
 from tests.fakes.cell import RecordedCells
 from tests.unit.harness.runs import MODEL, ONE, evaluated
 
-from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig
 from belljar.harness.operator import load, sample_policy
@@ -48,8 +47,7 @@ REAL = f"belljar: 1\nrisk: low\nresources: {{memory: 1GiB}}\nnetwork: {{upstream
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment that this process was started with; the host's settings are `settings.yaml`
-    here."""
+    """The environment that this process was started with."""
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
     monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
     monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
@@ -96,8 +94,7 @@ def real_hosts(loaded: LoadedPolicy) -> list[str]:
 @pytest.mark.promise("2.7")
 @pytest.mark.parametrize("name", ["beside", "of_a_sample"])
 def test_what_came_with_a_task_reaches_nothing_real_by_itself(task_file: Path, name: str) -> None:
-    """Wherever the task names its policy: nothing runs, and host, port and both budgets are
-    told."""
+    """Wherever the task names its policy."""
     with pytest.raises(
         PolicyError, match=r"a\.example on 443.*1 MiB for each sample.*100 MiB for all"
     ) as refused:
@@ -109,8 +106,7 @@ def test_what_came_with_a_task_reaches_nothing_real_by_itself(task_file: Path, n
 def test_what_the_operator_allows_is_announced_first(
     task_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Host, port and budgets stand on standard error; likewise for the policy of `--policy`, which
-    needs no leave."""
+    """Host, port and budgets stand on standard error."""
     for name, allow, policy in (
         ("of_a_sample", True, ""),
         ("bare", False, str(task_file.parent / "belljar.yaml")),
@@ -127,8 +123,7 @@ def test_what_the_operator_allows_is_announced_first(
 def test_leave_is_given_at_the_start_and_by_nothing_that_came_later(
     task_file: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As plain `inspect eval` has it: by the environment at the start or the settings; a `.env`
-    file changes only what came after."""
+    """As plain `inspect eval` has it: by the environment at the start or the settings."""
     config = BelljarConfig(policy=str(task_file.parent / "belljar.yaml"))
     monkeypatch.setenv("BELLJAR_ALLOW_UPSTREAMS", "1")
     with pytest.raises(PolicyError, match="allow-upstreams"):
@@ -160,9 +155,7 @@ def test_what_the_host_forbids_nobody_allows(
 def test_the_operators_variable_is_a_floor(
     task_file: Path, start: dict[str, str], name: str
 ) -> None:
-    """A policy beside a task, in its code, of a sample or under a compose file: risk, memory and
-    network stay within it, whatever is allowed besides. A relative path would be a task's own file
-    while Inspect is in the task's directory: it is refused."""
+    """A policy beside a task, in its code, of a sample or under a compose file."""
     start["BELLJAR_POLICY"] = "medium"
     made = opened_policy(task_file, name, allow=True)
     assert str(made.policy.risk) == "medium"
@@ -173,19 +166,6 @@ def test_the_operators_variable_is_a_floor(
         start["BELLJAR_POLICY"] = word
         with pytest.raises(PolicyError, match="absolute path"):
             opened_policy(task_file, name, allow=True)
-
-
-def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: Path) -> None:
-    """It is raised; what can't be at that risk is refused, also of `--policy`."""
-    (tmp_path / "settings.yaml").write_text("least_risk: high\n")
-    for allow, policy in ((True, ""), (False, str(task_file.parent / "belljar.yaml"))):
-        with pytest.raises(PolicyError, match="reaches nothing real"):
-            opened_policy(task_file, "beside", allow=allow, policy=policy)
-    assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
-    (raised,) = sample_policy(None, {}, run_policy="low").differences
-    assert (raised.kind, raised.key) == (DifferenceKind.CHANGED, "risk")
-    assert str(tmp_path / "settings.yaml") in raised.detail
-    assert sample_policy(None, {}, run_policy="critical").differences == ()
 
 
 @pytest.mark.promise("1.7")
@@ -206,8 +186,7 @@ def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -
 def test_a_policy_behind_a_directory_that_is_a_link_out_is_refused(
     task_file: Path, tmp_path: Path
 ) -> None:
-    """Named by a task's code below its own directory, it is there; likewise a compose file. One
-    that is named elsewhere is where it is named."""
+    """Named by a task's code below its own directory, it is there; likewise a compose file."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/belljar.yaml").write_text("belljar: 1\nrisk: low\n")
     (tmp_path / "elsewhere/one-compose.yaml").write_text("services: {default: {image: hunter2}}")

@@ -57,8 +57,7 @@ def refused(here: Path, *arguments: str, naming: str, error: type[Exception] = P
 def test_variables_move_nothing_out_of_the_cell(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Commands, log and samples are where Belljar has them; a line says that a variable counts for
-    nothing. In a `.env` file each is refused."""
+    """Commands, log and samples are where Belljar has them."""
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     cells = RecordedCells()
@@ -76,9 +75,7 @@ def test_variables_move_nothing_out_of_the_cell(
 
 @pytest.mark.promise("1.9")
 def test_what_is_belljars_own_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typed, as an error of usage; a variable that Inspect would set after the policy was checked;
-    a run configuration, however its file is named. Each option is known to Inspect: a renamed one
-    would be one that nobody checks."""
+    """Typed, as an error of usage."""
     for typed in TYPED:
         refused(here, typed, naming=typed.partition("=")[0], error=click.UsageError)
     refused(here, "--env", "BELLJAR_POLICY=low", naming="--env BELLJAR_POLICY")
@@ -107,9 +104,7 @@ BELLJAR_X_API_KEY INSPECT_X_API_KEY ANYTHING VERTEX_BASE_URL INSPECT_EVAL_SANDBO
 def test_a_file_beside_a_task_sets_only_what_is_allowed(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A `.env` file, also one above the working directory, is refused that names what runs on this
-    host, where the store and its keys are, whom it trusts, or anything else that is neither
-    Inspect's nor a model provider's; nothing of it is set."""
+    """A `.env` file names Inspect's and a provider's variables, or is refused; none is set."""
     before = dict(os.environ)
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
@@ -123,8 +118,7 @@ def test_a_file_beside_a_task_sets_only_what_is_allowed(
 def test_an_address_from_a_file_gets_no_key_of_the_environment(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task's file would have the operator's key sent to where it likes, or any other secret as a
-    key of its own."""
+    """The operator's key, or another secret as a key, would be sent where a task's file likes."""
     address = "OPENAI_BASE_URL=http://evil.example/v1\n"
     for name in ("OPENAI_API_KEY", "HF_TOKEN"):
         with monkeypatch.context() as only:
@@ -152,8 +146,7 @@ def test_a_file_that_is_none_is_refused(here: Path) -> None:
 
 @pytest.mark.promise("1.9")
 def test_the_inspect_command_s_file_says_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That reads a `.env` file unjudged before Belljar is imported: store, programs and trust roots
-    are those of the start, what a model's provider needs is the file's."""
+    """That reads a `.env` file unjudged before Belljar is imported."""
     moved = {"BELLJAR_HOME": "/moved", "BELLJAR_ALLOW_UPSTREAMS": "1", "LD_PRELOAD": "/x.so"}
     moved |= {"https_proxy": "http://x", "SSL_CERT_FILE": "/x", "X_API_KEY": "k"}
     start = {name: value for name, value in os.environ.items() if name not in moved}

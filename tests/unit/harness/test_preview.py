@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -152,17 +151,3 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     assert isinstance(found.error, HostError)
     assert [each.image for each in found.missing] == ["gone"]
     assert found.exit_code == 3
-
-
-@pytest.mark.promise("1.5")
-def test_an_image_that_is_built_is_missed_with_its_build(tmp_path: Path) -> None:
-    """By the file's own context, Dockerfile, arguments and stage; under the name that it has."""
-    build = "{context: web dir, dockerfile: Own, args: {A: 'b c'}, target: last}"
-    text = f"services: {{a: {{build: {build}, image: built}}, b: {{image: other}}}}"
-    found = check(tmp_path, text, home=tmp_path / "home")
-    commands = {each.image: shlex.split(each.command) for each in found.missing}
-    assert commands["built"][:3] == ["belljar", "image", "build"]
-    assert commands["built"][commands["built"].index("-t") + 1] == "built"
-    assert commands["built"][-1] == str(tmp_path / "web dir")
-    assert {"A=b c", "last", str(tmp_path / "web dir/Own")} <= set(commands["built"])
-    assert commands["other"][2] == "import"

@@ -52,8 +52,7 @@ async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
 
 @pytest.mark.promise("1.6")
 async def test_an_image_of_the_authors_runs_its_program() -> None:
-    """Also without a compose file: its entrypoint and command; of Belljar's own image, which has a
-    shell only, and of one that only waits, nothing runs."""
+    """Also without a compose file: its entrypoint and command."""
     serving = Machine(entrypoint=["/enter"], command=["serve"])
     await start_program(serving, "", None)  # type: ignore[arg-type]
     assert serving.ran == [["/enter", "serve"]]
@@ -65,8 +64,7 @@ async def test_an_image_of_the_authors_runs_its_program() -> None:
 
 @pytest.mark.promise("1.6")
 async def test_the_images_own_check_counts() -> None:
-    """Unless the file has one, or switches it off, or nothing runs that it could be the check
-    of."""
+    """Unless the file has one or switches it off, or nothing runs."""
     check = {"command": ["own"], "interval": 0.1, "timeout": 1.0, "retries": 2, "within": 5.0}
 
     async def ran(words: dict[str, Any]) -> list[list[str]]:
@@ -96,8 +94,7 @@ def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Insp
 
 @pytest.mark.promise("1.6")
 def test_what_is_missing_is_a_result_and_what_is_closed_an_error() -> None:
-    """With the status of `docker exec`, and the name of what is missing on standard error, escaped,
-    for it comes back from the guest; what may not be run or entered is named, too."""
+    """With `docker exec`'s status, and on standard error, escaped, the name of what is missing."""
     for stage, code, detail, status, named in (
         ("user", errno.ENOENT, "ann:staff", 126, "ann"),
         ("user", errno.ENOENT, ":staff", 126, "staff"),

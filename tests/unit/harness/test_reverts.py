@@ -52,8 +52,7 @@ WHOLE = [
 async def test_a_machine_without_its_probes_makes_the_sample_void(
     session: Session, cells: FakeCells, phase: str
 ) -> None:
-    """Whichever it is: the new one, whose failed start leaves the old one in use, or the old one.
-    Good probes of the others don't stand for it."""
+    """The new one or the old one: good probes of the others don't stand for it."""
     environment, at_start = await opened(), phase == "start"
 
     def fail(cell: FakeCell, at: str) -> None:
@@ -97,8 +96,7 @@ def _lines(cells: FakeCells) -> Iterator[Line]:
 async def test_the_score_counts_the_signals_of_all_machines(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of reverted machines too, whoever reverted, also what is found at their end; not those
-    of another sample's cell."""
+    """Those of reverted machines too, whoever reverted, also what is found at their end."""
     environment, other = await opened(), await opened()
     cells.opened[1].note(Kind.DECOY_TOUCHED, CONTACT)
 

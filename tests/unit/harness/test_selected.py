@@ -43,8 +43,7 @@ def select(*words: str, **more: object) -> SelectedTask:
 
 
 def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
-    """Samples by Inspect's options, in its order; a unit's words keep the other options, and name
-    its own samples."""
+    """Samples by Inspect's options, in its order."""
     found = select("--limit", "2", "--temperature=0.5", policy="low.yaml")
     assert (found.samples, found.epochs, found.time_limit_s) == (("a", "b"), 3, 60.0)
     assert (found.tier, found.root) == (Tier.CONTAINER, folder)
@@ -72,8 +71,6 @@ def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
     ids=lambda words: words[-1],
 )
 def test_what_units_can_not_share_is_refused(words: list[str]) -> None:
-    """An id that can't be named alone (with a comma, equal to another but for zeros, with the
-    task's name before it: a unit would run other samples than it was given), a random order, a
-    model in a cell, several models or tasks, a file of this machine."""
+    """A unit would run other samples than it was given, or read a file of this machine."""
     with pytest.raises(PolicyError):
         select(*words)

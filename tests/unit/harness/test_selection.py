@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from inspect_ai import Task
-from inspect_ai import eval as inspect_eval
 from inspect_ai._cli.eval import eval_command
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.log import list_eval_logs, read_eval_log
@@ -61,19 +60,3 @@ def test_the_same_samples_as_inspects(
     words = ["seven.py", "--model", "mockllm/model", "--display", "none", *options]
     eval_command.main([*words, "--log-dir", "logs"], standalone_mode=False)
     assert chosen(read_selection(read_options(words)), seven()) == ran(tmp_path / "logs")
-
-
-@pytest.mark.promise("1.5")
-def test_an_order_without_a_seed_is_drawn_once(tmp_path: Path) -> None:
-    """The samples that were looked at are those that run."""
-    task, selection = seven(), Selection(limit=3, shuffle=True)
-    expected = chosen(selection, task)
-    inspect_eval(
-        task,
-        model="mockllm/model",
-        display="none",
-        log_dir=str(tmp_path),
-        limit=3,
-        sample_shuffle=True,
-    )
-    assert ran(tmp_path) == expected

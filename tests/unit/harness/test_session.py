@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
 from belljar.harness import session as session_module
 from belljar.harness.options import check_models
 from belljar.harness.session import CloseModels, ModelCells, Session
-from belljar.harness.source import MAX_STARTS, RealCells, start_slot
+from belljar.harness.source import RealCells
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
@@ -36,8 +36,7 @@ def add(home: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.promise("1.8")
 def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
-    """A name that another command gives to another image meanwhile is an error for the samples that
-    follow, and what another run begins with."""
+    """A name that is given to another image meanwhile is an error for the samples that follow."""
     home, cells = tmp_path / "home", RealCells()
     cells.home = home
     add(home, "team/tool", b"one")
@@ -55,8 +54,7 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.promise("6.4", "7.5")
 def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
-    """The first cell that finds the order ends it; without an order a lost cell is its sample's
-    alone."""
+    """The first cell that finds the order ends it."""
     ends: list[str] = []
     with create_run(tmp_path, "run", ["test"]) as run:
         session = Session(run=run, home=tmp_path)
@@ -74,36 +72,6 @@ def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
         with pytest.raises(ContainmentBreach, match="an incident"):
             anyio.run(session.check_running)
     assert (ends, len(session.breaches)) == (["ended"], 1)
-
-
-def test_no_more_cells_of_a_store_start_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A third waits until one of two has started; another store's don't count, and without the
-    variable there is no limit."""
-    monkeypatch.setenv(MAX_STARTS, "2")
-
-    async def may_start(home: Path) -> bool:
-        with anyio.move_on_after(0.3):
-            async with start_slot(home):
-                return True
-        return False
-
-    async def main() -> None:
-        async with AsyncExitStack() as first, start_slot(tmp_path):
-            await first.enter_async_context(start_slot(tmp_path))
-            assert not await may_start(tmp_path)
-            assert await may_start(tmp_path / "other")
-            monkeypatch.delenv(MAX_STARTS)
-            assert await may_start(tmp_path)
-            monkeypatch.setenv(MAX_STARTS, "2")
-            await first.aclose()
-            assert await may_start(tmp_path)
-        monkeypatch.setenv(MAX_STARTS, "few")  # is not taken for none
-        with pytest.raises(HostError):
-            await may_start(tmp_path)
-
-    anyio.run(main)
 
 
 def running_in(tier: Tier) -> Any:  # noqa: ANN401 - stands for a `ModelCell`
@@ -130,8 +98,7 @@ def test_a_model_cells_tier_is_never_lower_than_a_samples() -> None:
 async def test_each_error_of_an_end_is_the_runs(
     session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two model cells that leave something, both are named, and both were ended, at the latest
-    with an evaluation whose samples have no cells."""
+    """Of two model cells that leave something, both are named, and both were ended."""
     ended = []
 
     @asynccontextmanager

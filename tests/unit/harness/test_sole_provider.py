@@ -1,5 +1,4 @@
-"""While `belljar run` is on, nothing but cells can be a sandbox in its process. Real Inspect, fake
-cells."""
+"""While `belljar run` is on, nothing but cells can be a sandbox in its process."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class Other(SandboxEnvironment):
 
 @pytest.mark.promise("1.9")
 def test_another_provider_can_be_asked_but_not_used() -> None:
-    """Reading a task or log that names one is no harm; making or using its sandboxes stops the
-    run."""
+    """Reading a task or log that names one is no harm."""
     session, docker = Session(), {"type": "docker", "config": {"services": {}}}
     with controlled(session):
         local = registry.registry_find_sandboxenv("local")
@@ -116,8 +114,7 @@ def test_another_provider_can_be_asked_but_not_used() -> None:
 
 
 def test_the_hold_is_one_and_the_name_belljar_means_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A provider of that name that a task registers is not found. A second evaluation in the same
-    process is refused, and does not end the first one's hold."""
+    """A provider of that name that a task registers is not found."""
     monkeypatch.setattr(inspect_registry, "_registry", dict(inspect_registry._registry))
 
     @sandboxenv(name="belljar")
@@ -134,8 +131,7 @@ def test_the_hold_is_one_and_the_name_belljar_means_ours(monkeypatch: pytest.Mon
 
 @pytest.mark.promise("1.9")
 def test_a_provider_that_makes_its_objects_in_its_own_way_is_held_too() -> None:
-    """By its class, with an `__init__` that does not call the base class's, or a `__new__` that does
-    not, in whatever thread; afterwards it can be."""
+    """Its `__init__` or `__new__` does not call the base class's; afterwards it can be made."""
 
     class OwnInit(Other):
         def __init__(self, what: str) -> None:

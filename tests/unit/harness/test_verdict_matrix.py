@@ -1,5 +1,4 @@
-"""Every cause of a doubt, in every place that shows a verdict: one answer. Real Inspect and ledger,
-fake cells; the real ones are in `tests/integration`."""
+"""Every cause of a doubt, in every place that shows a verdict: one answer."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import errno
 import json
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,9 @@ from belljar.report.reasons import ReasonCode as Code
 
 TASK = """
 import signal
-import sys
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, mean, metric, scorer
+from inspect_ai.scorer import Score, mean, scorer
 from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
@@ -45,44 +43,28 @@ def work():
         tries.append(1)
         if state.metadata.get("fails") and len(tries) == 1:
             raise RuntimeError("the first try fails")
-        if state.metadata.get("leaves") == "solver":
-            sys.exit(0)
         if state.metadata.get("interrupts"):
             signal.raise_signal(signal.SIGINT)
         return state
     return solve
 
-@metric
-def left():
-    def value(scores):
-        answers = [getattr(each, "score", each).answer for each in scores]
-        return sys.exit(0) if "metric" in answers else 1
-    return value
-
-@scorer(metrics=[mean(), left()])
+@scorer(metrics=[mean()])
 def points():
     async def score(state, target):
         said = state.metadata.get("says")
-        leaves = state.metadata.get("leaves")
-        if leaves == "scorer":
-            sys.exit(0)
-        return Score(value=1, answer=leaves, metadata={"containment": said} if said else None)
+        return Score(value=1, metadata={"containment": said} if said else None)
     return score
 
 @task
-def one(fails: bool = False, interrupts: bool = False, says: str = "", leaves: str = ""):
-    about = {"fails": fails, "interrupts": interrupts, "says": says, "leaves": leaves}
+def one(fails: bool = False, interrupts: bool = False, says: str = ""):
+    about = {"fails": fails, "interrupts": interrupts, "says": says}
     return Task(dataset=[Sample(id="s", input="x", metadata=about)], solver=work(), scorer=points())
 """
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What a run is made to suffer, and what every place must say of it.
-
-    `arm` is called before each probing with how many there were; `spoil` when Inspect is done and
-    nothing is judged yet.
-    """
+    """What a run is made to suffer, and what every place must say of it."""
 
     verdict: str
     exit_code: int
@@ -100,8 +82,7 @@ class Cause:
 
 
 def at(number: int, act: Callable[[FakeCell], object]) -> Callable[[FakeCell, int], object]:
-    """Something that happens before one of the probings: 0 is the start of the first attempt, 1 its
-    end."""
+    """Something that happens before one of the probings."""
     return lambda cell, now: act(cell) if now == number else None
 
 
@@ -257,9 +238,7 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
 @pytest.mark.promise("7.1", "7.5")
 @pytest.mark.parametrize("name", CAUSES)
 def test_each_place_says_the_same(runs: Callable[[str], Judged], name: str) -> None:
-    """Verdict and exit code of the run, and the sample's verdict; a place that no longer can (its
-    log is gone) says none, never another. What the cell knew at its end is never called a
-    verdict."""
+    """Verdict and exit code of the run, and the sample's verdict."""
     judged, cause = runs(name), CAUSES[name]
     for place, run_said in RUN_PLACES.items():
         assert run_said(judged) == (cause.verdict, cause.exit_code), place
@@ -286,22 +265,6 @@ def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: st
     recorded.pop("not_in_metrics")
     again.pop("run_dir")
     assert again == recorded
-
-
-@pytest.mark.promise("7.1")
-@pytest.mark.parametrize(("place", "breached"), [("solver", False), ("metric", True)])
-def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, *, breached: bool
-) -> None:
-    """Its 0 would read as "contained": the run ends as any that failed, and a breach stays one."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    cause = Cause("", 0, set(), options=("-T", f"leaves={place}"))
-    if breached:
-        cause = replace(cause, arm=at(0, escaped))
-    judged = suffer(cause, tmp_path, monkeypatch)
-    assert judged.outcome.exit_code != 0
-    if breached:
-        assert RUN_PLACES["outcome"](judged) == ("breached", 2)
 
 
 @pytest.mark.parametrize("what", ["findings.json", Kind.RUN_EVALUATED, Kind.RUN_FINISHED])

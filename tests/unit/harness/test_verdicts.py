@@ -1,5 +1,4 @@
-"""The verdicts of a run in Inspect's own log: real Inspect, real ledger, fake cells whose probes
-answer as a test says."""
+"""The verdicts of a run in Inspect's own log."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ def run(
     require_contained: bool = False,
     waits: str = "",
 ) -> tuple[RunOutcome, EvalLog]:
-    """A run of three samples worth 0, 1 and 2, one after the other, and its log. `waits`: the
-    second would never end, and waits for that all the time."""
+    """A run of three samples worth 0, 1 and 2, one after the other, and its log."""
     task = tmp_path / "task.py"
     task.write_text(TASK.replace('WAITS = ""', f"WAITS = {waits!r}"))
     words = [str(task), *MODEL, "--max-samples", "1", *arguments]
@@ -76,8 +74,7 @@ def of(cell: FakeCell) -> str:
 def test_required_contained_drops_void_samples_from_the_metrics(
     tmp_path: Path, voids: tuple[str, ...], mean: float | None
 ) -> None:
-    """Void samples do not count, are marked invalid with the reason, and are named; the exit code
-    still says that evidence is missing. Of no sample there is no mean."""
+    """Void samples do not count, are marked invalid with the reason, and are named."""
     cells = RecordedCells()
 
     def arm(cell: FakeCell, phase: str) -> None:
@@ -102,8 +99,7 @@ def test_required_contained_drops_void_samples_from_the_metrics(
 def test_a_breach_ends_what_waits_for_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str, backend: str
 ) -> None:
-    """A sample that is elsewhere or at work when another's breach shows ends too: cells are probed
-    and destroyed, nothing is waited for, Inspect's log is finished."""
+    """A sample that is elsewhere or at work when another's breach shows ends too."""
     monkeypatch.setenv("INSPECT_ASYNC_BACKEND", backend)
     cells = RecordedCells()
 

@@ -38,8 +38,7 @@ def test_text_that_utf8_cannot_carry_is_still_recorded(text: str) -> None:
 
 
 def test_what_json_cannot_say_exactly_is_refused() -> None:
-    """Large integers, NaN, bytes and keys that are not text are errors, never approximations; by
-    the writer as by the reader, what is nested too deeply is, with nothing worse."""
+    """Large integers, NaN, bytes and keys that are not text are errors, never approximations."""
     nan, infinite = float("nan"), float("inf")
     for value in (2**53, -(2**53), nan, infinite, {"a": {1: 2}}, {"a": b"x"}, {"a": {3}}):
         with pytest.raises(ValueError):  # noqa: PT011 - the library's own subclasses

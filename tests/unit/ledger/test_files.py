@@ -26,8 +26,7 @@ def root(tmp_path: Path) -> Iterator[int]:
 
 
 def test_what_is_no_plain_file_is_not_read(root: int, tmp_path: Path) -> None:
-    """No link is followed, neither as the file nor as a folder on the way; a pipe does not make us
-    wait; a folder is no file. The walk stops at each, and at folders in folders without end."""
+    """No link is followed, neither as the file nor as a folder on the way."""
     (tmp_path / "/".join("d" * 40)).mkdir(parents=True)
     with pytest.raises(LedgerError, match="deep"):
         list(files.walk_files(root))

@@ -12,8 +12,7 @@ from belljar.ledger.keys import KEY_FILE, load_or_make_key, local_fingerprint, s
 
 
 def test_made_once_and_private(home: Path) -> None:
-    """The first use makes the key, readable by its owner only, also where threads race for it; the
-    next finds the same one. Nothing that prints a key prints what it is made of."""
+    """The first use makes the key, readable by its owner only, also where threads race for it."""
     assert local_fingerprint(home) is None
     with ThreadPoolExecutor(8) as pool:
         keys = {key.fingerprint for key in pool.map(load_or_make_key, [home] * 32)}

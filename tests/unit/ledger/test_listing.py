@@ -20,9 +20,7 @@ from .conftest import exec_events, make_run
 
 
 def test_runs_and_their_ends(home: Path) -> None:
-    """Kind, what and outcome come from the ledger itself. A running one is told by the writer's
-    lock; one that only claims to be finished, without its seal, is not. An end with much to say,
-    whose data is beside the ledger, is one."""
+    """Kind, what and outcome come from the ledger itself."""
     with create_run(home, "run", ["a", "b"], what="task") as run:
         assert listing.summarise(run.path).outcome == "running"
         shutil.copytree(run.path, home / "copy")
@@ -62,8 +60,7 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
 
 
 def test_reading_tells_what_is_no_event(home: Path) -> None:
-    """A bad line is given as the reason, the others as events; the half line of a crash too, which
-    is passed over where events are wanted. Data that moved to a body is fetched."""
+    """A bad line is given as the reason, the others as events."""
     event = exec_events(1)[0]
     argv = ["x" * (1 << 20)]
     with create_run(home, "exec", []) as run:

@@ -80,8 +80,7 @@ def test_only_new_plain_names_are_written(home: Path) -> None:
 
 
 def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
-    """A symlink among the files can't be covered, so the run is not sealed and says why; a file
-    where the store should be is one clear error, which is this host's, and nothing is made."""
+    """A symlink among the files can't be covered, so the run is not sealed and says why."""
     with pytest.raises(LedgerError, match="link"), create_run(home, "exec", []) as run:
         (run.path / "leak").symlink_to("/etc/passwd")
     assert verify(run.path).problem is not None

@@ -120,8 +120,7 @@ def put_pipe(path: Path) -> None:
 
 
 def link_away(path: Path) -> None:
-    """Move it out of the run and put a symlink to it in its place: the same bytes, but changeable
-    from elsewhere."""
+    """Move it out of the run and put a symlink to it in its place."""
     outside = path.parents[3] / "outside"
     path.rename(outside)
     path.symlink_to(outside)
@@ -164,12 +163,7 @@ TAMPERS = FILES | {
 @pytest.mark.promise("5.2")
 @pytest.mark.parametrize(("tamper", "where", "what"), TAMPERS.values(), ids=TAMPERS.keys())
 def test_tampering_is_found(finished: Path, tamper: Tamper, where: str, what: str) -> None:
-    """Changed, removed, added, reordered or cut off: it is found, and its line or file named.
-
-    Events and checkpoints are chained and signed, and the last checkpoint is marked; a body is
-    named by a line, and every other file by the manifest, whose digest the last checkpoint has. No
-    link is followed.
-    """
+    """Changed, removed, added, reordered or cut off: it is found, and its line or file named."""
     assert verify(finished).status is Status.VERIFIED
     tamper(finished)
     result = verify(finished)
@@ -202,8 +196,7 @@ def test_any_flipped_byte_of_any_file_is_found(shared: Path, data: st.DataObject
 
 
 def test_an_untouched_run_is_verified_anywhere(finished: Path, tmp_path: Path) -> None:
-    """Offline: a copy elsewhere, without the store and its key, verifies; whose key it was is
-    told. The manifest of a crash before the last rename, under its first name, is the manifest."""
+    """Offline: a copy elsewhere, without the store and its key, verifies."""
     key, copy = load_or_make_key(finished.parents[1]).fingerprint, tmp_path / "copy"
     shutil.move(finished, copy)
     result = verify(copy)
@@ -245,9 +238,7 @@ def test_another_genuine_run_in_its_place_is_found(home: Path) -> None:
 
 
 def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_path: Path) -> None:
-    """Unfinished: no problem, but a warning that counts the unsigned events; strictly, a failure.
-    The event that was being written is told as lost; cut back into what was signed, it is bad.
-    While it is written, it is said to be alive."""
+    """Unfinished: no problem, but a warning that counts the unsigned events."""
     crashed = tmp_path / "crashed"  # a copy after 4 signed events and one more
     with create_run(home, "exec", [], checkpoint_interval_s=0.001) as run:
         record_signed(run, [*exec_events(1), exec_events(2)[0]])

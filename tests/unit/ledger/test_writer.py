@@ -94,8 +94,7 @@ def test_the_digest_of_a_body_is_never_that_of_a_part(writer: LedgerWriter, run_
 
 
 def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run_dir: Path) -> None:
-    """No event is written that a reader would refuse as too deep: the bound is the line's, in which
-    the data lies one level deeper. A megabyte of argv is recorded in full, and verified there."""
+    """No event is written that a reader would refuse as too deep."""
     value: dict[str, JsonValue] = {}
     for _ in range(97):
         value = {"a": value}
@@ -108,6 +107,19 @@ def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run
     assert large["data"] == {"$body": "data"}
     result = verify(run_dir)
     assert (result.problem, result.bodies) == (None, 1)
+
+
+@pytest.mark.promise("5.2")
+def test_no_body_of_an_event_passes_for_its_data(writer: LedgerWriter, run_dir: Path) -> None:
+    """Data that is too long for a line moves to a body. A gateway that names one of its own alike
+    would have it read in place of what was checked, or the whole run's record refused."""
+    large, forged = {"reason": "x", "more": "x" * (1 << 16)}, b'{"reason":"y"}'
+    digest = hashlib.sha256(forged).hexdigest()
+    own = Body(name="data", content=forged, total_bytes=len(forged), sha256=digest)
+    with pytest.raises(InvalidEventError, match="two bodies of one name"):
+        writer.record(replace(hit("x", own), data=large))
+    writer.record(hit("x"))
+    assert verify(run_dir).problem is None
 
 
 @pytest.mark.promise("5.1")
@@ -183,8 +195,7 @@ def test_what_is_no_event_is_refused_and_the_writer_goes_on(
 def test_a_full_disk_poisons(
     writer: LedgerWriter, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write that takes only a part is a `LedgerError`, and so is every call after it: nothing may
-    run without a record."""
+    """A write that takes only a part is a `LedgerError`, and so is every call after it."""
     writer.record(hit("x"))
     write = os.write
     monkeypatch.setattr(
@@ -238,8 +249,7 @@ class _Interrupted:
 
 @pytest.mark.promise("5.2")
 def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
-    """Ctrl-C at any line of `record`: later events (a cell's destruction, say) continue the chain
-    rightly, no body stays that no event names, and the sealed run verifies."""
+    """Ctrl-C at any line of `record`."""
     event = Event(kind=Kind.CELL_CLONING, bodies=(body("a", b"one"), body("b", b"two")))
     interrupt, recorded = _Interrupted(0), set[int]()
     for at in count(1):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -53,15 +51,6 @@ def test_a_file_is_stored_once_by_its_digest(source: Path, added: StoredWeights)
         assert find_weights(ref, home=home) == added
     assert (added.path / "data" / added.served).read_bytes() == source.read_bytes()
     assert (added.path / "data" / added.served).stat().st_mode & 0o444 == 0o444
-
-
-def test_a_private_file_is_copied_and_made_readable(source: Path, tmp_path: Path) -> None:
-    """A cell's ids are none of this host's, and the original's mode stays."""
-    source.chmod(0o600)
-    added = add_weights(source, home=tmp_path / "home")
-    stored = added.path / "data" / added.served
-    assert stored.stat().st_mode & 0o777 == 0o444
-    assert source.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_has_one_digest_of_all_its_files(tmp_path: Path) -> None:
@@ -181,17 +170,6 @@ def test_weights_that_changed_back_are_not_unchanged(source: Path, added: Stored
     verify_weights(again, has_run=True)
 
 
-@pytest.mark.parametrize("name", ["small.gguf", "other-name.gguf"])
-def test_adding_again_leaves_a_running_models_weights_untouched(
-    name: str, source: Path, added: StoredWeights
-) -> None:
-    """The same file, also by another name, changes nothing of what a cell holds."""
-    again = source.rename(source.with_name(name))
-    held = verify_weights(added)  # a rename changes times, too
-    assert add_weights(again, home=added.path.parents[1]).digest == added.digest
-    verify_weights(held, has_run=True)
-
-
 @pytest.mark.skipif(shutil.which("mksquashfs") is None, reason="makes a disk")
 def test_a_microvms_disk_is_looked_at_after_it_ran(added: StoredWeights) -> None:
     """The cell read that, not the files: one that was written to in between is not unchanged."""
@@ -207,31 +185,6 @@ def test_a_microvms_disk_is_looked_at_after_it_ran(added: StoredWeights) -> None
         verify_weights(added, has_run=True, in_vm=True)
     ensure_data_disk(home, added.path)
     verify_weights(added, has_run=True, in_vm=True)
-
-
-@pytest.mark.root
-def test_a_disk_in_the_making_is_kept_by_a_process_that_does_not_see_its_maker(
-    added: StoredWeights,
-) -> None:
-    """Two PID namespaces share a store: each takes the other's process for dead."""
-    script = (
-        "import pathlib, sys\nfrom belljar.store.scratch import MAKING, owned_dir\n"
-        "with owned_dir(pathlib.Path(sys.argv[1]), prefix=MAKING) as draft:\n"
-        " print(draft, flush=True)\n input()\n print(draft.is_dir())"
-    )
-    parent = added.path.parent
-    argv = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script, str(parent)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
-        assert maker.stdin is not None
-        assert maker.stdout is not None
-        draft = Path(maker.stdout.readline().strip())
-        assert draft.is_dir()
-        add_weights(added.path / "data" / added.served, home=parent.parent)
-        remove_weights(added.digest, home=parent.parent)  # sweeps
-        maker.stdin.write("\n")
-        maker.stdin.flush()
-        assert maker.stdout.readline() == "True\n"
-    assert not draft.exists()
 
 
 def test_a_gpu_that_this_host_lacks_starts_nothing(added: StoredWeights) -> None:

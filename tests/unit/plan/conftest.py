@@ -1,8 +1,4 @@
-"""Hosts and images to plan for, and golden files.
-
-`BELLJAR_UPDATE_GOLDEN=1 pytest tests/unit/plan` writes the golden files anew; look at the
-difference before it is committed.
-"""
+"""Hosts and images to plan for; `BELLJAR_UPDATE_GOLDEN=1` writes the golden files anew."""
 
 from __future__ import annotations
 

@@ -284,8 +284,7 @@ def test_hostile_words_are_shown_escaped(facts: HostFacts, image: ImageFacts) ->
 def test_rights_are_granted_by_the_least_tier_that_has_them(
     rights: dict[str, Any], tier: Tier, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What was passed over is said; in a tier of the author's choice that has them not, the plan is
-    refused, and so is a right that no tier grants."""
+    """In a named tier without them, or where no tier grants them, the plan is refused."""
     policy = Policy.model_validate({"belljar": 1, "risk": "low", "rights": rights}, strict=False)
     plan = make_plan(policy, facts, image)
     assert plan.tier is tier
@@ -314,9 +313,7 @@ def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(
 
 @pytest.mark.promise("8.1")
 def test_what_holds_a_cell_takes_nothing_from_its_workload() -> None:
-    """Memory and tasks of the runtime, the agent and gVisor's kernel come on top. Each process in
-    gVisor costs the host its kernel's record, stubs and page tables; a container's are its own. Each
-    processor of a machine costs its kernel 1.6 MiB, measured, or the agent refuses it."""
+    """Memory and tasks of the runtime, the agent and gVisor's kernel come on top."""
     few, many = Resources(processes=100), Resources(processes=500)
     for tier, least in ((Tier.CONTAINER, 0), (Tier.GVISOR, 0.4 * 400)):
         limits, overhead_mib = oci_limits(tier, few), oci_overhead_mib(tier, few)

@@ -11,8 +11,7 @@ from belljar.policy.network import Network
 
 
 def test_a_cell_without_a_network_is_no_part_of_it() -> None:
-    """It is made and awaited as others, in the policy's order; it has no address, name or rule.
-    Where no cell has a device, there is no network to make, and no service to be reached."""
+    """It is made and awaited as others, in the policy's order; it has no address, name or rule."""
     sealed = {"kind": "cell", "names": ["a"], "ports": ["all"], "networks": []}
     web = {"kind": "cell", "names": ["b"], "ports": [80]}
     own = {"names": ["me"], "ports": ["all"], "networks": []}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.host.model import CoreFact, CoreState, HostFacts, IdsFact, UsernsFact
+from belljar.host.model import HostFacts, IdsFact, UsernsFact
 from belljar.plan import obstacles
 from belljar.plan.model import ObstacleCode
 from belljar.policy.limits import Tier
@@ -47,17 +47,3 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
         assert obstacle.what
         assert obstacle.hint.endswith("; or write `network: none`")
     assert obstacles.network_obstacles(replace(facts, userns=refused)) == ()
-
-
-@pytest.mark.parametrize("tier", list(Tier))
-def test_where_crashes_go_is_said_when_a_limit_is_all_that_keeps_them(tier: Tier) -> None:
-    """A program that the host's kernel starts as root, a server it asks no limit for: in the tier
-    whose crashes are this host's; in each where 1 can't be given. The pattern is shown escaped."""
-    program = CoreFact(state=CoreState.PROGRAM, pattern="|/usr/lib/keep \x1b[2J")
-    file = CoreFact(state=CoreState.FILE, pattern="/var/core.%p", can_limit=False)
-    assert not obstacles.cores_warning(tier, file)
-    assert "ulimit -Hc" in obstacles.cores_warning(tier, replace(program, can_limit=False))
-    for state, word in ((CoreState.PROGRAM, "profile"), (CoreState.SERVER, "no limit")):
-        said = obstacles.cores_warning(tier, replace(program, state=state))
-        assert (word in said) == bool(said) == (tier is Tier.CONTAINER)
-        assert "\x1b" not in said

@@ -44,8 +44,7 @@ def made(runtime: OciRuntime, rights: Granted = NOTHING_GRANTED) -> OciShape:
 @pytest.mark.promise("2.2")
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_container_is_closed_on_every_side(tier: Tier) -> None:
-    """All namespaces, ids of its own, nothing gained by execve, no device, hook, capability to
-    inherit or group of the runtime's making."""
+    """All namespaces, own ids, nothing gained by execve, no device, hook or capability to inherit."""
     config = oci_config(shape_of(tier), CELL)
     linux, process = config["linux"], config["process"]
     namespaces = {"user", "pid", "network", "ipc", "uts", "mount", "cgroup"}
@@ -101,8 +100,7 @@ def test_the_hosts_sysfs_is_not_in_a_container() -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
-    """And it is the caller's copy: the plan stays as it is. Nothing that the workload sees tells
-    what this is. Weights are one more mount at one fixed place, read-only; nothing else differs."""
+    """And it is the caller's copy: the plan stays as it is."""
     shape = shape_of(tier)
     before = copy.deepcopy(dict(shape.config))
     one = oci_config(shape, OciCell(hostname="a"))
@@ -125,9 +123,7 @@ def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
 
 
 def test_the_command_line_is_the_runtimes_own() -> None:
-    """gVisor gets no network and no socket of the host; both end once the container runs. With a
-    port it has a network of its own, not the host's; raw sockets stay off unless they are granted,
-    and runc is told nothing."""
+    """gVisor gets no network and no socket of the host; both end once the container runs."""
     argv = partial(runtime_argv, program="/r", state="/s", bundle="/b", name="c")
     runc, runsc = argv(made(RUNC)), argv(made(RUNSC))
     assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
@@ -143,8 +139,7 @@ def test_the_command_line_is_the_runtimes_own() -> None:
 
 @pytest.mark.parametrize(("tier", "runtime"), [*zip(TIERS, (RUNC, RUNSC), strict=True)])
 def test_a_port_is_in_the_stages_network_namespace(tier: Tier, runtime: OciRuntime) -> None:
-    """A container has none of its own then, and so no right over it; gVisor is told which to copy.
-    Nothing else differs from a cell without."""
+    """A container has none of its own then, and so no right over it."""
     shape = oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024)
     alone, connected = oci_config(shape, CELL), oci_config(shape, replace(CELL, has_port=True))
     theirs = [item for item in connected["linux"]["namespaces"] if item["type"] == "network"]

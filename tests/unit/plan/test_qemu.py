@@ -52,9 +52,7 @@ def argv(shape: qemu.VmShape, role: qemu.Role, counter_khz: int = 0) -> list[str
 
 
 def test_a_template_and_a_clone() -> None:
-    """A template boots kernel and initramfs, its RAM a shared file; emulated, it is told its
-    counter's rate. A clone has no kernel, maps the RAM privately and can't write the file, and
-    waits for its state."""
+    """A template boots kernel and initramfs, its RAM a shared file."""
     append = f"{qemu.KERNEL_COMMAND_LINE} tsc_early_khz=2600000"
     ram = "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=off,readonly=on,rom=off"
     booted = ["-kernel", "/i/kernel", "-initrd", "/i/initrd", "-append", append]
@@ -78,9 +76,7 @@ DATA = ["-blockdev", FILE.format("data"), "-device", "virtio-blk-device,drive=da
 
 @pytest.mark.parametrize("role", [qemu.Role.TEMPLATE, qemu.Role.CLONE])
 def test_one_more_device(role: qemu.Role) -> None:
-    """The same in template and clone. A network's, last, is a datagram socket, and nothing that the
-    frames' other side would have to make up for. A second disk is after the first, read-only as
-    that; the guest is told of it when it boots, and other weights are another template's."""
+    """The same in template and clone."""
     plain, with_nic = argv(TCG, role), argv(replace(TCG, nic=True), role)
     at = with_nic.index("-netdev")
     assert with_nic[at : at + len(NIC)] == NIC
@@ -95,8 +91,7 @@ def test_one_more_device(role: qemu.Role) -> None:
 
 
 def test_kvm_comes_as_a_descriptor() -> None:
-    """Under KVM the device is inherited, not opened: the jail has no /dev. There is no timer chip,
-    and no counter to tell of."""
+    """Under KVM the device is inherited, not opened: the jail has no /dev."""
     words = argv(KVM, qemu.Role.PROOF, 2_600_000)
     assert words[words.index("-accel") + 1] == "kvm,device=/dev/fdset/1"
     assert "fd=13,set=1" in words
@@ -108,8 +103,7 @@ def test_kvm_comes_as_a_descriptor() -> None:
 @pytest.mark.parametrize("shape", [TCG, KVM])
 @pytest.mark.parametrize("role", list(qemu.Role))
 def test_nothing_but_the_few_devices(shape: qemu.VmShape, role: qemu.Role) -> None:
-    """No network, no display, no monitor on a path, no program to start, no file but the four mount
-    points; the same input gives the same words."""
+    """No network, display, monitor on a path, or program, and no file but the mount points."""
     words = argv(shape, role)
     devices = [word.split(",")[0] for flag, word in itertools.pairwise(words) if flag == "-device"]
     blk, rng = "virtio-blk-device", "virtio-rng-device"
@@ -155,8 +149,7 @@ CHANGES: list[dict[str, Any]] = [
 
 @pytest.mark.promise("3.1")
 def test_every_input_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another value of any input is another template; another Belljar that would boot or save
-    otherwise does not take this one's either."""
+    """Another value of any input is another template."""
     keys = [
         qemu.template_key(INPUTS),
         *(qemu.template_key(replace(INPUTS, **each)) for each in CHANGES),

@@ -1,5 +1,4 @@
-"""A range's rules as data. That they do what they say on a kernel:
-`tests/integration/test_rules.py`."""
+"""A range's rules as data; `tests/integration/test_rules.py` has them on a kernel."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ def test_rules_are_golden(golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_hook_drops_what_no_rule_lets_through(name: str) -> None:
-    """By policy, and the last rule of each says so besides, with a reason; what was there before is
-    flushed in the same transaction."""
+    """By policy, and the last rule of each says so besides, with a reason."""
     plan = PLANS[name]
     found = [item for item in objects(plan, "chain") if "hook" in item]
     hooks = {item["hook"]: item for item in found if item["family"] == "inet"}
@@ -106,8 +104,7 @@ def test_nothing_is_forwarded() -> None:
 def test_what_is_forbidden_is_all_but_the_ranges_own(
     random_bytes: bytes, cloud: bool, number: int
 ) -> None:
-    """Disjoint; never an address of the range's own; always what every policy must keep closed, the
-    metadata address but for its stand-in; nothing public."""
+    """Disjoint; never an address of the range's own."""
     plan = NetworkPlan(stand_ins=(SHOP, CLOUD) if cloud else (SHOP,))
     layout = layout_of(plan, random_bytes)
     found = forbidden_networks(layout)

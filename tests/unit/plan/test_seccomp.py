@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import errno
-import itertools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -25,12 +22,6 @@ DANGEROUS = """
     ioperm modify_ldt move_pages mbind fanotify_init quotactl lookup_dcookie setdomainname
     uselib vhangup nfsservctl clone3 io_setup io_submit mincore cachestat process_madvise
     pidfd_getfd kcmp
-"""
-NEWER_THAN_LIBSECCOMP_2_5 = """
-    cachestat fchmodat2 futex_requeue futex_wait futex_waitv futex_wake getxattrat listmount
-    listxattrat lsm_get_self_attr lsm_list_modules lsm_set_self_attr map_shadow_stack
-    memfd_secret mseal open_tree_attr process_mrelease quotactl_fd removexattrat
-    set_mempolicy_home_node setxattrat statmount
 """
 
 PROFILE = seccomp_profile("x86_64", gvisor=False)
@@ -55,8 +46,7 @@ def matching(profile: dict[str, Any], call: str, *args: int) -> list[dict[str, A
 
 
 def answer(profile: dict[str, Any], call: str, *args: int) -> str:
-    """What the kernel does by this profile: the call, as if it had done it, or an error. No two
-    rules hold for one call: libseccomp would choose."""
+    """What the kernel does by this profile: the call, as if it had done it, or an error."""
     found = matching(profile, call, *args)
     assert len(found) <= 1
     if found and found[0]["action"] == "SCMP_ACT_ALLOW":
@@ -71,22 +61,9 @@ def allowed() -> set[str]:
     return {call for group in (*rules["allow"], *rules["agent"]) for call in group.calls}
 
 
-def test_every_call_named_is_one() -> None:
-    """By libseccomp's own table: a misspelt name would be passed over in silence."""
-    name = ctypes.util.find_library("seccomp")
-    if name is None:
-        pytest.skip("libseccomp is not installed")
-    resolve = ctypes.CDLL(name).seccomp_syscall_resolve_name
-    rules = load_rules()
-    named = {call for group in itertools.chain(*rules.values()) for call in group.calls}
-    unknown = {call for call in named if resolve(call.encode()) == -1}
-    assert unknown <= set(NEWER_THAN_LIBSECCOMP_2_5.split())
-
-
 @pytest.mark.promise("2.2", "3.2")
 def test_what_was_a_way_out_before_is_refused() -> None:
-    """Whatever its arguments, and so is what nobody thought of. Some don't exist, as on another
-    kernel: libraries fall back for that answer only."""
+    """Whatever its arguments, and so is what nobody thought of."""
     for call in DANGEROUS.split():
         assert call not in allowed()
         assert answer(PROFILE, call, 0, 0, 0) in {"EPERM", "ENOSYS"}, call
@@ -160,8 +137,7 @@ CONDITIONAL_IN_DOCKER_TOO = {"clone", "personality", "socket"}
 
 @pytest.mark.promise("2.2")
 def test_every_difference_from_dockers_default_has_its_reason() -> None:
-    """Calls that only one of the two profiles allows, and those that ours allows under conditions,
-    are listed with a reason; nothing else is listed. Namespaces are the agent's to make."""
+    """Calls that one profile alone allows, or ours under conditions, are listed with a reason."""
     assert {"unshare", "setns"} <= {call for group in load_rules()["agent"] for call in group.calls}
     docker, ours = frozenset(DOCKER["allows"]), allowed()
     conditional = {call for group in load_rules()["allow"] for call in group.calls if group.any_of}
@@ -176,8 +152,7 @@ def test_every_difference_from_dockers_default_has_its_reason() -> None:
 
 
 def test_gvisor_answers_for_its_own() -> None:
-    """It gives every refused call EPERM, at which programs that set a limit would end, and on which
-    libraries that make threads don't fall back."""
+    """It answers EPERM to all refused calls, which ends programs that set a limit."""
     profile = seccomp_profile("x86_64", gvisor=True)
     for call in ("setrlimit", "prlimit64"):
         (rule,) = (rule for rule in profile["syscalls"] if call in rule["names"])
@@ -191,8 +166,7 @@ def test_gvisor_answers_for_its_own() -> None:
     ("arch", "named"), [("x86_64", "SCMP_ARCH_X86_64"), ("aarch64", "SCMP_ARCH_AARCH64")]
 )
 def test_only_the_machines_own_calls_are_known(arch: str, named: str) -> None:
-    """A foreign architecture's, 32-bit or x32, kill the caller; a machine without a profile gets no
-    container. The ledger's form of JSON can hold it: it has no number beyond 2^53."""
+    """A foreign architecture's, 32-bit or x32, kill the caller."""
     rfc8785.dumps(seccomp_profile(arch, gvisor=False))
     assert seccomp_profile(arch, gvisor=False)["architectures"] == [named]
     with pytest.raises(ValueError, match="riscv64"):

@@ -15,9 +15,7 @@ from belljar.policy import files
 
 @pytest.mark.promise("8.3")
 def test_a_file_below_is_read_up_to_a_bound(tmp_path: Path) -> None:
-    """Also by a link that stays below, and in a directory that is one itself. However much is asked
-    for, a small file takes little memory: a gateway's is less than the largest file of a
-    stand-in."""
+    """Also by a link that stays below, and in a directory that is one itself."""
     (tmp_path / "real/sub").mkdir(parents=True)
     (tmp_path / "real/sub/file").write_bytes(b"abcdef")
     (tmp_path / "real/link").symlink_to("sub/file")
@@ -91,8 +89,7 @@ def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
-    """A pipe that nobody writes into would be waited for without end; a directory, a device, a
-    loop of links and a bad name are refused too."""
+    """A pipe that nobody writes into would be waited for without end."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "sub").mkdir()
     (tmp_path / "loop").symlink_to("loop")

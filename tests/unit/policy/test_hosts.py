@@ -83,8 +83,7 @@ def test_whatever_is_written_is_a_name_in_its_form_or_a_refusal(text: str) -> No
 
 
 def test_a_wildcard_stands_for_exactly_one_more_label() -> None:
-    """Neither for the name itself nor for two labels; upstreams and target cells have none, nor
-    have the names that clouds know, which are in their form."""
+    """Neither for the name itself nor for two labels."""
     assert covers("*.a.example", "x.a.example")
     assert covers("a.example", "a.example")
     for name in ("a.example", "x.y.a.example", "xa.example", "x.b.example"):

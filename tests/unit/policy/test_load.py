@@ -70,19 +70,6 @@ def test_an_error_names_line_column_and_field_and_says_what_is_allowed(
     assert message in found[0][3]
 
 
-def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
-    """A missing file and a pipe end in one message; none is waited for."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b"#" * 70_000)
-    for file, told in {
-        "absent": "no such file",
-        "pipe": "not a regular file",
-        "large": "at most 64 KiB",
-    }.items():
-        with pytest.raises(PolicyError, match=told):
-            load_policy(tmp_path / file)
-
-
 def files_policy(*sources: str) -> str:
     """A policy that copies these in."""
     rows = (f"  - {{source: '{source}', target: t{n}}}\n" for n, source in enumerate(sources))
@@ -90,8 +77,7 @@ def files_policy(*sources: str) -> str:
 
 
 def test_files_are_bounded_and_below_the_policys_directory(tmp_path: Path) -> None:
-    """Each is told at the source's place. Someone else's policy can't take this host's files into
-    a cell."""
+    """Each is told at the source's place."""
     (base := tmp_path / "policy").mkdir()
     (tmp_path / "secret").write_text("s")
     (base / "link").symlink_to("../secret")
@@ -136,8 +122,7 @@ DOCUMENTS = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6)
 @pytest.mark.promise("1.1")
 @given(st.binary(max_size=200), DOCUMENTS)
 def test_any_bytes_load_or_are_refused(noise: bytes, document: dict[str, object]) -> None:
-    """Never another error, and one that can be shown; so it is with any document of the right
-    words, for JSON is YAML."""
+    """Never another error, and one that can be shown."""
     for data in (noise, json.dumps({**LEAST, **document}).encode()):
         told = ""
         try:
@@ -209,8 +194,7 @@ def stated(policy: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy, or what s
 @pytest.mark.promise("1.1")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_known_preset_says_what_its_text_says(name: str) -> None:
-    """In every field and property, in JSON, with another tier too, from the same text, and as a
-    policy object, of which a changed copy is checked again."""
+    """In every field and property, with another tier too; a changed copy is checked again."""
     known, read = known_preset(name), load_preset(name)
     assert known is not None
     assert (known.text, known.source, known.base, known.data) == (
@@ -224,22 +208,3 @@ def test_a_known_preset_says_what_its_text_says(name: str) -> None:
     assert policy_of(read.policy).policy == read.policy
     with pytest.raises(PolicyError):
         policy_of(read.policy.model_copy(update={"user": "no user\n"}))
-
-
-@pytest.mark.promise("1.1")
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"risk": None}, "risk"),
-        ({"files": [{"source": "a", "target": "/a"}]}, "files[0].source"),
-        ({"env": {1: "a"}}, "1"),
-        ({"resources": {"cpus": float("nan")}}, ""),
-    ],
-)
-def test_what_is_wrong_is_named(fields: dict[str, Any], named: str) -> None:
-    """A `PolicyError` with the field, and no line of a text that nobody wrote."""
-    for wrong, name in (({**LEAST, **fields}, named), ({}, "belljar")):
-        with pytest.raises(PolicyError) as raised:
-            policy_of(wrong)
-        assert name in raised.value.what
-        assert raised.value.where == "a dict"

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import ACTIONS, DEFAULT_ACTIONS, Action, Place
 from belljar.policy.limits import Risk
-from belljar.policy.load import parse_policy
+from belljar.policy.load import load_preset, parse_policy
 from belljar.policy.loaded import LoadedPolicy
-from belljar.policy.merge import bounded, looser, under_policy, with_least_risk
+from belljar.policy.merge import NO_NETWORK, bounded, looser, under_policy, with_least_risk
 from belljar.policy.network import RUN_BUDGETS
 
 
@@ -90,17 +91,6 @@ def test_where_a_policy_goes_beyond_another(
     assert beyond(bounded(ours, floor), floor) == ()
 
 
-@pytest.mark.promise("1.4")
-@pytest.mark.parametrize(("task", "operator"), [(ONE, LESS), (LESS, ONE)])
-def test_of_a_real_host_each_bound_is_the_tighter(task: str, operator: str) -> None:
-    """Whoever of both wrote it."""
-    made = bounded(policy(upstreams(task)), policy(upstreams(operator))).policy.network
-    tighter = policy(upstreams(LESS)).policy.network
-    assert made is not None
-    assert tighter is not None
-    assert made.upstreams == tighter.upstreams
-
-
 @pytest.mark.promise("5.7")
 def test_a_tasks_guard_is_no_milder_than_what_holds_without_it() -> None:
     """Where the operator has written none, its defaults hold: a stricter action is kept."""
@@ -113,8 +103,7 @@ def test_a_tasks_guard_is_no_milder_than_what_holds_without_it() -> None:
 
 
 def test_what_either_requires_and_what_both_allow() -> None:
-    """An air gap holds if either requires it, also under the operator's `--policy`, which replaces
-    a task's isolation; a cell may be saved only where both say so."""
+    """An air gap holds if either requires it; a cell may be saved only where both say so."""
     required, plain = policy("host: {air_gap: required}\n"), policy("")
     for task, operator in ((required, plain), (plain, required)):
         assert bounded(task, operator).policy.host
@@ -161,3 +150,36 @@ def test_a_run_has_room_for_a_sample() -> None:
     assert network.upstreams[0].whole_run == RUN_BUDGETS * (2 << 20)
     with pytest.raises(PolicyError, match=r"run_budget: must not be less than `budget`"):
         policy(upstreams(ONE + ", run_budget: 1MiB"))
+
+
+NETWORK = f"network: {{record: {{packets: 1GiB}}, stand_ins: {{{SHOP}}}}}\n"
+SERVICES = policy(f"network: {{stand_ins: {{{CELL}}}}}\n").policy.network
+ASKED = {"image": "ctf:2", "user": "1000", "env": {"FLAG": "f"}, "network": SERVICES}
+
+
+@pytest.mark.promise("1.4", "1.5")
+def test_under_the_operators_policy_a_task_keeps_what_it_brings() -> None:
+    """Field by field; what the operator wrote yields, and is reported."""
+    for floor in (load_preset("critical"), policy("image: mine\nworkdir: /w\nenv: {FLAG: g}\n")):
+        made, differences = under_policy(floor, None, ASKED)
+        found = made.policy
+        assert found.network is not None
+        kept = (found.image, found.user, found.workdir, found.env, [*found.network.stand_ins])
+        assert kept == ("ctf:2", "1000", None, {"FLAG": "f"}, ["db"])
+        assert (found.risk, found.tier) == (floor.policy.risk, floor.policy.tier)
+        dropped = [each.key for each in differences if each.kind is DifferenceKind.DROPPED]
+        assert dropped == ([] if floor.policy.image == "default" else ["image", "workdir", "env"])
+
+
+@pytest.mark.promise("1.4", "1.5")
+def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
+    """An image comes without the operator's user; a network is the operator's, or none at all."""
+    own = policy(f"image: ctf:2\nresources: {{memory: 1GiB}}\n{upstreams(ONE)}")
+    operator = policy(f"risk: high\nuser: agent\nworkdir: /w\nenv: {{A: b}}\n{NETWORK}")
+    made, differences = under_policy(operator, own, {})
+    found = made.policy
+    assert (found.image, found.user, found.workdir, dict(found.env)) == ("ctf:2", None, None, {})
+    assert (str(found.risk), found.network) == ("high", operator.policy.network)
+    changed = [each.key for each in differences if each.kind is DifferenceKind.CHANGED]
+    assert changed == ["risk", "resources", "network"]
+    assert under_policy(operator, None, {"network": NO_NETWORK})[0].policy.network is None

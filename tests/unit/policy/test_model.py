@@ -34,8 +34,7 @@ def test_a_program_may_give_what_a_file_can_not_write() -> None:
 
 
 def test_a_command_never_outlives_its_cell() -> None:
-    """A default shrinks with a shorter lifetime; a written contradiction is refused, and so are two
-    files with one target: the second would replace the first unseen."""
+    """A default shrinks with a shorter lifetime."""
     minute = {"lifetime": "1m"}
     assert Policy.model_validate({**LEAST, "resources": minute}).resources.exec_timeout_s == 60
     with pytest.raises(ValidationError, match="at most `lifetime`"):

@@ -71,8 +71,7 @@ def test_a_policy_that_says_nothing_bounds_nothing() -> None:
 @pytest.mark.promise("1.9")
 @pytest.mark.parametrize("risk", limits.Risk)
 def test_the_default_follows_the_risk(risk: limits.Risk) -> None:
-    """From `high` on refused, below reported; what is written comes first. What is named is
-    allowed and nothing else, by the tool's name or its server's."""
+    """From `high` on refused, below reported; what is written comes first."""
 
     def rule(text: str = "") -> limits.HostTools:
         found = read(text, str(risk)).policy

@@ -9,15 +9,6 @@ from belljar.policy.guarding import SERVICE_ROWS
 from belljar.policy.load import parse_policy
 from belljar.policy.model import Policy
 
-GUARD = """guard:
-  protect:
-    - {id: customers, file: data/customers.csv, columns: [email, iban]}
-    - {id: codename, value: ORCHID-7731}
-  classes: [card]
-  action: {upstream: stop, output: redact}
-"""
-
-
 SERVICE = """network: {stand_ins: {shop: {kind: smtp, names: [shop.corp.internal]}}}
 decoys:
   - {id: crm, kind: http, place: "CRM.corp.internal:8080"}
@@ -32,32 +23,9 @@ def policy(block: str) -> Policy:
     return parse_policy(text, source="x", base=None, default_name="x").policy
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        "decoys: standard",
-        (
-            'decoys:\n  - {id: a, kind: text, place: ~/note, template: "{secret}"}\n  - {id: b,'
-            " kind: spreadsheet, count: 9}"
-        ),
-        SERVICE,
-        GUARD,
-        "on: {decoy_used: stop_sample, breach: stop_all}",
-    ],
-)
-def test_a_policy_reads_what_it_writes(block: str) -> None:
-    """JSON of a policy with these blocks gives the same policy again."""
-    read = policy(block)
-    again = Policy.model_validate(
-        {**read.to_json(), "resources": read.resources, "network": read.network}, strict=False
-    )
-    assert again == read
-
-
 @pytest.mark.promise("5.6")
 def test_a_service_has_a_name_a_port_and_a_network() -> None:
-    """Its name is kept as the network has it; what is left out is its kind's. Without a network it
-    is refused, and the message says what to write. A key file names an SSH server and no other."""
+    """Its name is kept as the network has it; what is left out is its kind's."""
     service, *_ = policy(SERVICE).decoys
     assert (service.host, service.port, service.count) == ("crm.corp.internal", 8080, SERVICE_ROWS)
     assert policy(SERVICE.replace(":8080", "")).decoys[0].port == 80

@@ -31,10 +31,11 @@ from belljar.export.ocsf import ocsf
 from belljar.ledger.schema import BodyRef, Line, check_data
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
+from belljar.report.left import MAX_FOUND, LeftGatherer
 from belljar.report.ranges import MAX_NAMED
 from belljar.report.reading import ProbeTracker
 from belljar.report.reasons import Reason, ReasonCode
-from belljar.report.timeline import Timelines
+from belljar.report.timeline import MAX_EDGES, MAX_PENDING, Timelines
 from belljar.units import printable
 
 TLS: dict[str, Any] = {"cell": "default", "address": "10.0.0.7", "port": 443, "sni": None}
@@ -119,6 +120,27 @@ def test_a_gateway_ends_no_report(kind: Kind, data: dict[str, Any]) -> None:
 
 
 @pytest.mark.promise("5.4")
+@pytest.mark.promise("8.3")
+def test_a_gateway_makes_no_report_grow() -> None:
+    """It names cells, destinations and classes as it likes, and lets requests wait for an answer:
+    what a report keeps of them is bounded, and the others are counted."""
+    timelines, left, count = Timelines(), LeftGatherer(), MAX_PENDING + 10
+    guarded: dict[str, Any] = {"place": "upstream", "channel": "http", "action": "flag"}
+    guarded |= {"digest": "0" * 64, "start": 0, "end": 1, "decoding": []}
+    for number in range(count):
+        own = {"cell": f"c{number}", "exchange": number, "url": f"http://{number}.example/"}
+        timelines.take(line(Kind.NETWORK_HTTP, **{**REQUEST, **own}))
+        to = {"class": f"k{number}", "to": f"h{number % 1000}"}
+        left.take(line(Kind.GUARD_HIT, **guarded, **to))
+    (edges,) = timelines.edges.values()
+    assert (len(edges), sum(edges.values())) == (2 * MAX_EDGES + 1, count)
+    assert len(timelines._pending) == MAX_PENDING
+    found = left.end().destinations
+    classes = [actions["flag"] for each in found for actions in each.protected.values()]
+    assert len(found) == MAX_FOUND + 1
+    assert (sum(classes), max(len(each.protected) for each in found)) == (count, MAX_FOUND + 1)
+
+
 def test_a_reader_that_was_felled_voids_the_sample() -> None:
     """What a cell sent may be why: then it has hidden what else was said."""
     limit = {"limit": "traffic_analysis_reader", "value": 20, "effect": "it died"}

@@ -54,8 +54,7 @@ def stream(label: str) -> RandomStream:
 @pytest.mark.promise("5.6")
 @given(labels)
 def test_cards_accounts_and_tokens_have_their_check_digits(label: str) -> None:
-    """Luhn, modulo 97, and CRC-32 in base 62 at the end of GitHub's; the issuer and the bank are
-    nobody's."""
+    """Luhn, modulo 97, and CRC-32 in base 62 at the end of GitHub's."""
     number = card(stream(label))
     doubled = [int(d) * (2 if i % 2 == 0 else 1) for i, d in enumerate(number)]
     assert sum(d - 9 if d > 9 else d for d in doubled) % 10 == 0
@@ -71,8 +70,7 @@ def test_cards_accounts_and_tokens_have_their_check_digits(label: str) -> None:
 
 
 def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Faker's names differ between its versions; a run's values must be derived again years
-    later."""
+    """Faker's names differ between its versions."""
     spec = DecoySpec(id="crm", kind=DecoyKind.SPREADSHEET, count=5)
     first = mint(bytes(KEY_BYTES), "s", spec)
     monkeypatch.setattr("faker.providers.person.en_US.Provider.last_names", OrderedDict(Other=1.0))
@@ -99,8 +97,7 @@ def texts(minted: Minted) -> set[str]:
 @pytest.mark.promise("5.6")
 @pytest.mark.parametrize("kind", FILES)
 def test_values_belong_to_one_key_cell_and_decoy(kind: DecoyKind) -> None:
-    """What depends on nothing else is the same; with another key, cell or id no value is. Each is
-    in a file, and in no repr."""
+    """What depends on nothing else is the same; with another key, cell or id no value is."""
     one = mint(KEY, "cell-a", spec(kind))
     assert one == mint(KEY, "cell-a", spec(kind))
     at_home = mint(KEY, "cell-a", spec(kind), home="/home/x")
@@ -124,8 +121,7 @@ MARKS = (b"decoy", b"belljar", b"honey", b"fake", b"canary", b"example")
 @pytest.mark.promise("5.6")
 @pytest.mark.parametrize("kind", FILES)
 def test_nothing_marks_a_decoy_as_one(kind: DecoyKind) -> None:
-    """No word of this program is in its path or its content. Files are older than their place, a
-    moment to months; what one program makes at once has one time, and no step is constant."""
+    """No word of this program is in its path or its content."""
     minted = [mint(KEY, cell, spec(kind)) for cell in ("cell-a", "cell-b")]
     for file in minted[0].files:
         text = (file.path.encode() + file.content).lower()
@@ -169,8 +165,7 @@ def made(kind: DecoyKind, scope: str = "range", **more: object) -> Minted:
 
 @pytest.mark.parametrize("kind", SERVICE_PORTS)
 def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
-    """The same for the same range and key; for another no value is. Each value is in what the
-    gateway is handed, none in a repr, and nothing says what it is."""
+    """The same for the same range and key; for another no value is."""
     one = made(kind)
     assert one == made(kind)
     assert not {value.text for value in one.values} & {
@@ -209,8 +204,7 @@ def test_a_file_holds_the_login_of_its_service(kind: DecoyKind, file: DecoyKind)
     ("place", "known"), [("b.corp.internal", "b.corp.internal"), ("b.x:2222", "[b.x]:2222")]
 )
 def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
-    """Its private key is the one of the service's fingerprint, and its host key the service's
-    own."""
+    """Its key has the service's fingerprint, its host key is the service's own."""
     spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place=place)
     service = mint_service(KEY, "range", spec)
     assert service.login is not None

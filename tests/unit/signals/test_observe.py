@@ -57,8 +57,7 @@ IN: list[tuple[Kind, dict[str, Any], str, Contact | None]] = [
 
 
 def test_bodies_that_leave_a_cell_are_looked_at() -> None:
-    """Of each kind of event that carries a cell's bytes outside, the whole kept body. A decoy that
-    Belljar itself writes, or a stand-in's answer, is no contact."""
+    """Of each kind of event that carries a cell's bytes outside, the whole kept body."""
     for kind, data, name, contact in (*OUT, *IN):
         found = carried(Event(kind=kind, data=data, bodies=(body(name, SECRET),)))
         shown = [(part.data, part.contact) for part in found]
@@ -112,8 +111,7 @@ LOGINS = {
 
 
 def test_a_value_in_a_login_is_used() -> None:
-    """In a body, a value behind the name of a credential is presented, any other is sent; in an
-    upload, which is a file, any is."""
+    """In a body, a value behind the name of a credential is presented, any other is sent."""
     for before, expected in ((each, grade) for grade, of in LOGINS.items() for each in of):
         bodies = (body("request", before + SECRET),)
         [part] = carried(Event(kind=Kind.NETWORK_HTTP, bodies=bodies))
@@ -139,8 +137,7 @@ CARRIED = {"decoy": "aws", "value": "aws/secret", "from_cell": "c-0123"}
     ],
 )
 def test_a_hit_is_an_event(found: Hit, kind: Kind, fields: dict[str, Any]) -> None:
-    """A decoy is a contact, another sample's decoy is carried over, all else is the guard's; each
-    fits the ledger's schema and is the guest's act."""
+    """A decoy is a contact, another sample's decoy is carried over, all else is the guard's."""
     printed = Carried(
         place=Place.OUTPUT,
         channel=Channel.OUTPUT,
@@ -158,8 +155,7 @@ def test_a_hit_is_an_event(found: Hit, kind: Kind, fields: dict[str, Any]) -> No
 
 @pytest.mark.promise("5.7")
 def test_what_the_record_has_no_room_for_counts_as_not_scanned() -> None:
-    """Of an event that is cut down, its range having flooded the record, the header fields and the
-    body are parts of which something is missing."""
+    """The header fields and the body of an event that is cut down are parts that lack something."""
     lost = Body(name="request", content=b"", total_bytes=5000, sha256="0" * 64)
     event = Event(kind=Kind.NETWORK_HTTP, data={"url": "http://a/", "cut": True}, bodies=(lost,))
     missing = {part.part: part.missing_bytes for part in carried(event)}
@@ -254,8 +250,7 @@ AT_GUARD: dict[str, JsonValue] = {"class": "decoy", "value": "aws/key", "place":
 def test_what_an_event_triggers(
     kind: Kind, data: Mapping[str, JsonValue], trigger: Trigger | None
 ) -> None:
-    """Each contact its own rule, carry-over and survivors a breach, the guard's hits only on their
-    way out; a triggered kill switch nothing."""
+    """Each contact its own rule, carry-over and survivors a breach, a triggered switch nothing."""
     event = Event(kind=kind, data=data, cell_id=CELL)
     assert trigger_of(event) is trigger
     request = stop_of(event, 7, EVERYTHING)

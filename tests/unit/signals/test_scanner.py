@@ -84,9 +84,7 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.promise("5.7")
 def test_a_value_has_its_place_and_encodings() -> None:
-    """Offsets of what is not encoded are exact, and its digest is the spec's of the value; the span
-    of an encoded one covers its encoding, and not the prose before it. Other case, fullwidth and
-    Cyrillic letters are undone and named; the shortest value is found with one escape."""
+    """Offsets of what is not encoded are exact, and its digest is the spec's of the value."""
     hit = one(b"before " + TEXT.encode() + b" after")
     assert (hit.start, hit.end, hit.decoding) == (7, 7 + len(TEXT), ())
     assert hit.digest == ScanSpec(key_hex=KEY.hex()).digest(TEXT.encode())
@@ -108,8 +106,7 @@ CUTS = {"spaces", "dashes", "groups", "base64, lines", "hex, 0x", "hex, colons"}
 
 @st.composite
 def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
-    """Up to five encodings of the value: cut once at most and before any escape, and bytes are not taken for text.
-    Without raw deflate, which has no mark and is undone at the beginning of data alone; no escape or mark is turned."""
+    """Up to five encodings of the value."""
     data, names = TEXT.encode(), list[str]()
     for _ in range(draw(st.integers(1, 5))):
         unfit = {"deflate"} if data.isascii() else {"deflate", "reversed", "rot13", *CUTS}
@@ -133,16 +130,14 @@ def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
 )
 @given(stacks())
 def test_a_stack_of_encodings_is_undone(stack: tuple[list[str], bytes]) -> None:
-    """Encoded up to five times in any order, it is found. The same examples each time: of some
-    hundred stacks one hides what follows (a base64 text without any capital letter or digit)."""
+    """The same examples each time: of some hundred stacks one hides what follows."""
     names, data = stack
     assert scanner().scan(data).hits, names
 
 
 @pytest.mark.promise("5.7")
 def test_decoding_ends_at_its_bounds() -> None:
-    """Decompression stops at the bound, without any time left nothing is decoded, and the result
-    says that it is not complete."""
+    """Of bytes and of time; the result says that it is not complete."""
     large = bytes(40 << 20)
     for bomb in (zlib.compress(gzip.compress(large)), _zipped(large)):
         result = scanner().scan(bomb)
@@ -162,8 +157,7 @@ def test_marks_of_compressed_data_take_no_more_time() -> None:
 
 
 def test_a_known_value_in_its_context_is_one_hit() -> None:
-    """`password=` before a decoy makes no second credential of it; another one beside it is its
-    own."""
+    """`password=` before a decoy makes no second credential of it."""
     data = f"password={TEXT}\npassword=kX9vQ2mB7rT4wZ8p".encode()
     assert [hit.cls for hit in scanner().scan(base64.b64encode(data)).hits] == [
         "protected",
@@ -204,8 +198,7 @@ def find(
 
 
 def test_what_counts_as_the_same_value() -> None:
-    """`case` is an encoding only of a value whose case matters; a value cut by many different
-    separators is another text; with few letters it is looked for exactly; other letters count."""
+    """`case` is an encoding only of a value whose case matters."""
     assert find(b"Orchid-7731-BASE") == [(0, 16, ("case",))]
     assert find(b"Orchid-7731-BASE", case_sensitive=False) == [(0, 16, ())]
     assert find(b"or, chi! d? 7 (7) 3:1 ba-se") == []

@@ -51,9 +51,7 @@ def test_a_value_cut_between_chunks_is_found_once(cuts: list[int]) -> None:
 
 
 def test_pieces_are_joined_within_one_flow() -> None:
-    """Each sending is a hit; what stood in the tail already is none. Pieces of different flows are
-    not joined. A secret that is cut within its name, or within itself before it could be told, is
-    found once."""
+    """Each sending is a hit; what stood in the tail already is none."""
     watcher, parts = stream(), (VALUE, b" and ", VALUE + b"!")
     assert [len(watcher.feed("f", Channel.HTTP, "body", each).hits) for each in parts] == [1, 0, 1]
     assert not watcher.feed("a", Channel.HTTP, "body", VALUE[:8]).hits
@@ -65,8 +63,7 @@ def test_pieces_are_joined_within_one_flow() -> None:
 
 @pytest.mark.parametrize("credential", [TEXT, "kX9vQ2mB7rT4wZ8pLn3c"])
 def test_what_follows_a_credential_makes_no_other_one(credential: str) -> None:
-    """Of a key at the end of a header, one hit, whatever the next part and the next request begin
-    with."""
+    """Whatever the next part and the next request begin with."""
     header = f"host: a\nx-api-key: {credential}".encode()
     feeds = [
         (Channel.HTTP, "header", header),
@@ -167,8 +164,7 @@ WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {
 def test_small_pieces_are_joined_whatever_repeats_or_counts(
     way: str, text: str, data: st.DataObject
 ) -> None:
-    """A value sent in pieces of one to five characters, some of them digits alone, some the same as
-    the one before."""
+    """In pieces of one to five characters, some digits alone, some the same as before."""
     assume(len(re.sub(r"[^A-Z0-9]", "", text)) >= 10)
     channel, part, write = WAYS[way]
     value = KnownValue(id="v", text=text, source=ValueSource.PROTECTED)
@@ -183,8 +179,7 @@ def test_small_pieces_are_joined_whatever_repeats_or_counts(
 
 @pytest.mark.promise("8.3")
 def test_flows_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each connection may be one: the one that was quiet for longest goes, and that is told; one
-    that is over makes room."""
+    """Each connection may be one: the one that was quiet for longest goes, and that is told."""
     monkeypatch.setattr(streams, "MAX_FLOWS", 2)
     watcher = stream()
     half = len(VALUE) // 2

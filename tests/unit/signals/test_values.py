@@ -48,8 +48,7 @@ def texts(item: Protected, content: bytes | None = None) -> list[str]:
 
 
 def test_what_a_file_or_an_entry_protects() -> None:
-    """Only the named columns' values, or each line; none that is too short. A value of the policy
-    has its entry's id."""
+    """Only the named columns' values, or each line; none that is too short."""
     item = Protected(id="c", file="c.csv", columns=("name", "email"))
     assert texts(item, CSV) == ["Ada Lovelace", "ada@customer.io", "bob.miller@customer.io"]
     lines = b"first-value-1\nshort\n\nsecond-value-2\n"

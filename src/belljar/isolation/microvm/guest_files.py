@@ -1,4 +1,4 @@
-"""A guest's boot files, and the read-only disk by which it gets a model's weights."""
+"""A guest's boot files, and the read-only disk of a model's weights."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GuestParts:
 
 
 def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
-    """Network modules only with `nic`. Raises `HostError`: one is missing."""
+    """Network modules only with `nic`. Raises `HostError`: one missing."""
     try:
         agent, probe = (program_path(name).read_bytes() for name in ("agent", "probe"))
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
@@ -133,7 +133,7 @@ def _make_disk(home: Path, weights: Path) -> None:
 
 
 def is_as_made(weights: Path) -> bool:
-    """Return whether the disk is there, and nobody has touched it since it was made."""
+    """Return True if the disk exists, untouched since it was made."""
     with suppress(OSError, ValueError):
         return bool(json.loads((weights / _MADE).read_text()) == file_stamp(weights / DATA_DISK))
     return False

@@ -1,10 +1,8 @@
-"""Puts a machine on disk: splits its VMM's migration stream while it comes, RAM into a sparse file,
-the rest into bytes.
+"""Puts a machine on disk: splits its VMM's migration stream into sparse RAM file and bytes.
 
-Templates and snapshots are made so, and clones of either map the memory privately. A snapshot's
-files are as a template's, so that `clone` makes a machine of either.
-The stream is a VMM's that may be compromised, and goes to another VMM alone: pages of RAM are
-written at ascending places below its size, everything else is kept as it is, bounded.
+Makes templates and snapshots, alike for `clone`, whose machines map the memory privately. The
+stream's VMM may be compromised, and another VMM alone reads it: pages of RAM are written at
+ascending places below its size, everything else is kept unchanged, bounded.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ _MAX_BANDWIDTH: Final = 1 << 40  # else QEMU sends 128 MiB a second
 
 
 async def allow_shared_memory(vmm: Vmm) -> None:
-    """Keep shared RAM out of the state; have migration report its end."""
+    """Keep shared RAM out of the state; report migration's end."""
     capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
     await vmm.qmp.execute("migrate-set-capabilities", {"capabilities": capabilities})
 
@@ -95,7 +93,7 @@ async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
 
 
 class StreamSplitter:
-    """Splits one stream: RAM into the file, the device state into bytes. Blocking."""
+    """Splits one stream: RAM into the file, device state into bytes. Blocking."""
 
     def __init__(
         self, sock: socket.socket, memory_fd: int, ram_bytes: int, timeout_s: float
@@ -108,7 +106,7 @@ class StreamSplitter:
         self._block = b""
         self._next_offset = 0
         self._pages: list[memoryview] = []
-        """Not written yet: they end before `_next_offset`, and lie in the buffer."""
+        """Unwritten pages in the buffer, which end before `_next_offset`."""
 
     def split(self) -> bytes:
         """Read the stream to its end; the device state.
@@ -131,7 +129,7 @@ class StreamSplitter:
         return bytes(self._state)
 
     def _header(self) -> bytes:
-        """Keep all up to the first section, that of RAM; its id."""
+        """Keep all up to the first section (RAM); return its id."""
         while (match := _HEADER.search(self._buffer, 0, min(self._end, _MAX_HEADER_BYTES))) is None:
             if self._end >= _MAX_HEADER_BYTES or not self._fill():
                 raise _bad("no RAM at its beginning")
@@ -160,7 +158,7 @@ class StreamSplitter:
                 raise _bad(f"a record with flags {flags:#x}")
 
     def _sizes(self, total: int) -> None:
-        """The blocks: name, size and, as RAM may be left out, address."""
+        """Read the blocks: name, size and, for omissible RAM, address."""
         while total > 0:
             name = self._keep(self._keep(1)[0])
             size = int.from_bytes(self._keep(8), "big")
@@ -204,7 +202,7 @@ class StreamSplitter:
         return content
 
     def _take(self, count: int) -> memoryview:
-        """The next bytes, as long as nothing else is taken. Fits the buffer."""
+        """The next bytes, valid until the next take. Fits the buffer."""
         while self._end - self._at < count:
             if not self._fill():
                 raise _bad("it ends early")
@@ -246,12 +244,12 @@ def _bad(what: str) -> CellError:
 
 
 class MachineLostError(CellError):
-    """The machine didn't go on, or its VMM can't be relied on: it was ended."""
+    """The machine didn't go on or became unreliable, and was ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedMachine:
-    """A saved machine; `key` is that of the plan's template where and when it was saved."""
+    """A saved machine; `key`: the plan's template where and when saved."""
 
     directory: Path
     key: str

@@ -151,7 +151,7 @@ async def ensure_template(
 def find_key(
     plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
 ) -> tuple[str, ProgramRoot]:
-    """The key of this plan's template here and now, and the VMM that would run it."""
+    """The plan's current template key, and the VMM to run it."""
     job = _find_job(plan, image, kernel, home, None)
     return job.key, job.root
 
@@ -213,7 +213,7 @@ def _load(job: _MakingJob) -> tuple[Template | None, str]:
 
 
 def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int]) -> bytes:
-    """The device state that a machine was saved with. Raises `OSError`; `CellError`: changed."""
+    """A saved machine's device state. Raises `OSError`; `CellError`: changed."""
     state = (directory / "state").read_bytes()
     if hashlib.sha256(state).hexdigest() != state_digest:
         raise CellError("the device state is not the one that was saved", where=str(directory))
@@ -308,7 +308,7 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
 
 
 async def _wait_idle(vmm: Vmm) -> None:
-    """Until the VMM uses little CPU, at most 15 s."""
+    """Wait until the VMM uses little CPU, at most 15 s."""
     few, give_up = 0.1 * _IDLE_WINDOW_S * os.sysconf("SC_CLK_TCK"), time.monotonic() + _IDLE_S
     while (pid := vmm.host_pid) is not None and time.monotonic() < give_up:
         before = cpu_ticks(pid)

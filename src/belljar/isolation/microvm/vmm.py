@@ -49,7 +49,7 @@ class VmmSpec(SandboxSpec):
 
 
 class _Ends:
-    """Both ends of all that connects a VMM with its owner."""
+    """Both ends of a VMM's connections with its owner."""
 
     def __init__(self, spec: VmmSpec) -> None:
         kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
@@ -270,7 +270,7 @@ class Qmp:
         raise self._late("did not finish moving the device state")
 
     def forget_events(self) -> None:
-        """Of those that came so far none is waited for."""
+        """Drop past events, so that none is waited for."""
         self._events.clear()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The wire: relays frames between VMM and port, in its own jail.
 
-QEMU takes no packet socket, and ordinary users have no tun device. An unprivileged program
-(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM. The link is
-in its own namespace; the packet socket is opened before anything hostile is read.
+QEMU takes no packet socket; ordinary users have no tun device. An unprivileged program
+(`native/wire/`) holds both descriptors and the VMM's lifeline: its end kills the VMM. The link has
+its own namespace; the packet socket opens before anything hostile is read.
 """
 
 from __future__ import annotations

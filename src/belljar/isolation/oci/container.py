@@ -169,7 +169,7 @@ class Container(Sandbox):
     # ---- as Sandbox
 
     def explain(self, end: JailEnd) -> str:
-        """By which limit, or that none is known to be reached."""
+        """Name the reached limit, or say that none is known."""
         if self.fatal_oom_kills() > 0:
             limit = format_size(self.limits.memory_max_bytes)
             return f"out of memory: it reached its limit of {limit}"
@@ -178,7 +178,7 @@ class Container(Sandbox):
         return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
 
     def refused_forks(self) -> int:
-        """At least 1 at the inner limit, whose refusals are unseen."""
+        """At least 1 at the inner limit, as refusals are unseen."""
         return super().refused_forks() + self._is_crowd(self.count_processes()[1])
 
     def processes_full(self) -> bool:
@@ -245,7 +245,7 @@ class Container(Sandbox):
         jail.go_on()  # or says how the stage ended
 
     def jail_mounts(self) -> tuple[JailMount, ...]:
-        """All that the runtime's jail can see of the host's files."""
+        """All host files that the runtime's jail can see."""
         spec, identity = self.spec, self.identity.jail
         shift = None
         if identity.privileged and identity.uids is not None:

@@ -197,7 +197,7 @@ def _watch(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> M
 
 
 def find_agent(jail_pid: int) -> int | None:
-    """The first below the jail with its own mount namespace."""
+    """The first below the jail in another mount namespace."""
     pid, jail = jail_pid, namespaces_of(jail_pid, ("mnt",))
     with suppress(OSError, ValueError, IndexError):
         for _ in range(8):

@@ -123,7 +123,7 @@ class Trace:
 
 
 class TraceWatch(QueueWatch):
-    """The sensor of a gVisor sandbox, which knows files only by path."""
+    """A gVisor sandbox's sensor, which knows files only by path."""
 
     sensor = "runsc-trace"
 
@@ -202,7 +202,7 @@ _READS: Final = ("read", "pread64", "readv", "preadv", "preadv2")
 
 
 class Point(NamedTuple):
-    """A successful open or read; `path` as the call has it."""
+    """A successful open or read; `path` as called."""
 
     operation: Operation
     path: bytes
@@ -210,7 +210,7 @@ class Point(NamedTuple):
 
 
 def trace_config(endpoint: str) -> dict[str, Any]:
-    """For `--pod-init-config`; a late reader slows calls by 0.5 ms."""
+    """For `--pod-init-config`; late reading slows calls by 0.5 ms."""
     points = [
         {
             "name": f"syscall/{call}/exit",
@@ -261,7 +261,7 @@ def read_point(message: bytes) -> Point | None:
 
 
 def _opened(fields: dict[int, int | bytes], context: dict[int, int | bytes]) -> bytes:
-    """The opened path; only `/proc` links to roots are resolved."""
+    """The opened path; resolves only `/proc` links to roots."""
     name, base = _bytes(fields, 6), _bytes(fields, 5) or _bytes(context, 8)
     if _number(fields, 7) & _O_PATH or not (name or base):
         return b""

@@ -202,7 +202,7 @@ async def _run(
     *,
     deadline_s: float,
 ) -> str | None:
-    """Run it over the trees' ids; its output on failure."""
+    """Run it over the trees' ids; return its output on failure."""
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
     spec = JailSpec(
         cell_id=cell_id,
@@ -275,7 +275,7 @@ async def _remove(directory: Path, home: Path) -> None:
 
 
 def inner_tmp(tree: Path, root: str) -> str:
-    """Jail path of the image's /tmp, else "". Follows no link."""
+    """The image's /tmp in the jail, else "". Follows no link."""
     try:
         is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
     except OSError:

@@ -1,7 +1,7 @@
 """DNS: authoritative for the layout's names, NXDOMAIN for others, each query on record first.
 
-No cache, no upstream, no recursion (RFC 1034 section 4.3.1). Over UDP alone: no answer is too long.
-A query has one question and at most one OPT record without a name.
+No cache, upstream or recursion (RFC 1034 section 4.3.1). UDP alone: no answer is too long. A query
+has one question and at most one OPT record without a name.
 """
 
 from __future__ import annotations

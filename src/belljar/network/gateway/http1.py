@@ -28,7 +28,7 @@ _TURN_BYTES: Final = 4 << 10
 
 
 class RequestParser:
-    """Reads one request after the other, each with an h11 connection of its own."""
+    """Reads requests in turn, each with a new h11 connection."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -42,11 +42,11 @@ class RequestParser:
 
     @property
     def is_over(self) -> bool:
-        """Nothing of what is held belongs to a request, if none follows."""
+        """True if no held byte belongs to a request."""
         return self.is_body_over or self._refused is not None
 
     def next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return the next request and its head, once it is whole. Raises `RefusedRequestError`."""
+        """Return the next whole request and its head. Raises `RefusedRequestError`."""
         found = self.held.find(_HEAD_END, max(0, self._scanned - 3))
         stop = len(self.held) if found < 0 else found + len(_HEAD_END)
         # A line's end or a fold may have begun in what was looked at.
@@ -119,5 +119,5 @@ class RequestParser:
         return bytes(data) if data or self.held or self.is_body_over else None
 
     def _take_back(self) -> None:
-        """Hold again what h11 did not parse: the next request's, or on record as nobody's."""
+        """Take back h11's unparsed bytes: the next request's, or recorded as nobody's."""
         self.held[:0] = self.http.trailing_data[0]

@@ -61,14 +61,14 @@ class TooManyRequestsError(ValueError):
 
 
 def die_without_memory() -> NoReturn:
-    """End the process, and so the range: an event that can't be made would be missing evidence."""
+    """End the process and so the range: a lost event is missing evidence."""
     # Not `print`, which would need memory.
     os.write(2, b"the gateway has no memory left for an event\n")
     os._exit(1)
 
 
 class Reporter:
-    """Sends events in order and waits for acknowledgements. `on_lost`: the owner is gone."""
+    """Sends events in order, awaiting acknowledgements. `on_lost`: the owner is gone."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Reporter:
             self._heartbeat = self.post(Item(ALIVE, {}))
 
     async def record(self, *items: Item) -> None:
-        """Return when all are on record; cancelled, they are sent. Raises `ValueError`."""
+        """Return when all are recorded; if cancelled, they are sent. Raises `ValueError`."""
         try:
             await self.wait_for_room()
         except asyncio.CancelledError:
@@ -140,7 +140,7 @@ class Reporter:
         await self.post(Item(ALIVE, {}))
 
     async def end(self, unreported: int, until: float) -> None:
-        """Send the last message; `unreported` grows by what has not left by `until`."""
+        """Send the last message; `unreported` grows by what is unsent at `until`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
@@ -174,7 +174,7 @@ class Reporter:
         return answer
 
     async def wait_for_room(self) -> None:
-        """Return when the owner keeps up with what is posted; who came first, first."""
+        """Wait until the owner keeps up with posts, in order of arrival."""
         self._at_turn += 1
         try:
             async with self._turn:

@@ -1,4 +1,4 @@
-"""The gateway's main: accepts and serves until its range ends or its owner is gone."""
+"""The gateway's main: serves until its range ends or its owner is gone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
 async def run(
     config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
 ) -> None:
-    """Serve until the range's end is reported, and end the process."""
+    """Serve until the range's end is reported; end the process."""
     asyncio.get_running_loop().set_exception_handler(_handle_exception)
     reporter = Reporter(events, config.bounds)
     reporter.start()
@@ -183,7 +183,7 @@ class Front:
                 del self._of_cell[address]
 
     async def end(self) -> None:
-        """Settle, cut what is open, each on record, and report the end in time."""
+        """Settle, cut and record what is open, report the end in time."""
         reporter, loop = self._site.reporter, asyncio.get_running_loop()
         until = loop.time() + reporter.end_within_s
         with contextlib.suppress(TimeoutError):

@@ -52,7 +52,7 @@ _BODY_WAIT_S: Final = 20.0
 
 
 class Exchange:
-    """One request, from its head to the end of its answer."""
+    """One request, from its head to its answer's end."""
 
     def __init__(
         self, site: Site, connection: HttpConnection, request: h11.Request, head: bytes
@@ -186,7 +186,7 @@ class Exchange:
         )
 
     async def _reply(self, answer: Answer) -> None:
-        """Send an answer, on record. HEAD gets the fields of GET and no body (RFC 9110, 9.3.2)."""
+        """Send an answer, on record. HEAD gets GET's fields without a body (RFC 9110, 9.3.2)."""
         self._status = answer.status
         self._fields = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
@@ -210,7 +210,7 @@ class Exchange:
         await self._send(b"", is_last=True)
 
     async def _send(self, data: bytes, *, is_last: bool) -> None:
-        """Send a part of the answer, on record. Raises `ClientGoneError`."""
+        """Send an answer's part, on record. Raises `ClientGoneError`."""
         self._sent.feed(data)
         if is_last:
             await self._site.record(*self._last_items(self._status))
@@ -250,7 +250,7 @@ class Exchange:
             self._site.post(make)
 
     def _last_items(self, status: int | None) -> list[Callable[[], Item]]:
-        """Return what is to be recorded at the end, once."""
+        """Return the items to record once at the end."""
         if self._is_over:
             return []
         self._is_over = True
@@ -314,7 +314,7 @@ class HttpConnection:
         self._has_ended = False
 
     async def run(self) -> None:
-        """Serve requests, and close the pipe. Raises only what cancels it."""
+        """Serve requests; close the pipe. Raises only cancellation."""
         try:
             async with asyncio.timeout(self._site.bounds.connection_timeout_s):
                 while (found := await self._next_request()) is not None:
@@ -343,7 +343,7 @@ class HttpConnection:
             await self._pipe.close()
 
     async def _next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return a request and its head; None when none has begun. A head has one deadline."""
+        """Return a request and its head, or None. A head has one deadline."""
         bounds, task, held = self._site.bounds, asyncio.current_task(), self.parser.held
         async with asyncio.timeout(
             bounds.head_timeout_s if held else bounds.idle_timeout_s
@@ -363,7 +363,7 @@ class HttpConnection:
         return found
 
     async def receive(self) -> bytes:
-        """Return what comes next, or b"" at the end, which a cut is, too."""
+        """Return the next bytes, or b"" at the end or a cut."""
         data = b""
         with contextlib.suppress(OSError):
             data = await self._pipe.receive()
@@ -381,7 +381,7 @@ class HttpConnection:
             raise ClientGoneError("the connection ended") from error
 
     async def _refuse(self, reason: str, status: int) -> None:
-        """Record why the connection is ended, then answer, unless the status is 0."""
+        """Record the end's reason, then answer unless the status is 0."""
         await self._site.record(partial(self._refusal, reason))
         if status:
             fields = (
@@ -393,7 +393,7 @@ class HttpConnection:
                     await self.write(line + fields.encode())
 
     def _refusal(self, reason: str) -> Item:
-        """The event, with what came of a request that has none."""
+        """Return the event, with the outcome of a headless request."""
         peer, received = self.peer, bytes(self.parser.held)
         self.parser.held.clear()
         place = f"{peer.sni or peer.address}:{peer.port}"

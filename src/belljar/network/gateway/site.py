@@ -1,7 +1,7 @@
-"""What a gateway's connections share, each one's peer and first event, and the guard.
+"""The shared parts of a gateway's connections: peers, first events, and the guard.
 
-The guard scans what a cell sends before it goes on, where it blocks or stops; where it only flags,
-the owner scans what is recorded. An incomplete scan blocks only what would reach a real service.
+The guard scans a cell's data before it goes on where it blocks or stops; where it only flags, the
+owner scans the record. An incomplete scan blocks only traffic to a real service.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Guard:
         data: bytes,
         common: Mapping[str, JsonValue],
     ) -> tuple[list[Item], bool]:
-        """Return what to record of a scan of one part of a flow, and whether to block it."""
+        """Scan one part of a flow; return items to record and the verdict."""
         if self._streams is None or not self.scans(stand_in):
             return [], False
         place, flow = self._place(stand_in), self._flow(stand_in, channel, common)
@@ -81,7 +81,7 @@ class Guard:
         return [Item(event.kind, event.data) for event in events], is_blocked
 
     def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
-        """Forget a raw connection that is over: others' flows would give way to it."""
+        """Forget a finished raw connection: others' flows would give way to it."""
         if self._streams is not None:
             self._streams.end(self._flow(stand_in, Channel.STREAM, common))
 
@@ -186,7 +186,7 @@ class Site:
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
     async def record(self, *items: Item | Callable[[], Item]) -> None:
-        """Record items, or what makes them; without memory, the gateway ends."""
+        """Record items, or their makers' results; without memory, the gateway ends."""
         try:
             made = [each if isinstance(each, Item) else each() for each in items]
             await self.reporter.record(*made)
@@ -194,7 +194,7 @@ class Site:
             die_without_memory()
 
     def post(self, make: Callable[[], Item]) -> asyncio.Future[Any]:
-        """Post an item as made; return what is done when it is on record. As `record`."""
+        """Post an item; return a future done at its record. As `record`."""
         try:
             return self.reporter.post(make())
         except MemoryError:
@@ -234,7 +234,7 @@ class Site:
 
 
 def connection_item(peer: Peer) -> Item:
-    """Return the event of a connection that began, or of its handshake's secrets."""
+    """Return a new connection's event, or that of its handshake's secrets."""
     data = {**peer.place_fields(), "source_port": peer.source_port, "phase": "open"}
     secrets = bytes(peer.secrets)
     peer.secrets.clear()

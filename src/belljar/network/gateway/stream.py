@@ -1,10 +1,10 @@
-"""Connections' bytes, plain or in TLS, and raw connections: to stand-ins, the sink, between cells.
+"""Connections, plain or in TLS, and raw ones: to stand-ins, the sink, between cells.
 
 Bytes are unbuffered: unread ones stay with the sender. Nothing leaves a TLS connection before its
 ClientHello is judged, on record.
-Both ways to a stand-in are bounded, and the first bytes of each are on record. Between cells each
-piece is on record before it goes on, as far as `kept_between_bytes` of each direction go; what
-follows is counted, and in the digest. The supervisor dials the target and hands over that half.
+Both ways to a stand-in are bounded, their first bytes on record. Between cells each piece is
+recorded before it goes on, up to `kept_between_bytes` per direction; the rest is counted and in
+the digest. The supervisor dials the target and hands over that half.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TcpPipe:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def close(self) -> None:
-        """See `Pipe`. Half-close, and read on for a second: a reset could overtake the answer."""
+        """See `Pipe`. Half-close; read on for a second, lest a reset overtake the answer."""
         if is_cancelled():
             reset(self.sock)
             return
@@ -99,7 +99,7 @@ def reset(sock: socket.socket) -> None:
 
 
 class TlsPipe:
-    """TLS over a pipe. `server_name`: as a client. Call `handshake` first."""
+    """TLS over a pipe. `server_name`: as a client. Requires `handshake` first."""
 
     def __init__(
         self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
@@ -135,13 +135,13 @@ class TlsPipe:
             self._in.write(data)
 
     async def send_last(self) -> None:
-        """Send what is left to say, as an alert, if the peer takes it."""
+        """Send the last bytes, such as an alert, if the peer takes them."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 await self._flush()
 
     def take_handshake_bytes(self) -> bytes:
-        """Return the peer's bytes of the handshake since the last call, for the record."""
+        """Return the peer's handshake bytes since the last call, for the record."""
         heard = bytes(self._handshake_bytes)
         self._handshake_bytes.clear()
         return heard
@@ -185,10 +185,10 @@ class TlsPipe:
 
 
 class StreamRecord:
-    """The record of one raw connection: its begin, and its end with both ways' bytes."""
+    """One raw connection's record: its begin, and its end with both directions' bytes."""
 
     def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
-        """`kept_bytes`: of each way, in the last event. `more`: further fields of all events."""
+        """`kept_bytes`: of each direction, in the last event. `more`: further fields."""
         self._fields = {**stream_data(peer, stand_in, "allowed", ""), **more}
         self._start = time.monotonic()
         self.received = Capture(max_kept_bytes=kept_bytes)
@@ -218,7 +218,7 @@ class StreamRecord:
 
 
 class RecordedStream(StreamRecord):
-    """One raw connection to a stand-in, and what the stand-in has of it."""
+    """One raw connection to a stand-in, and the stand-in's view of it."""
 
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
         super().__init__(peer, stand_in, site.bounds.kept_stream_bytes)

@@ -102,7 +102,7 @@ class Authority:
         return found
 
     def take_secrets(self) -> bytes:
-        """Return what OpenSSL logged since the last call: of one connection, if called at once."""
+        """Return what OpenSSL logged since the last call: one connection's, if called at once."""
         lines = self._key_log.read_bytes() if self._key_log.exists() else b""
         if lines:
             self._key_log.write_bytes(b"")
@@ -137,7 +137,7 @@ def warm_up() -> None:
 
 
 def server_context() -> ssl.SSLContext:
-    """A server's context: TLS 1.2 or 1.3, without renegotiation, resumption or padding."""
+    """Return a server's context: TLS 1.2 or 1.3, without renegotiation, resumption, padding."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_TLS_1_2_SUITES)
@@ -244,7 +244,7 @@ class _ClientHello:
         return self._verdict
 
     async def before_send(self) -> None:
-        """Record the verdict before alert or certificate leave. Called behind each step."""
+        """Record the verdict before alert or certificate leave. Called after each step."""
         self.peer.keep_secrets(self._authority.take_secrets())
         if self._verdict is not None and not self._recorded:
             self._recorded = True

@@ -191,7 +191,7 @@ def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
 
 
 def canonical_field(name: bytes) -> bytes:
-    """As servers make variables of it (RFC 3875 section 4.1.18)."""
+    """Return the name as servers make variables of it (RFC 3875 section 4.1.18)."""
     return re.sub(rb"[^a-z0-9]", b"-", name.lower())
 
 

@@ -1,8 +1,8 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway has no route: it asks, and gets one end of a relay (`owner.relay`) or a reason.
-A name is resolved once a range, by the host's resolver; every address must be public.
-The answer is pinned against DNS rebinding.
+The gateway has no route: it gets one end of a relay (`owner.relay`) or a reason. A name is
+resolved once a range, by the host's resolver; every address must be public. The answer is pinned
+against DNS rebinding.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
 
 
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Why an address may not be dialled; "" when it may. `near`: networks that this host is on."""
+    """Return why an address may not be dialled, or "". `near`: the host's networks."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -130,7 +130,7 @@ def networks_near() -> tuple[Network, ...]:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address, which is no name. Raises `OSError`."""
+    """A TCP connection to exactly this address, no name. Raises `OSError`."""
     return socket.create_connection((address, port), CONNECT_TIMEOUT_S)
 
 
@@ -149,7 +149,7 @@ def read_authorities() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How upstreams are reached; `problem_of` judges each of `resolve`'s answers."""
+    """How upstreams are reached; `problem_of` judges each resolved address."""
 
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
@@ -163,7 +163,7 @@ Record = Callable[[Mapping[str, JsonValue]], None]
 
 
 class Dialler:
-    """One range's, of this number in the run. Thread-safe; every method blocks."""
+    """One range's dialler, of this number in the run. Thread-safe; methods block."""
 
     def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
         self._network, self._reach, self._spending = network, reach, spending

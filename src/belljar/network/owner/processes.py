@@ -113,7 +113,7 @@ class ForkServer:
     """A running fork server; `started_fork_server` counts `users`."""
 
     def __init__(self, serve: str = SERVE, imports: Sequence[str] = ()) -> None:
-        """`imports`: what a range will need, imported at once. Raises `HostError`."""
+        """`imports`: a range's needs, imported at once. Raises `HostError`."""
         ours, theirs = ipc.pair()
         self.users = 0
         self._socket = ours
@@ -172,7 +172,7 @@ class ForkServer:
             self._is_ready = True
 
     def fork(self, roles: Mapping[str, Sequence[int]], imports: Sequence[str] = ()) -> list[Child]:
-        """A child for each role with copies of its descriptors, all or none. Raises `CellError`."""
+        """Fork a child per role with copies of its descriptors, all or none. Raises `CellError`."""
         counts = {role: len(fds) for role, fds in roles.items()}
         given = [fd for fds in roles.values() for fd in fds]
         with ExitStack() as undo, self._lock:
@@ -309,7 +309,7 @@ def fork_pair(
     supervisor_uid: int | None,
     gateway_uid: int | None,
 ) -> RangeProcesses:
-    """A pair that waits for `go`; the supervisor keeps `held` open."""
+    """A pair waiting for `go`; the supervisor keeps `held` open."""
     directories = _directories(spec.network, gateway_uid)
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:

@@ -164,7 +164,7 @@ class NetworkRange:
         return destruction
 
     def make(self) -> None:
-        """Everything but the ports. Blocking; `destroy` must be called, whatever happens."""
+        """Make all but the ports. Blocking; `destroy` must be called in any case."""
         began = time.monotonic()
         self._record(
             Kind.RANGE_OPENING,
@@ -208,12 +208,14 @@ class NetworkRange:
             processes=(supervisor, gateway),
         )
         check_may_start(self._home, cell=self.id)  # before, no kill order could name them
+        may_ask = any(item.kind == "openai" for item in self._spec.network.stand_ins)
         watch = RangeWatch(
             self.id,
             processes,
             self._recorder,
             on_failure=self._died,
-            handle_request=self._handle_request,
+            # Else a gateway could send to the model's provider what the policy lets out nowhere
+            handle_request=self._handle_request if may_ask else None,
             dialler=self._dialler,
             max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
@@ -322,7 +324,7 @@ class NetworkRange:
             return destruction
 
     def _end_processes(self) -> bool:
-        """Whether both have ended, and all that they reported was read."""
+        """Return True if both processes ended and all their reports were read."""
         processes, watch = self._processes, self._watch
         if processes is None:
             return True

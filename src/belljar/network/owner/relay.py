@@ -22,7 +22,7 @@ MAX_OPEN: Final = 16
 
 
 class NotDialledError(ValueError):
-    """Nothing was dialled, and that is not recorded yet; the text says why."""
+    """Nothing was dialled, which is not recorded yet; the text says why."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Account:  # A range's bytes on one upstream.
 
 
 class RunSpending:
-    """A run's bytes on each real upstream, and the connections that spend them."""
+    """A run's bytes per real upstream, and the connections spending them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -67,7 +67,7 @@ class RunSpending:
                 account.dialling -= 1
 
     def relay(self, number: int, upstream: UpstreamPlan, outer: socket.socket) -> socket.socket:
-        """Take over a connection; return the end by which a gateway uses it. Raises `OSError`."""
+        """Take over a connection; return the gateway's end. Raises `OSError`."""
         inner, theirs = socket.socketpair()
         try:
             outer.settimeout(None)
@@ -104,7 +104,7 @@ class RunSpending:
         return sum(a.spent_bytes for (_, name), a in self._accounts.items() if name == host)
 
     def left_bytes(self, account: _Account) -> int:
-        """The rest of the account's budget; the caller holds the lock."""
+        """The account's remaining budget; the caller holds the lock."""
         plan = account.plan
         of_run = plan.run_budget_bytes - self.spent_bytes(plan.host)
         # Samples may have other budgets for the run: one's may be overspent by the others.
@@ -122,7 +122,7 @@ class _UpstreamRelay:
         self.is_cut = False
 
     def run(self) -> None:
-        """Pass bytes on until the gateway closes its end, or the connection is cut."""
+        """Pass bytes until the gateway closes, or the connection is cut."""
         # A thread for each direction: an upstream may wait for its reader before it reads on
         answers = threading.Thread(target=self._pass_on, args=(self._outer, self._inner))
         try:

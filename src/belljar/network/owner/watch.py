@@ -37,6 +37,10 @@ from belljar.units import format_size, printable
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 _REPLY_TIMEOUT_S: Final = 30.0
 SEND_TIMEOUT_S: Final = 10
+# A message that takes longer was waited for: the gateway had not read those before.
+_WAITED_S: Final = 0.1
+# A supervisor of ours answers once, and reports each milestone once.
+_MAX_UNREAD_REPLIES: Final = 8
 # The longest that a process's silence goes unseen beyond its timeout.
 POLL_INTERVAL_S: Final = 1.0
 # The gateway's own deadline at the end: shorter than the owner's, so that its last message arrives.
@@ -59,7 +63,7 @@ RequestHandler = Callable[[str, bytes], bytes]
 
 
 def cost_bytes(event: Event) -> int:
-    """An upper bound of what an event takes of the disk, bodies included."""
+    """An upper bound of an event's disk use, bodies included."""
     bodies = sum(
         _BODY_LINE_BYTES + -(-len(body.content) // BLOCK_BYTES) * BLOCK_BYTES
         for body in event.bodies
@@ -86,7 +90,7 @@ class RangeWatch:
         timeout_s: float,
         killed: Callable[[], KillOrder | None] = lambda: None,
     ) -> None:
-        """`max_recorded_bytes`: of its events. `killed`: the kill order that ends its processes."""
+        """`max_recorded_bytes`: of its events. `killed`: its processes' kill order."""
         self.error: BelljarError | None = None
         self.certificate = b""
         self.closing = False
@@ -108,6 +112,7 @@ class RangeWatch:
         self._stderr = b""
         self._requesting, self._send_lock = threading.Lock(), threading.Lock()
         self._dying, self._recording = threading.Lock(), threading.Lock()
+        self._waited_s = 0.0  # one message after the other
         # How long each has sent nothing. Only time spent waiting on the sockets counts: a late
         # owner reads queued messages first, so its own delay never ends a healthy range. Nothing
         # counts before the first message: the start has a deadline of its own.
@@ -124,7 +129,7 @@ class RangeWatch:
         """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended: with both processes, or by an error. Kill first."""
+        """Return True if the thread ended: with both processes, or by an error. Kill first."""
         self._thread.join(timeout_s)
         self._dialler.close()
         return not self._thread.is_alive()
@@ -236,8 +241,11 @@ class RangeWatch:
             ready = wait_readable(fds, POLL_INTERVAL_S)
             for name in self._silent_s:
                 self._silent_s[name] += min(time.monotonic() - began, POLL_INTERVAL_S)
+            # The supervisor's first: its word of a breach waits behind no gateway's messages
+            reported = processes.control in self._open and processes.control.fileno() in ready
             for end in [end for end in self._open if end.fileno() in ready]:
-                self._receive(end)
+                if end is processes.control or not reported:
+                    self._receive(end)
             for fd in [fd for fd in read if fd in ready]:
                 name, _ = ends.pop(fd)
                 if not self.closing and self.error is None:
@@ -284,9 +292,11 @@ class RangeWatch:
                 self._silent_s["supervisor"] = 0.0
                 counted = {str(name): int(count) for name, count in counters.items()}
                 self._supervisor_counters = counted
-            case {"done": _} | {"refused": _}:
+            case {"done": _} | {"refused": _} if self._replies.qsize() < _MAX_UNREAD_REPLIES:
                 self._replies.put(message)
-            case {"unshared": True} | {"started": True}:
+            case {"unshared": True} | {"started": True} if (
+                self.milestones.qsize() < _MAX_UNREAD_REPLIES
+            ):
                 self.milestones.put(next(iter(message)))
             case {"breach": differences}:
                 changes = printable("; ".join(str(difference) for difference in differences))
@@ -379,7 +389,7 @@ class RangeWatch:
                 with self._dialler.dial(body, self._record_dial) as end:
                     self._send(ipc.encode_reply(number, b"")[0], fds=(end.fileno(),))
             elif self._handle_request is None:
-                raise ValueError("this range has no request handler")
+                self.die(self._violation("a request that no stand-in of this range makes"))
             else:
                 self._send(*ipc.encode_reply(number, self._handle_request(what, body)))
         except NotAnUpstreamError as exc:  # outside the plan
@@ -404,7 +414,13 @@ class RangeWatch:
         try:
             with self._send_lock:
                 for datagram in datagrams:
+                    began = time.monotonic()
                     socket.send_fds(self._processes.events, [datagram], list(fds))
+                    waited_s = time.monotonic() - began
+                    # Each in time, one that reads a little now and then would hold up all others
+                    self._waited_s = self._waited_s + waited_s if waited_s > _WAITED_S else 0.0
+                    if self._waited_s > self._timeout_s:
+                        raise BlockingIOError
         except BlockingIOError:
             self.die(self._violation("it does not read what it is sent"))
         except OSError:  # one that is gone is seen elsewhere

@@ -1,9 +1,9 @@
 """Simulated endpoints, each of a kind named for its protocol, which is a module.
 
-Its `make(context)` gives a function of a request, or for a stream kind of a stream and its cell.
-All state hangs on it, so it ends with the range. `check` finds an author's faults.
-A kind asks nobody. Must not: open a socket, follow a link out of its files, run a guest's text, run
-an author's but in Jinja2's sandbox within the gateway, or hold anything without a bound.
+Its `make(context)` gives a function of a request, or of a stream and its cell. All state hangs on
+it, so it ends with the range. `check` finds an author's faults.
+Must not: ask anybody, open a socket, follow a link out of its files, run a guest's text, run an
+author's but in Jinja2's sandbox within the gateway, or hold anything without a bound.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def modules_of(kinds: Iterable[str]) -> list[str]:
-    """Return what the fork server imports before it forks a gateway with these kinds."""
+    """Return the imports of a fork server for gateways with these kinds."""
     known = [kind for kind in dict.fromkeys(kinds) if kind in KINDS]
     return [name for kind in known for name in (KINDS[kind], *_IMPORTED_LATE.get(kind, ()))]
 

@@ -38,7 +38,7 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
 
 
 def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> Examined:
-    """Problems of a policy, or else of its stand-ins. Raises as `stand_in_problems`."""
+    """Problems of a policy, else of its stand-ins. Raises as `stand_in_problems`."""
     found = examine(text, base=base, default_name=default_name)
     if found.policy is None:
         return found

@@ -1,4 +1,4 @@
-"""Decoy services on a stream: each login and each command is recorded, then answered."""
+"""Decoy services on a stream: logins and commands are recorded, then answered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NAMES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presented:
-    """A login. `credential`: as it was sent, or proven; empty where a proof is wrong."""
+    """A login. `credential`: sent or proven; empty for a wrong proof."""
 
     user: str
     credential: bytes
@@ -37,7 +37,7 @@ class ServiceStep:
 
 
 class ServiceSession(Protocol):
-    """One connection's state: pure and bounded. `rest`: bytes of an incomplete step."""
+    """One connection's state: pure, bounded. `rest`: an incomplete step's bytes."""
 
     rest: bytearray
 
@@ -74,7 +74,7 @@ def stream_app(
 
 
 def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
-    """Yield each login alone, and the other steps together, as far as an event keeps them whole."""
+    """Yield logins alone and other steps together, as events keep them whole."""
     group, size = list[ServiceStep](), 0
     for step in steps:
         size += len(step.raw)

@@ -40,7 +40,7 @@ _TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)
 
 
 def read_control(file: files.StoredFile) -> Message:
-    """Return the control data of a package file. Raises `ValueError`, `OSError`."""
+    """Return a package file's control data. Raises `ValueError`, `OSError`."""
     with file.open() as source:
         if source.read(8) != b"!<arch>\n":
             raise ValueError("not a Debian package (.deb), which is an ar archive")
@@ -99,7 +99,7 @@ class _Debian(files.Registry):
         return files.file_answer(file, media="application/vnd.debian.binary-package")
 
     async def _read_packages(self) -> None:
-        """Make the indexes of the directory's `.deb` files; others are left out."""
+        """Index the directory's `.deb` files; others are left out."""
         stanzas, texts = [], list[tuple[str, str]]()
         for file in self.files:
             with suppress(ValueError, OSError):

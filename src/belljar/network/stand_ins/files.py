@@ -1,7 +1,7 @@
 """The files of a stand-in's directory, answers with them, faults of an author, and registries.
 
 Listed once, opened without following a link, hashed in pieces. A guest's text never becomes a
-path: it is looked up among the listed names. So links, devices and later files are not served.
+path: it is looked up among listed names. So links, devices and later files are not served.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StoredFile(NamedTuple):
 
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
-    """Return regular files sorted by name, and no links. Raises `PolicyError` beyond the bounds."""
+    """Return regular files by name, without links. Raises `PolicyError` beyond the bounds."""
     found = list[StoredFile]()
     for place, folders, names in os.walk(directory):  # which follows no link
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -77,7 +77,7 @@ def stored_file(path: Path, name: str) -> StoredFile:
 
 
 async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
-    """Give a file's bytes, as many as were listed; others are served in between."""
+    """Yield a file's listed bytes; others are served in between."""
     left = file.size_bytes
     with file.open() as source:
         while chunk := source.read(min(CHUNK_BYTES, left)):
@@ -89,7 +89,7 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
 def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
 ) -> web.Answer:
-    """Return the whole file: a server may pass over ranges and conditions (RFC 9110, 13 and 14)."""
+    """Return the whole file: ranges and conditions are optional (RFC 9110, 13 and 14)."""
     kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     return web.Answer(
@@ -145,7 +145,7 @@ MAX_MEMBER_BYTES: Final = 1 << 20
 
 
 class Registry(web.Service):
-    """A registry: files with their digests, and a record of what clients change."""
+    """A registry: files with digests, and a record of clients' changes."""
 
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
@@ -187,7 +187,7 @@ class Registry(web.Service):
 
 
 def tar_member(source: IO[bytes], pattern: str) -> bytes:
-    """Return the first file of an archive whose name matches. Raises `ValueError`."""
+    """Return the archive's first file of matching name. Raises `ValueError`."""
     try:
         with tarfile.open(fileobj=source, mode="r|*") as stream:
             for entry in islice(stream, _MAX_MEMBERS):
@@ -203,7 +203,7 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Return what is wrong with a directory of packages. What is no package is left out of it."""
+    """Return the faults of a package directory; other files are ignored."""
     try:
         is_empty = not list_files(directory)
     except (PolicyError, OSError) as error:

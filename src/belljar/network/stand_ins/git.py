@@ -1,7 +1,7 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
-A push is put on record and lives in the range's memory: later fetches in the range see it; the
-directory never changes. A pack comes by `side-band-64k` alone, which every client takes. A shallow
+A push is recorded and lives in the range's memory: later fetches in the range see it; the
+directory never changes. A pack comes by `side-band-64k` alone, as every client accepts. A shallow
 clone gets the whole history. Not: the dumb protocol, version 2 (clients fall back), partial clones,
 SHA-256 repositories.
 """
@@ -69,7 +69,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
 
 @dataclass(kw_only=True)
 class _Push:
-    """A push as far as it could be read; `refused` "": all of it."""
+    """A push as far as it was readable; `refused` "": all of it."""
 
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
@@ -78,7 +78,7 @@ class _Push:
 
 
 class _Git(web.Service):
-    """Memory: 64 MiB of pushed objects, and one push at a time."""
+    """A Git server. Memory: 64 MiB of pushed objects, one push at a time."""
 
     max_body_bytes, writes_wait, _kept_bytes = web.MAX_BODY_BYTES, True, 0
 
@@ -115,7 +115,7 @@ class _Git(web.Service):
             return web.text_answer("Bad Request", 400)
 
     async def _receive(self, request: web.Request, name: str, body: bytes) -> bytes:
-        """Carry out a push, after it is on record. Returns the report for the client."""
+        """Carry out a recorded push; return the client's report."""
         repository, push, stream = self._repositories[name], _Push(pack=body), io.BytesIO(body)
         try:
             for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
@@ -152,7 +152,7 @@ class _Git(web.Service):
         return pkt_seq(*lines)
 
     async def _record(self, request: web.Request, name: str, push: _Push) -> None:
-        """Put a push on record before it has an effect; also one that is refused."""
+        """Record a push before its effect, even a refused one."""
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
         commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
@@ -221,7 +221,7 @@ def _advertisement(repository: git_store.Repository | None, service: str) -> web
 
 
 class _Fetch:
-    """One request of a negotiation. Unknown lines are ignored, as by other servers."""
+    """One request of a negotiation. Unknown lines are ignored."""
 
     def __init__(self, repository: git_store.Repository, body: bytes) -> None:
         """Raises `RefusedRequestError`."""
@@ -244,7 +244,7 @@ class _Fetch:
         self._shallow, self._deepens = named(b"shallow "), any(map(_DEEPEN.match, lines))
 
     async def answer(self) -> AsyncGenerator[bytes]:
-        """The lines of the negotiation, and at its end the pack."""
+        """The negotiation's lines, and finally the pack."""
         repository = self._repository
         if unknown := next((want for want in self._wants if want not in repository), b""):
             yield pkt_line(b"ERR upload-pack: not our ref " + unknown + b"\n")

@@ -1,7 +1,7 @@
 """A git repository of an author, with a guest's pushes over it in memory.
 
-dulwich reads repositories, objects and deltas. Walking is done here, in steps and with bounds: a
-guest makes what it pushes, and dulwich's own server would follow it without a pause.
+dulwich reads repositories, objects and deltas. Walking is done here, in bounded steps: dulwich's
+server would follow a guest's objects without a pause.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
 
 
 class MissingObjectError(KeyError):
-    """The repository lacks a named object, or has one that can't be read."""
+    """The repository lacks a named object, or can't read it."""
 
 
 class GitObject(NamedTuple):
@@ -57,7 +57,7 @@ class GitObject(NamedTuple):
 
 
 class Repository:
-    """A bare repository of an author, and what was pushed to it."""
+    """An author's bare repository, with what was pushed to it."""
 
     def __init__(self, path: Path) -> None:
         container = DiskRefsContainer(str(path))
@@ -96,7 +96,7 @@ class Repository:
         return found
 
     def update(self, name: bytes, old: bytes, new: bytes) -> str:
-        """Carry out one command of a push; return why it is refused, else ""."""
+        """Carry out a push's command; return the refusal, else ""."""
         is_place = name.startswith(b"refs/") and name.count(b"/") >= 2 and len(name) <= 255
         if not is_place or not check_ref_format(name):  # type: ignore[arg-type]
             return "funny refname"
@@ -113,7 +113,7 @@ class Repository:
         return ""
 
     def links(self, identity: bytes) -> list[tuple[int, bytes]]:
-        """Return type and id of each object that one names. Raises `MissingObjectError`."""
+        """Return type and id of each referenced object. Raises `MissingObjectError`."""
         kind, content = self.must(identity)
         if kind == Tree.type_num:
             try:
@@ -139,7 +139,7 @@ class Repository:
         raise MissingObjectError(identity)
 
     def peel(self, identity: bytes) -> bytes:
-        """Return the id that a tag leads to, through at most `_MAX_NESTED_TAGS`, else the id."""
+        """Return the id behind at most `_MAX_NESTED_TAGS` tags, else the id."""
         for _ in range(_MAX_NESTED_TAGS):
             thing = self.get(identity) or GitObject(0, b"")
             found = _TAG.match(thing.content)  # A guest's may be none.
@@ -237,7 +237,7 @@ def _value(raw: bytes) -> int:
 
 
 def find_repositories(directory: Path) -> dict[str, Repository | str]:
-    """Return each bare repository, or why it can't be served, at most two levels deep."""
+    """Return each bare repository or its fault, at most two levels deep."""
     found = dict[str, Repository | str]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))

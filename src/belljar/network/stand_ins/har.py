@@ -1,8 +1,8 @@
 """The stand-in `har`: replays a recording (HTTP Archive 1.2).
 
-A request is answered by an entry of the same method, host, path and query (fields in any order), of
-several by those with the same body, in the recorded order, the last again and again. Anything else
-is 404 and an attempt. What belonged to the recorded connection is left out.
+A request's answer is an entry of the same method, host, path and query (fields in any order), of
+several those with the same body, in the recorded order, the last repeatedly. Anything else is 404
+and an attempt. The recorded connection's own fields are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 
 
 def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarExchange]:
-    """Return the exchanges of a recording. Raises `ValueError`: what is wrong, with its place."""
+    """Return a recording's exchanges. Raises `ValueError` with the fault's place."""
     data = read_file(directory, settings["recording"], MAX_RECORDING_BYTES)
     if isinstance(data, Fault):
         raise ValueError(data.message)
@@ -68,7 +68,7 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarExchang
 
 
 def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value
-    """Return an entry's exchange, or None without an answer. Raises what its shape makes."""
+    """Return an entry's exchange, or None without an answer. Raises for a wrong shape."""
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
     if status == 0:
@@ -97,7 +97,7 @@ def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON val
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
-    """Return what requests are compared by; the query's fields come in any order."""
+    """Return a request's comparison key; query fields come in any order."""
     fields = tuple(sorted(query.split("&")))
     return method.upper(), host.lower(), unquote(path, errors="replace"), fields
 

@@ -1,7 +1,7 @@
 """The stand-in `http`: routes with templates and files, of an author or a decoy.
 
-The first route that fits a request answers; then 404. Nothing of a request is kept: what remembers
-its visitors, or decides what it answers, is a stand-in of kind `python`.
+The first fitting route answers a request; else 404. Nothing of a request is kept: `python` is the
+kind for memory and decisions.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError,
 
 
 def _text_of(value: object) -> str:
-    """Return text as it is, nothing as "", anything else as JSON."""
+    """Return text unchanged, nothing as "", else JSON."""
     if value is None or isinstance(value, Undefined):
         return ""
     return value if isinstance(value, str) else web.compact(value)
 
 
 class _Nothing(ChainableUndefined):
-    """What isn't there. It equals nothing, or an absent password would open an absent account."""
+    """A missing value. It equals nothing: an absent password opens no absent account."""
 
     def __eq__(self, other: object) -> bool:
         return False
@@ -71,12 +71,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - Jinja's signature
-        """Find a request's own field before a mapping's method of that name (`json.items`)."""
+        """Prefer a request's own field to a mapping's method (`json.items`)."""
         is_field = isinstance(obj, Mapping) and attribute in obj
         return obj[attribute] if is_field else super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        """Multiply numbers: a text by a number would be made before anybody looks at its size."""
+        """Multiply numbers only: a repeated text would escape its size check."""
         if operator == "**" or not all(isinstance(each, int | float) for each in (left, right)):
             raise SecurityError("only numbers are multiplied")
         return super().call_binop(context, operator, left, right)
@@ -135,7 +135,7 @@ def render(text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> st
 
 
 def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON values
-    """Return a value with its texts rendered; one expression alone becomes what it finds."""
+    """Return a value with rendered texts; a lone expression becomes its result."""
     if isinstance(value, Mapping):
         return {name: render_all(item, view) for name, item in value.items()}
     if isinstance(value, list):
@@ -153,7 +153,7 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
 
 
 def check(settings: Fields, directory: Path | None) -> Faults:
-    """Return what is wrong with the routes, each with its place."""
+    """Return the routes' faults, each with its place."""
     return tuple(
         Fault(what, ("routes", index, *where))
         for index, route in enumerate(settings.get("routes", []))
@@ -197,7 +197,7 @@ def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, s
 
 
 def _texts(value: object, path: FieldPath) -> dict[FieldPath, str]:
-    """Return each text of a value, all of which are templates, by its place."""
+    """Return each text of a value by its place; all are templates."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {k: v for name, item in items for k, v in _texts(item, (*path, name)).items()}
@@ -227,7 +227,7 @@ def pattern_of(path: str) -> re.Pattern[str]:
 
 
 def methods_of(route: Fields) -> set[str]:
-    """Return the methods that a route takes; HEAD is answered where GET is."""
+    """Return the route's methods; GET implies HEAD."""
     given = route.get("methods", route.get("method", "GET"))
     found = {str(method) for method in (given if isinstance(given, list) else [given])}
     return found | {"HEAD"} if "GET" in found else found

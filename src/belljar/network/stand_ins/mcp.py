@@ -20,7 +20,7 @@ _MAX_ID_CHARS: Final = 200
 
 
 class _Mcp(web.Service):
-    """All of its paths are the endpoint, as behind many a proxy."""
+    """An MCP server. All paths are the endpoint, as behind many proxies."""
 
     def __init__(self, context: web.StandInContext) -> None:
         super().__init__(context)

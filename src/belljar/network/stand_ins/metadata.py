@@ -26,7 +26,7 @@ _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
 class _Metadata(web.Service):
-    """One machine's service. All that it claims is drawn when it is made."""
+    """One machine's service. Its claims are drawn when made."""
 
     def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings

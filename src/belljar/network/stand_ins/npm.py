@@ -30,7 +30,7 @@ _NOT_FOUND: Final = web.json_answer({"error": "Not found"}, 404)
 
 
 class Package(NamedTuple):
-    """One version: its file and its `package.json`; `name`: with its scope."""
+    """One version: its file and `package.json`; `name`: with its scope."""
 
     file: files.StoredFile
     manifest: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Package(NamedTuple):
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Its place among versions: a pre-release first, then by the release."""
+        """Its place among versions: pre-releases first, then releases."""
         release, _, pre_release = self.version.partition("+")[0].partition("-")
         return not pre_release, tuple(map(int, release.split("."))), self.version
 
@@ -74,7 +74,7 @@ class _Npm(files.Registry):
 
     @cached_property
     def _packages(self) -> Mapping[str, Mapping[str, Package]]:
-        """Name → version → package, in their order. Other files are left out."""
+        """Name → version → package, in order. Other files are left out."""
         packages, found = list[Package](), dict[str, dict[str, Package]]()
         for file in self.files:
             with suppress(ValueError):
@@ -137,7 +137,7 @@ class _Npm(files.Registry):
         return _NOT_FOUND
 
     async def _publish(self, request: web.Request, name: str) -> web.Answer:
-        """Record a package's document: as `publish`, or as `change` where it has no package."""
+        """Record a package's document: as `publish`, or as `change` without a package."""
         document: Any = None
         with suppress(ValueError):
             document = web.parse_json(request.body, max_commas=_MAX_COMMAS)

@@ -1,8 +1,8 @@
 """The stand-in `openai`: a chat API bridged to the harness's model.
 
-A program inside the cell uses its usual client; each question goes to the range's owner by
-`context.ask("chat", body)`, which checks it, and comes back as one completion. There is no network
-in between. Errors have the API's shape. Source: OpenAI API reference, "Chat".
+A program in the cell uses its usual client; the range's owner gets each question by
+`context.ask("chat", body)`, checks it, and returns one completion, without a network in between.
+Errors have the API's shape. Source: OpenAI API reference, "Chat".
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _OpenAi(web.Service):
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
-    """A completion as the chunks of a stream; `usage` adds the last one, which has no choice."""
+    """A completion as a stream's chunks; `usage` adds a last one without choice."""
     base = {name: completion[name] for name in ("id", "created", "model")}
     base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:

@@ -58,7 +58,7 @@ _REFUSED: Final = error("42501", "permission denied for schema public")
 
 
 class PostgresSession:
-    """One connection. `settings`: user, password and database of the login; `key`: to cancel by."""
+    """One connection. `settings`: the login's user, password, database; `key`: to cancel."""
 
     def __init__(self, settings: Mapping[str, Any], key: bytes) -> None:
         self._user, self._password, self._database = (
@@ -163,7 +163,7 @@ class PostgresSession:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds one message of 64 KiB."""
+    """Return a stream stand-in. A connection holds one 64 KiB message."""
     return stream_app(
         context, "postgres", lambda: PostgresSession(context.settings, b"\0\0" + context.random(6))
     )

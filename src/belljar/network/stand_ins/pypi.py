@@ -1,7 +1,7 @@
 """A Python package index of wheels and source archives: HTML (PEP 503) and uploads.
 
-Uploads are put on record, and never served. Not: the index as JSON, metadata beside the files:
-clients read it in the files, and go back to an older version where a wheel wants another Python.
+Uploads are recorded, and never served. Not: the index as JSON, metadata beside the files: clients
+read it in the files, and fall back to an older version where a wheel wants another Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
 
 
 def parse_file_name(name: str) -> tuple[str, Version] | None:
-    """Return project and version; None: no package, or what could be a path."""
+    """Return project and version; None: no package, or a possible path."""
     if len(name) > MAX_FILE_NAME_CHARS or not _FILE.fullmatch(name):
         return None
     try:
@@ -51,7 +51,7 @@ _FILE_PART: Final = re.compile(rb'; ?filename="([^"\r\n]*)"')
 
 
 def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
-    """Return name and version, the file's name and content (RFC 7578); of no form, all of it."""
+    """Return name and version, file name and content (RFC 7578); without a form, all."""
     fields = {
         each[1].decode(): each[2][:_MAX_FIELD_BYTES].decode("utf-8", "replace")
         for each in islice(_FIELD.finditer(body), 8)
@@ -70,7 +70,7 @@ class _Pypi(files.Registry):
 
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, files.StoredFile]]:
-        """Normal name → file name → file, the oldest version first; other files are left out."""
+        """Normal name → file name → file, oldest version first; other files are left out."""
         parsed = ((parse_file_name(file.path.name), file) for file in self.files)
         named = [(*known, file.path.name, file) for known, file in parsed if known]
         found: dict[str, dict[str, files.StoredFile]] = {}

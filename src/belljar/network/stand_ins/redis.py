@@ -127,6 +127,6 @@ class RedisSession:
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds one command and one read of 32 KiB."""
+    """Return a stream stand-in. A connection holds one command and a 32 KiB read."""
     password = str(context.settings["password"]).encode()
     return stream_app(context, "redis", lambda: RedisSession(password))

@@ -46,7 +46,7 @@ class _Mail:
 
 
 class _MailConnection:
-    """One connection. It holds one line, an envelope, and 64 KiB of a message."""
+    """One connection. It holds a line, an envelope, and 64 KiB of a message."""
 
     def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
         self._context, self._stream, self._held = context, stream, bytearray()
@@ -70,7 +70,7 @@ class _MailConnection:
                 await self._record_mail(self._mail, complete=False)
 
     async def _piece(self) -> tuple[bytes, bool]:
-        """Return a line or a piece of one, and whether it ends; b"": the end."""
+        """Return a line or its piece, and whether it ends; b"": the end."""
         is_over = False
         while not (end := self._held.find(b"\n") + 1) and len(self._held) <= MAX_LINE_BYTES:
             data = await self._stream.receive()
@@ -82,7 +82,7 @@ class _MailConnection:
         return piece, bool(end) or is_over
 
     async def _line(self) -> bytes | None:
-        """Return a command's line without its end, or None at the end."""
+        """Return a command's line without its end, or None."""
         while True:
             line, is_whole = await self._piece()
             if is_whole and len(line) <= MAX_LINE_BYTES:

@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from functools import partialmethod
 from typing import Any, Final, NoReturn
 
@@ -54,7 +55,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self._pending: set[asyncio.Task[None]] = set()  # What waits for the record.
 
     async def record(self, step: ServiceStep) -> None:
-        """Record a step, also where the client's next message cancels its answer."""
+        """Record a step, even if the client's next message cancels its answer."""
         recording = self.tasks.create_task(record(self._context, "ssh", [step], self._cell))
         self._pending.add(recording)
         recording.add_done_callback(self._pending.discard)
@@ -64,11 +65,15 @@ class _SshConnection(asyncssh.SSHServerConnection):
         """Return when all that was received is recorded and answered."""
         for _ in range(_SETTLE_TURNS):
             await asyncio.sleep(0)
-            if self._pending:
-                await asyncio.wait(self._pending)
+            await self.recorded()
+
+    async def recorded(self) -> None:
+        """Return when nothing waits for the record."""
+        if self._pending:
+            await asyncio.wait(self._pending)
 
     async def reload_config(self) -> None:
-        """Keep the options: asyncssh would make them again in a thread, and there is none."""
+        """Keep the options: asyncssh would rebuild them in a thread; there is none."""
 
     async def validate_password(self, username: str, password: str) -> bool:
         wanted, secret = str(self._context.settings["password"]), password.encode()
@@ -82,7 +87,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
     async def validate_public_key(
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
-        """Record a key that opens nothing at once, and the right one when it is proven."""
+        """Record a key that opens nothing immediately, the right one when proven."""
         known = self._context.settings["fingerprint"]
         named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
         if fingerprint(key_data) != known or not self._is_user(username):
@@ -108,7 +113,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
 
 
 class _Server(asyncssh.SSHServer):
-    """What a connection that has logged in may open: sessions, which are refused."""
+    """A logged-in connection's server: sessions open, then are refused."""
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection: Any = conn
@@ -144,21 +149,32 @@ class _Server(asyncssh.SSHServer):
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):
-    """A shell, command or subsystem: recorded, then refused. asyncssh calls its methods."""
+    """A shell, command or subsystem: recorded, then refused. Called by asyncssh."""
 
     def __init__(self, connection: _SshConnection) -> None:
         self._connection = connection
         self._input_ended = asyncio.Event()
+        self._has_requested = False
 
     def connection_made(self, chan: asyncssh.SSHServerChannel[bytes]) -> None:
         self._channel = chan
 
     def pty_requested(self, term_type: str, term_size: object, term_modes: object) -> bool:
+        self._note("terminal", term_type.encode())
         return True  # As it is before a real server starts `nologin`.
 
+    def signal_received(self, signal: str) -> None:
+        self._note("signal", signal.encode())
+
+    def _note(self, name: str, data: bytes) -> None:
+        self._connection.tasks.create_task(self._connection.record(ServiceStep(name, data)))
+
+    def _variables(self) -> list[bytes]:
+        return [b"=".join(pair) for pair in self._channel.get_environment_bytes().items()]
+
     def _requested(self, name: str, text: str = "") -> bool:
-        variables = [b"=".join(pair) for pair in self._channel.get_environment_bytes().items()]
-        raw = b"\n".join((text.encode("utf-8", "replace"), *variables))
+        self._has_requested = True
+        raw = b"\n".join((text.encode("utf-8", "replace"), *self._variables()))
         self._connection.tasks.create_task(self._refuse(ServiceStep(name, raw)))
         return True
 
@@ -167,7 +183,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
     subsystem_requested: Any = partialmethod(_requested, "subsystem")
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        self._connection.tasks.create_task(self._connection.record(ServiceStep("input", data)))
+        self._note("input", data)
 
     def eof_received(self) -> bool:
         self._input_ended.set()
@@ -175,6 +191,8 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._input_ended.set()
+        if not self._has_requested and (variables := self._variables()):
+            self._note("variables", b"\n".join(variables))
 
     async def _refuse(self, step: ServiceStep) -> None:
         await self._connection.record(step)
@@ -193,9 +211,10 @@ class _Transport(asyncio.Transport):
         super().__init__()
         self.pieces, self._is_closing = asyncio.Queue[bytes](), False
 
-    async def send_all(self, stream: Stream) -> None:
+    async def send_all(self, stream: Stream, recorded: Callable[[], Awaitable[None]]) -> None:
         while True:
             data = await self.pieces.get()
+            await recorded()  # asyncssh itself answers that a session was given what it asked for
             with contextlib.suppress(OSError):  # the reader sees the same end
                 await stream.send(data)
             self.pieces.task_done()
@@ -213,7 +232,7 @@ class _Transport(asyncio.Transport):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds one packet of 256 KiB and one read of 32 KiB."""
+    """Return a stream stand-in. A connection holds a 256 KiB packet and a 32 KiB read."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))
@@ -243,7 +262,7 @@ def make(context: StandInContext) -> StreamApp:
         async with slots, asyncio.TaskGroup() as tasks:
             connection, transport = _SshConnection(options, context, cell, tasks), _Transport()
             connection.connection_made(transport)
-            sending = tasks.create_task(transport.send_all(stream))
+            sending = tasks.create_task(transport.send_all(stream, connection.recorded))
             try:
                 with contextlib.suppress(ConnectionError):
                     while not transport.is_closing() and (data := await stream.receive()):

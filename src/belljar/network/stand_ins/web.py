@@ -1,9 +1,9 @@
 """The types between gateway and stand-ins, and their HTTP toolkit.
 
 A stand-in is a function of a whole `Request`, or of a connection (`Stream`). `make(context)` makes
-each once a range, with all its state. It runs in the gateway's process, without any route and with
-its own files only. Nothing here raises for what a guest may send. Framing, header limits and time
-limits are the gateway's.
+each once a range, with all its state. It runs in the gateway's process, without a route, with only
+its own files. Nothing here raises for a guest's data. Framing, header and time limits are the
+gateway's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class Stream(Protocol):
-    """Both ways of a connection, as its stand-in has them: counted, bounded and on record."""
+    """A stand-in's view of a connection: both directions counted, bounded and recorded."""
 
     async def receive(self) -> bytes:
         """At most 64 KiB; empty at the end. Raises `OSError`."""
@@ -59,11 +59,11 @@ MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answ
 
 
 class ClientGoneError(OSError):
-    """The client has left, so that nothing more can be sent to it."""
+    """The client has left; nothing more can be sent."""
 
 
 class RefusedRequestError(Exception):
-    """Ends an exchange or a connection with a status; a stand-in may raise it."""
+    """Ends an exchange or connection with a status; stand-ins may raise it."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -101,7 +101,7 @@ class StandInContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Header names are in lower case. There is exactly one `host`, which was judged."""
+    """A request with lower-case header names and exactly one judged `host`."""
 
     method: str
     path: str
@@ -161,7 +161,7 @@ class Request:
 
     @cached_property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """Return the body's JSON value, whatever its content type, or None."""
+        """Return the body's JSON value of any content type, or None."""
         try:
             return parse_json(self.body)
         except ValueError:
@@ -252,7 +252,7 @@ def header_text(text: str) -> str:
 
 
 class Service:
-    """An application with its state. `writes_wait`: one is handled at a time, for its memory."""
+    """An application and its state. `writes_wait`: one at a time, for its memory."""
 
     max_body_bytes, writes_wait = 1 << 20, False
 
@@ -272,7 +272,7 @@ class Service:
 
 
 def writes(request: Request) -> bool:
-    """Return whether a request may change something, and so has a body worth keeping."""
+    """Return True if a request may change something, so its body is kept."""
     return request.method not in {"GET", "HEAD"}
 
 
@@ -299,7 +299,7 @@ def word(text: str, max_chars: int = 200) -> str:
 
 
 def bounded(values: Iterable[JsonValue], max_json_bytes: int) -> list[JsonValue]:
-    """Return as many as fit into so many bytes of JSON."""
+    """Return the values that fit into these JSON bytes."""
     kept, size = list[JsonValue](), 0
     for value in values:
         size += len(json.dumps(value)) + 2

@@ -1,9 +1,9 @@
 """Dials a target cell before a connection of another cell is let in.
 
-The rules drop a connection's first segment (SYN), and log it. It is sent again by loopback, marked
-to be let in once the target has accepted, or to be refused (RST) as the target refused. So a port
-is open exactly where the target's is, and the gateway, which gets both ends, can begin none itself.
-The target sees the client cell's own address; the port is another.
+The rules drop and log a connection's first segment (SYN). Loopback sends it again, marked to be
+let in once the target has accepted, or refused (RST) as the target refused. So a port is open
+exactly where the target's is, and the gateway, which gets both ends, can begin none itself. The
+target sees the client cell's address, but another port.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_IP_BYTES, _MIN_TCP_BYTES = 20, 20
 
 
 class First(NamedTuple):
-    """A connection's first segment. `packet`: its headers, with a checksum, without data."""
+    """A connection's first segment. `packet`: its headers with a checksum, no data."""
 
     client: tuple[str, int]
     target: tuple[str, int]
@@ -75,21 +75,24 @@ def checksum(data: bytes | bytearray) -> int:
 
 
 class CellDialler:
-    """One range's. Make it before the supervisor confines itself; nothing blocks."""
+    """One range's dialler. Make it before the supervisor's confinement; nothing blocks."""
 
     def __init__(self, gateway: socket.socket) -> None:
         """`gateway`: gets each connected socket. Raises `OSError`."""
         gateway.setblocking(False)  # noqa: FBT003 - the library's signature
+        # Nobody reads here: descriptors that a gateway left in it would count against its user, and
+        # an ordinary user's owner could send none any more (ETOOMANYREFS, unix(7))
+        gateway.shutdown(socket.SHUT_RD)
         self.waiting: dict[socket.socket, First] = {}
         self.not_dialled = 0
-        """First segments while too many waited; their clients send them again."""
+        """First segments over the limit; their clients resend them."""
         self._gateway = gateway
         # Connected or not, by client, target and first sequence number
         self._begun: OrderedDict[tuple[Any, ...], bool] = OrderedDict()
         self._enter, self._refuse = _raw(ENTER_MARK), _raw(REFUSE_MARK)
 
     def begin(self, packet: bytes) -> None:
-        """Dial for a logged first segment, or let it in again if that was done."""
+        """Dial for a logged first segment, or readmit it if already dialled."""
         first = parse_first(packet)
         if first is None:
             return

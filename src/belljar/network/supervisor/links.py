@@ -171,14 +171,14 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """A port's rate each way, so that the buffer holds an eighth of a second's frames. Pure."""
+    """A port's rate each way: the buffer holds an eighth of a second. Pure."""
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
 def unexpected_devices(
     listed: Iterable[netlink.Link], ports: Mapping[int, LivePort]
 ) -> Iterator[str]:
-    """Devices that are up or lead elsewhere without the range, in words. Pure."""
+    """Devices that are up or lead outside the range, in words. Pure."""
     for link in listed:  # one that is down (the kernel makes some itself) lets nothing pass
         if link.index not in ports:
             if link.is_up and link.name != "lo":
@@ -201,7 +201,7 @@ def all_down(kernel: socket.socket) -> None:
 def socket_within(
     namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
 ) -> socket.socket:
-    """Another namespace's tables; this thread must be able to return. Raises `OSError`."""
+    """A socket in another namespace; this thread must be able to return. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
@@ -211,7 +211,7 @@ def socket_within(
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """The same, by a thread: one coming back may be seen half-way. Raises `CellError`."""
+    """The same in a new thread: a returning one may be seen half-way. Raises `CellError`."""
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
             return thread.submit(socket_within, namespace).result()

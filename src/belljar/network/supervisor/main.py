@@ -98,7 +98,7 @@ def _reason(exc: BelljarError | OSError) -> str:
 
 
 def _make_namespace(owner: socket.socket, uid: int | None, parent: int) -> None:
-    """Enter the range's new network namespace, with what rights it takes to keep it."""
+    """Enter the range's new network namespace, with the rights to keep it."""
     if uid is None:
         # The owner maps its ids: it starts the programs that may do that
         _unshare(syscalls.CLONE_NEWUSER, "user")
@@ -169,7 +169,7 @@ class _Supervisor:
         self._log = netfilter.open_log(LOG_GROUP, LOG_SNAP_BYTES)
 
     def confine(self) -> None:
-        """Leave itself netlink, nft and frames to write; report that the rules are in force."""
+        """Keep only netlink, nft and frame writes; report the rules in force."""
         task = self._task
         limit_address_space(task.network.bounds.supervisor_memory_bytes)
         for limit, value in _LIMITS.items():

@@ -146,7 +146,7 @@ _MAX_LISTING_BYTES: Final = 16 << 20
 
 @contextmanager
 def rules_loaded(nft: str, rules: int) -> Iterator[None]:
-    """Put an open file's rules in force by the block's end, all or none. Raises `HostError`."""
+    """Load an open file's rules by the block's end, all or none. Raises `HostError`."""
     os.lseek(rules, 0, os.SEEK_SET)
     with _started(nft, "-f", "-", stdin=rules) as process:
         yield
@@ -208,7 +208,7 @@ Flow = dict[str, Any]
 
 
 class Flows:
-    """Logged packets in, events' data out, so few that no guest can flood the record."""
+    """Turns logged packets into events, too few to flood the record."""
 
     def __init__(self, layout: RangeLayout) -> None:
         self.taken = self.lost = 0

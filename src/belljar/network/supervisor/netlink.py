@@ -105,7 +105,7 @@ class Route:
 
 
 def open_socket(fd: int | None = None) -> socket.socket:
-    """A socket to this thread's network namespace's tables; `fd`: opened elsewhere."""
+    """A socket to this thread's network namespace; `fd`: opened elsewhere."""
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
     kernel = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE, fileno=fd)
     kernel.settimeout(_TIMEOUT_S)
@@ -170,7 +170,7 @@ def _route(index: int, to: str, table: int, scope: int, kind: int, gateway: str 
 
 
 def rule(priority: int, table: int = _TABLE_MAIN, *, mark: int = 0) -> bytes:
-    """Route by the table: packets with this mark, or without one what this namespace sends."""
+    """Route packets of this mark, or this namespace's own, by the table."""
     body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 1, 0)  # FR_ACT_TO_TBL
     body += attribute(_FRA_TABLE, table) + attribute(_FRA_PRIORITY, priority)
     body += attribute(_FRA_FWMARK, mark) if mark else attribute(_FRA_IIFNAME, "lo")
@@ -185,7 +185,7 @@ def neighbour(index: int, ip: str, mac: str) -> bytes:
 
 
 def line(index: int, bytes_per_s: int) -> bytes:
-    """Rate limit of what leaves by the device (token bucket: linux/pkt_sched.h, tc-tbf(8))."""
+    """A device's outbound rate limit (token bucket: linux/pkt_sched.h, tc-tbf(8))."""
     rate = _RATE.pack(0, _ETHERNET, _FRAME_BYTES, 0, 0, bytes_per_s)
     parameters = rate + bytes(_RATE.size) + _LIMITS.pack(_QUEUE_BYTES, 0, 0)
     options = attribute(_TBF_PARMS, parameters) + attribute(_TBF_BURST, _BURST_BYTES)
@@ -264,7 +264,7 @@ def parse_route(payload: bytes) -> Route:
 
 
 def as_listed(request: bytes) -> Route:
-    """Return the route that a request makes, as the kernel lists it."""
+    """Return a request's route as the kernel lists it."""
     return parse_route(request[_HEADER.size :])
 
 
@@ -275,7 +275,7 @@ def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> list
 
 
 def _replies(kernel: socket.socket, request: bytes) -> Iterator[tuple[int, bytes]]:
-    """What comes before the acknowledgement, or a list's end. Raises `OSError`."""
+    """The replies before the acknowledgement or list's end. Raises `OSError`."""
     kernel.send(request)
     taken = 0
     while taken < _MAX_DUMP_BYTES:
@@ -324,7 +324,7 @@ def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> byte
 
 
 def attribute(kind: int, value: bytes | int | str) -> bytes:
-    """One attribute, padded; a number has 32 bits, and a text ends with a NUL."""
+    """One attribute, padded; numbers have 32 bits, texts end with NUL."""
     if isinstance(value, int):
         value = struct.pack("=I", value)
     elif isinstance(value, str):

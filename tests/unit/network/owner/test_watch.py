@@ -6,8 +6,9 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -19,6 +20,7 @@ from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Body, Event, Kind, Recorder
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
+from belljar.network import ipc
 from belljar.network.ipc import ALIVE, ENDED, Item, encode_event
 from belljar.network.owner.processes import Child, RangeProcesses
 from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
@@ -33,7 +35,7 @@ class Watched:
         self.died: list[BelljarError] = []
         self.told = threading.Event()
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-        (control, self._control), (events, self.gateway) = pairs
+        (control, self.supervisor), (events, self.gateway) = pairs
         pipes = [os.pipe() for _ in range(3)]
         self._sockets, self._reads = (control, events), [read for read, _ in pipes]
         self._writes = [write for _, write in pipes]
@@ -71,7 +73,7 @@ class Watched:
 
     def close(self) -> None:
         """Both processes are gone; wait for the thread."""
-        for other in (self._control, self.gateway):
+        for other in (self.supervisor, self.gateway):
             other.close()
         for write in self._writes:
             os.close(write)
@@ -170,6 +172,52 @@ def test_whoever_waits_is_woken_though_the_end_could_not_be_told() -> None:
         scene.send(Item(ALIVE, {}))
         assert scene.watch.milestones.get(timeout=TIMEOUT_S) is None
     assert "hangs" in str(scene.watch.error)
+
+
+@pytest.mark.promise("2.6")
+def test_a_gateway_that_reads_a_little_now_and_then_holds_nobody_up() -> None:
+    """Each message to it goes out in time, and all of them together keep the thread that listens to
+    the supervisor: its range ends, as that of one that reads nothing."""
+    with watched(MemoryRecorder(), timeout_s=0.5) as scene:
+        scene.processes.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        scene.gateway.settimeout(0.01)
+        give_up, number = time.monotonic() + 10, 0
+        while not scene.told.is_set() and time.monotonic() < give_up:
+            with suppress(TimeoutError, BrokenPipeError):
+                for _ in range(20):
+                    number += 1
+                    scene.gateway.send(encode_event(number, Item(ALIVE, {}))[0])
+            time.sleep(0.2)
+            with suppress(TimeoutError):
+                scene.gateway.recv(1 << 16)
+        assert ["does not read" in str(error) for error in scene.died] == [True]
+
+
+@pytest.mark.promise("2.6")
+def test_a_breach_waits_behind_no_message_of_the_gateway() -> None:
+    """All that the supervisor has said is read first."""
+    recorder = MemoryRecorder()
+    scene = Watched(recorder, TIMEOUT_S)
+    scene.send(*[attempt(10)] * 20)
+    for number in range(20):
+        ipc.send(scene.supervisor, {"counters": {"spoofed": number}})
+    ipc.send(scene.supervisor, {"breach": ["a route"]})
+    scene.watch.start()
+    assert scene.told.wait(TIMEOUT_S)
+    scene.close()
+    assert [event.kind for event in recorder.events] == [Kind.RANGE_FAILED]
+
+
+@pytest.mark.promise("2.6", "8.3")
+@pytest.mark.parametrize("said", [{"done": 7}, {"refused": 7}, {"started": True}])
+def test_answers_that_nobody_asked_for_do_not_pile_up(said: dict[str, Any]) -> None:
+    """A supervisor that lies ends its range, and takes none of the owner's memory."""
+    with watched(MemoryRecorder()) as scene:
+        for _ in range(100):
+            with suppress(ipc.ClosedError):
+                ipc.send(scene.supervisor, said)
+        assert scene.told.wait(5)
+    assert [type(error) for error in scene.died] == [ProtocolViolation]
 
 
 def test_a_process_that_ends_later_than_its_range_is_waited_for_no_longer() -> None:

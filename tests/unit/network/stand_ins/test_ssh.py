@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncssh
 import pytest
+from asyncssh.channel import SSHChannel
 from asyncssh.packet import Boolean, String
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -191,3 +192,52 @@ def test_logins_without_a_wait_between_are_all_on_record(service: Minted) -> Non
         asyncio.run(attack(port))
     presented = {credential for _, _, credential in logins(ledger)}
     assert presented >= {b"first", b"second\nnew", b"third"}
+
+
+def test_what_a_session_is_given_before_its_command_is_on_record(service: Minted) -> None:
+    """The packet record can't be decrypted: a terminal's name, a signal's and variables of a
+    session without a command would be nowhere."""
+    ledger = Ledger()
+
+    async def attack(port: int) -> None:
+        only: dict[str, Any] = {"known_hosts": None, "client_keys": [], "config": []}
+        login = {"username": service.settings["user"], "password": service.settings["password"]}
+        async with asyncssh.connect("127.0.0.1", port, **login, **only) as connection:
+            process = await connection.create_process(term_type="name-of-a-terminal")
+            process.send_signal("ODDSIG")
+            await process.wait()
+            channel = SSHChannel(
+                connection, asyncio.get_running_loop(), None, "strict", 1 << 16, 1 << 15
+            )
+            await channel._open(b"session")
+            channel._send_request(b"env", String("WORD"), String("a-variable"))
+            channel.close()
+
+    with served_service(make, service.settings, ledger) as port:
+        asyncio.run(attack(port))
+    expected = {("terminal", b"name-of-a-terminal"), ("signal", b"ODDSIG")}
+    assert expected | {("variables", b"WORD=a-variable")} <= {*commands(ledger)}
+
+
+class Late(Ledger):
+    """Takes its time."""
+
+    async def record(self, *event: Any) -> None:  # noqa: ANN401 - as a ledger has it
+        """As any ledger's, later."""
+        await asyncio.sleep(0.3)
+        await super().record(*event)
+
+
+def test_a_command_is_on_record_before_it_is_accepted(service: Minted) -> None:
+    """asyncssh itself says so, and goes on."""
+    ledger = Late()
+
+    async def attack(port: int) -> list[tuple[str, bytes]]:
+        only: dict[str, Any] = {"known_hosts": None, "client_keys": [], "config": []}
+        login = {"username": service.settings["user"], "password": service.settings["password"]}
+        async with asyncssh.connect("127.0.0.1", port, **login, **only) as connection:
+            await connection.create_process("id")
+            return commands(ledger)
+
+    with served_service(make, service.settings, ledger) as port:
+        assert asyncio.run(attack(port)) == [("exec", b"id")]

@@ -73,12 +73,14 @@ def test_anything_can_be_read(garbage: bytes, cut: int) -> None:
 @pytest.mark.promise("5.4")
 def test_each_client_has_its_own_room_and_halves_are_connected_for_good() -> None:
     """Beyond its room a client's segment is counted, and dialled when it comes again. A half that
-    was handed over can be connected to nothing else.
+    was handed over can be connected to nothing else. The gateway's socket takes nothing from it.
     """
     ours, theirs = ipc.pair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as server:
         target: tuple[str, int] = server.getsockname()
         dialler = CellDialler(ours)
+        with pytest.raises(BrokenPipeError):  # a gateway leaves nothing with a supervisor
+            socket.send_fds(theirs, [b"x"], [server.fileno()])
         for port in range(1000, 1000 + MAX_WAITING_OF_CLIENT + 6):
             dialler.begin(packet(client=("127.0.0.2", port), target=target))
         assert (len(dialler.waiting), dialler.not_dialled) == (MAX_WAITING_OF_CLIENT, 6)
