@@ -69,7 +69,10 @@ WRONG: dict[str, list[object]] = {
     "cell": ["c" * 200],
     "bodies": [
         [BODY | wrong]
-        for wrong in ({"name": "../x"}, {"sha256": "../" + "0" * 61}, {"kept_bytes": -1})
+        for wrong in (
+            *({"name": "../x"}, {"sha256": "../" + "0" * 61}, {"kept_bytes": -1}),
+            {"stored_sha256?": "0" * 64},  # as the schema writes an optional field
+        )
     ],
     "extra": [1],
 }
