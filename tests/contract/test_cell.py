@@ -21,7 +21,6 @@ from belljar.events import Kind
 from belljar.policy.load import load_policy
 
 pytestmark = pytest.mark.anyio
-MIB = 1 << 20
 SMALL = """\
 belljar: 1
 risk: low
@@ -70,8 +69,7 @@ async def test_no_network_but_loopback(cell: Cell) -> None:
 
 @pytest.mark.thorough_in("gvisor", "microvm")
 async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """User, directory, environment and the cap on output are the policy's; the end is proven, and
-    the record has it all."""
+    """User, directory, environment and the cap on output are the policy's."""
     async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
         asked = await shell(cell, 'printf "$(id -un) $(pwd) $GREETING"')
         assert asked.stdout == b"nobody /var/tmp hello"
@@ -90,8 +88,7 @@ async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) ->
 @pytest.mark.promise("8.1")
 @pytest.mark.thorough_in("gvisor", "microvm")
 async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the
-    record name the limit."""
+    """A cell that outlives its lifetime is killed by the host, whatever it does."""
     loaded = load_policy(small(tier, tmp_path))
     resources = replace(loaded.policy.resources, lifetime_s=3.0)  # less than a policy may say
     short = replace(loaded, policy=loaded.policy.model_copy(update={"resources": resources}))
@@ -111,8 +108,7 @@ async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) ->
 async def test_an_end_is_an_error_not_a_result(
     tier: str, vm_home: Path, tmp_path: Path, by: str
 ) -> None:
-    """When a cell is killed from outside, or destroyed in the midst of its work, what waits in it
-    and what comes later raises `CellError`; its destruction is proven, twice with one answer."""
+    """What waits in a cell that ends, and what comes later, raises; its destruction is proven."""
     async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
 
         async def end() -> None:

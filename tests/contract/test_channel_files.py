@@ -1,5 +1,4 @@
-"""Files: whole or not at all, with the rights of their user; no kind of file makes the agent hang.
-Part of the contract that every agent must keep."""
+"""Files: whole or not at all, with the rights of their user."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ MIB = 1 << 20
 
 
 async def test_file_round_trip(client: GuestClient, folder: str) -> None:
-    """What is written is read back, byte by byte: empty, binary, 50 MiB, in directories that
-    weren't there; a relative path is one below `cwd`."""
+    """What is written is read back, byte by byte."""
     large = os.urandom(MIB) * 50
     for name, content in (
         ("empty", b""),
@@ -66,8 +64,7 @@ async def test_permissions(client: GuestClient, folder: str) -> None:
 
 
 async def test_too_large(client: GuestClient, folder: str) -> None:
-    """A file beyond the limit is refused with its size; one of exactly the limit is read. A file of
-    /proc is read, and bounded, though it says that it is empty."""
+    """A file beyond the limit is refused with its size; one of exactly the limit is read."""
     await client.write_file(f"{folder}/f", b"x" * 2048)
     with pytest.raises(FileTooLargeError) as caught:
         await client.read_file(f"{folder}/f", max_bytes=1024)

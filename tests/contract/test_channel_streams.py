@@ -1,5 +1,4 @@
-"""Streams: exact, bounded, counted, and never a stall. Part of the contract that every guest agent
-must keep."""
+"""Streams: exact, bounded, counted, and never a stall."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ async def test_the_guest_stops_when_nobody_takes_its_output(client: GuestClient)
 async def test_a_background_child_that_holds_stdout_does_not_hang(
     client: GuestClient, folder: str
 ) -> None:
-    """The command is over when its main process is, though a child keeps the pipe; the child lives
-    on and isn't killed by SIGPIPE."""
+    """The command is over when its main process is, though a child keeps the pipe."""
     with anyio.fail_after(PATIENCE_S):
         late = '(sleep 0.5; echo late; : >"$1/late"; sleep 1000) & echo $!'
         pid = (await client.exec(sh(late, folder))).stdout

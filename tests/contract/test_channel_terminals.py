@@ -1,5 +1,4 @@
-"""Terminals: size, control characters, end of input. Part of the contract that every guest agent
-must keep."""
+"""Terminals: size, control characters, end of input."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from tests.fakes.asking import read_until, sh
 from belljar.channel import ExecRequest, GuestClient, PtySize
 
 pytestmark = pytest.mark.anyio
-MIB = 1 << 20
 
 
 async def test_terminal_size_and_resize(client: GuestClient) -> None:
@@ -23,8 +21,7 @@ async def test_terminal_size_and_resize(client: GuestClient) -> None:
 
 
 async def test_terminal_is_one(client: GuestClient) -> None:
-    """Standard input, output and error are the terminal; it is the controlling one; ^C interrupts;
-    both outputs are one stream."""
+    """Standard input, output and error are the terminal; it is the controlling one."""
     script = (
         "tty >/dev/null && [ -t 1 ] && [ -t 2 ] && echo error >&2 && : </dev/tty && echo fine; exec"
         " sleep 1000"

@@ -71,8 +71,7 @@ async def rest(stream: CellStream) -> bytes:
 
 @pytest.mark.promise("4.3")
 async def test_to_a_port_and_back(cell: Cell) -> None:
-    """What is sent arrives, the answer comes back, also after our side has ended; both are
-    counted."""
+    """What is sent arrives, the answer comes back, also after our side has ended."""
     async with serving(cell, "8080"), cell.connect(8080) as stream:
         await stream.send(b"through and back")
         await stream.send_eof()
@@ -97,8 +96,7 @@ async def test_to_a_socket_and_to_the_other_loopback(cell: Cell) -> None:
 
 @pytest.mark.promise("4.3")
 async def test_why_there_is_no_connection(cell: Cell) -> None:
-    """A closed port, a missing socket, a full backlog and a closed directory are each their own
-    error."""
+    """A closed port, a missing socket, a full backlog, a closed directory: each its own error."""
     with pytest.raises(ConnectionRefusedError, match="port 9"):
         async with cell.connect(9):
             pass
@@ -121,8 +119,7 @@ async def test_why_there_is_no_connection(cell: Cell) -> None:
 
 @pytest.mark.promise("4.3")
 async def test_much_both_ways_at_once(cell: Cell) -> None:
-    """Ten times the channel's window goes both ways at once, byte for byte, and many streams
-    beside."""
+    """Ten times the window goes both ways at once, and many streams beside."""
     piece = bytes(range(256)) * 256
 
     async def talk(rounds: int) -> None:
@@ -180,9 +177,7 @@ HOSTILE = {
 @pytest.mark.promise("4.3")
 @pytest.mark.parametrize("port", HOSTILE)
 async def test_a_hostile_server_costs_its_own_stream(cell: Cell, port: str) -> None:
-    """One that floods, never reads, closes at once or resets: our side is held up or told, and the
-    cell's other operations go on.
-    """
+    """One that floods, never reads, closes at once or resets."""
     # A reset that is quicker than the connection's begin is told there
     ended = (anyio.BrokenResourceError, ConnectionResetError)
     async with serving(cell, port, HOSTILE[port]):

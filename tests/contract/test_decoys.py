@@ -37,8 +37,7 @@ def recorded(path: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("5.6")
 async def test_each_kind_is_placed_watched_and_traced(tier: str, vm_home: Path) -> None:
-    """Each file has its mode and time; a read is a touch; a value that is read is traced to its
-    decoy; no value is on record."""
+    """Each file has its mode and time; a read is a touch."""
     text = {"template": "code {secret}", "place": "/srv/notes.txt"}
     all_kinds = [
         {"id": kind.value, "kind": kind.value, **(text if kind is DecoyKind.TEXT else {})}

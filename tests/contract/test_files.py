@@ -52,8 +52,7 @@ def everything(tree: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.promise("4.3")
 async def test_a_directory_comes_back_as_it_was(cell: Cell, tmp_path: Path) -> None:
-    """A directory goes into the cell and out of it again whole: contents, links, permissions; the
-    image's programs are not needed."""
+    """A directory goes into the cell and out of it again whole: contents, links, permissions."""
     tree = project(tmp_path)
     there = await cell.upload(tree, "/tmp/up/project")
     assert (there.files, there.directories, there.links) == (3, 4, 1)
@@ -107,8 +106,7 @@ async def test_bounds_are_kept_before_harm(cell: Cell, tmp_path: Path) -> None:
 
 @pytest.mark.promise("4.3")
 async def test_what_may_lead_out_is_not_brought(cell: Cell, tmp_path: Path) -> None:
-    """A link that leads out, or could by way of another, and a pipe are refused, or left out and
-    named."""
+    """A link that leads out, also by another, and a pipe are refused, or left out and named."""
     script = (
         "mkdir /tmp/out && cd /tmp/out && ln -s /etc abs && ln -s ../.. up && ln -s . here && ln -s"
         " here/.. by"
@@ -135,23 +133,15 @@ async def test_no_set_user_id_file_comes_out(cell: Cell, tmp_path: Path) -> None
 @pytest.mark.promise("4.3")
 async def test_list_and_stat(cell: Cell) -> None:
     """Entries say what they are; a name that is no UTF-8 comes whole; links are told apart."""
-    await cell.exec(
-        [
-            "sh",
-            "-c",
-            r'mkdir /tmp/list && cd /tmp/list && touch "$(printf "\\377")" && mkdir d && ln -s d l',
-        ]
-    )
+    make = r'mkdir /tmp/list && cd /tmp/list && touch "$(printf "\\377")" && mkdir d && ln -s d l'
+    await cell.exec(["sh", "-c", make])
     await cell.write_file("/tmp/list/file", b"12345", mode=0o640)
     found = {os.fsencode(info.name): info for info in await cell.list_dir("/tmp/list")}
     assert {name: info.kind for name, info in found.items()} == {
         b"d": "directory", b"file": "file", b"l": "link", b"\xff": "file",
     }  # fmt: skip
-    assert (found[b"file"].size_bytes, found[b"file"].mode, found[b"l"].link_target) == (
-        5,
-        0o640,
-        "d",
-    )
+    assert (found[b"file"].size_bytes, found[b"file"].mode) == (5, 0o640)
+    assert found[b"l"].link_target == "d"
     assert (await cell.stat("/tmp/list/file")) == found[b"file"]
     assert (await cell.stat("/tmp/list/l")).kind == "directory"
     assert (await cell.stat("/tmp/list/l", follow_symlinks=False)).kind == "link"

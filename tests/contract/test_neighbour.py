@@ -27,8 +27,7 @@ TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 @pytest.mark.alone  # what others do at this moment would count as a neighbour's work
 @pytest.mark.thorough_in("gvisor", "microvm")
 async def test_a_neighbour_keeps_its_speed(tier: str, vm_home: Path, tmp_path: Path) -> None:
-    """Beside a cell that does nothing but spin, in more processes than it has processors, another
-    keeps at least 40 % of its speed."""
+    """Beside a cell that does nothing but spin another keeps at least 40 % of its speed."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier, user="nobody"))
     loaded = load_policy(policy)
@@ -46,8 +45,7 @@ async def test_a_neighbour_keeps_its_speed(tier: str, vm_home: Path, tmp_path: P
 
 
 async def work_s(cell: Cell, turns: int) -> float:
-    """The seconds that a fixed piece of work takes, without its program's start, by the cell's own
-    clock: what it prints may be late on a busy host."""
+    """The seconds of a fixed piece of work, without its program's start, by the cell's clock."""
     loop = f"i=0; while [ $i -lt {turns} ]; do i=$((i+1)); done"
     done = await sh(cell, f"date +%s%N; {loop}; date +%s%N")
     began_ns, ended_ns = map(int, done.stdout.split())

@@ -33,8 +33,7 @@ async def running(cell: Cell, pattern: str) -> list[bytes]:
 
 @pytest.mark.promise("1.6")
 async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
-    """Then it goes on, and nothing of what started it is left beside it; when it ends, all beside
-    it does."""
+    """Then it goes on, and nothing of what started it is left beside it."""
     began = time.monotonic()
     program = "trap 'exit 0' TERM; echo set up > /tmp/set-up; n=5432; sleep ${n}1 & wait"
     await run(cell, program)
@@ -68,11 +67,7 @@ async def test_another_end_is_an_error_that_quotes_it(
 @pytest.mark.promise("1.6")
 async def test_it_is_ready_when_it_is_healthy(cell: Cell) -> None:
     """With a check, that alone counts: it may take longer than a while to become so."""
-    health = {
-        "command": ["test", "-e", "/tmp/healthy"],
-        "interval": 0.1,
-        "timeout": PATIENCE_S,
-        "retries": 10_000,
-    }
+    health: dict[str, Any] = {"command": ["test", "-e", "/tmp/healthy"], "interval": 0.1}
+    health |= {"timeout": PATIENCE_S, "retries": 10_000}
     await run(cell, "sleep 1.5; touch /tmp/healthy; exec sleep 4321", health=health)
     assert (await cell.exec(["test", "-e", "/tmp/healthy"])).success

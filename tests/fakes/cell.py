@@ -1,6 +1,5 @@
 # ruff: noqa: ANN401, SIM105
-"""A cell that is a directory and subprocesses of this host: for the harness's own tests, where what
-isolates does not matter. Never a sandbox."""
+"""A fake cell: a directory and subprocesses of this host. Never a sandbox."""
 
 from __future__ import annotations
 
@@ -271,9 +270,7 @@ class FakeCell:
 
 
 class FakeCells(RealCells):
-    """A source of fake cells. `prepared` and `opened` remember the policies; `prepare_error`
-    is raised by `prepare`. With a `router`, each cell has a network device that leads to it, and
-    each range a target cell."""
+    """A source of fake cells. `prepared` and `opened` remember the policies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,8 +286,7 @@ class FakeCells(RealCells):
         self.are_revertible = False
 
     async def probe(self, cell: Any, router: Any = None, *, run: Any, phase: str) -> ProbeReport:
-        """As the real one, with a program that is one of the tests'. `on_probe` may first tell it
-        what to answer."""
+        """As the real one, with a program that is one of the tests'."""
         self.on_probe(cell, phase)
         if cell.dead:
             cell.run_probe_program.error = dead()
@@ -413,17 +409,11 @@ class _Recorded:
 
     async def exec(self, argv: Sequence[str], **options: Any) -> ExecOutput:
         op = next(self._ops)
-        started = {
-            "argv": list(argv),
-            "cwd": "/",
-            "user": "u",
-            "env_names": [],
-            "stdin": False,
-            "timeout_s": None,
-        }
+        started: dict[str, Any] = {"argv": list(argv), "cwd": "/", "user": "u", "env_names": []}
+        started |= {"stdin": False, "timeout_s": None}
         self._record(Kind.EXEC_STARTED, op=op, **started)
         output = await self._cell.exec(argv, **options)
-        sizes = {
+        sizes: dict[str, Any] = {
             "stdout_bytes": len(output.stdout) + output.stdout_dropped_bytes,
             "stderr_bytes": len(output.stderr),
             "stdout_dropped_bytes": output.stdout_dropped_bytes,
@@ -432,22 +422,11 @@ class _Recorded:
         if output.timed_out:
             self._record(Kind.EXEC_TIMED_OUT, op=op, timeout_s=1.0, duration_ms=1.0, **sizes)
         elif output.not_started_errno is not None:
-            self._record(
-                Kind.EXEC_FAILED,
-                op=op,
-                reason="could not start",
-                stage=output.stage,
-                errno=output.not_started_errno,
-            )
+            why = {"stage": output.stage, "errno": output.not_started_errno}
+            self._record(Kind.EXEC_FAILED, op=op, reason="could not start", **why)
         else:
-            self._record(
-                Kind.EXEC_COMPLETED,
-                op=op,
-                status="exited",
-                code=output.code,
-                duration_ms=1.0,
-                **sizes,
-            )
+            sizes |= {"status": "exited", "code": output.code, "duration_ms": 1.0}
+            self._record(Kind.EXEC_COMPLETED, op=op, **sizes)
         return output
 
     async def write_file(self, path: str, contents: bytes, **options: Any) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,7 @@ from belljar.dataclass import json_of
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
 from belljar.network.gateway.config import Bounds, GatewayConfig
-from belljar.network.ipc import (
-    ALIVE,
-    ASK,
-    ENDED,
-    KINDS,
-    READY,
-    EventDecoder,
-    Item,
-    encode_ack,
-    encode_reply,
-)
+from belljar.network.ipc import ALIVE, ENDED, KINDS, READY, EventDecoder, Item, encode_ack
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
 
@@ -40,7 +30,6 @@ SHOP = "127.0.77.2"
 WILD = "127.0.77.3"
 MAIL = "127.0.77.4"
 OTHER = "127.0.77.5"
-CATCH_ALL = "127.0.77.9"
 NAMES = {"shop.example": SHOP, "*.shop.example": WILD, "mail.example": MAIL, "other.example": OTHER}
 DEADLINE_S = float(PATIENCE_S)
 
@@ -72,8 +61,7 @@ class Owner:
             self._changed.notify_all()
 
     def _received(self) -> bytes:
-        """The kernel tells once that the other end left acknowledgements unread, and then what it
-        had said."""
+        """The kernel tells once that the other end left acknowledgements unread."""
         try:
             return self.sock.recv(1 << 17)
         except ConnectionResetError:
@@ -86,11 +74,6 @@ class Owner:
 
     def _handle(self, said: Item | None) -> None:
         if said is None:
-            return
-        if said.kind == ASK:
-            answer, is_ok = said.bodies[0].content[::-1], said.data["what"] != "refuse"
-            for datagram in encode_reply(said.id, answer, ok=is_ok):
-                self._send(datagram)
             return
         if said.kind == ALIVE:
             self._send(encode_ack(said.id))
@@ -181,7 +164,6 @@ class Gateway:
     process: subprocess.Popen[bytes]
     ports: dict[str, int]
     authority: Path
-    listeners: list[socket.socket] = field(default_factory=list)
 
     def connect(self, protocol: str, address: str = SHOP) -> socket.socket:
         """A connection to a stand-in's port."""
@@ -230,7 +212,7 @@ def is_silent(sock: socket.socket) -> bool:
     return False
 
 
-def layout(*, simulate: bool = False) -> RangeLayout:
+def layout() -> RangeLayout:
     """A range's addresses, all of loopback."""
     owners = ("shop", "wild", "mail", "other")
     names = zip(NAMES.items(), owners, strict=True)
@@ -239,7 +221,7 @@ def layout(*, simulate: bool = False) -> RangeLayout:
         prefix="127.0.76.0/22",
         resolver=RESOLVER,
         names=tuple(NameAddress(pattern=p, stand_in=s, address=a) for (p, a), s in names),
-        catch_all=CATCH_ALL if simulate else None,
+        catch_all=None,
         cells=(agent,),
     )
 
@@ -258,13 +240,11 @@ def listener(kind: int = socket.SOCK_STREAM, port: int = 0) -> socket.socket:
 def running(
     directory: Path,
     *,
-    simulate: bool = False,
     bounds: Bounds | None = None,
     kinds: Mapping[str, str] | None = None,
     **changes: Any,  # noqa: ANN401 - bounds
 ) -> Iterator[Gateway]:
-    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp).
-    `kinds`: of the former, where they are real ones."""
+    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail`."""
     protocols = ("http", "tls", "smtp", "smtps", "tcp")
     tcp = {name: listener() for name in protocols}
     ports = {name: int(sock.getsockname()[1]) for name, sock in tcp.items()}
@@ -278,7 +258,7 @@ def running(
     ]
     stand_ins.append(StandInPlan(id="mail", kind="smtp", names=("mail.example",), ports=raw))
     config = GatewayConfig(
-        layout=layout(simulate=simulate),
+        layout=layout(),
         stand_ins=tuple(stand_ins),
         range_seed="00" * 16,
         scratch=directory,

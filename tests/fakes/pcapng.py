@@ -10,14 +10,6 @@ IN, OUT = 1, 2
 """Low two bits of `epb_flags`."""
 
 
-def block(time_ns: int, frame: bytes, direction: int) -> bytes:
-    """An Enhanced Packet Block with its flags."""
-    body = struct.pack("=IIIII", 0, time_ns >> 32, time_ns & 0xFFFFFFFF, len(frame), len(frame))
-    body += frame + bytes(-len(frame) % 4) + struct.pack("=HHIHH", 2, 4, direction, 0, 0)
-    size = struct.pack("=I", len(body) + 12)
-    return struct.pack("=I", PACKET) + size + body + size
-
-
 def blocks(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Type and body of each block; both its lengths must be right."""
     at = 0

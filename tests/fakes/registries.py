@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import io
 import json
-import lzma
 import socket
 import tarfile
 import threading
@@ -216,33 +215,3 @@ def ar_of(members: Sequence[tuple[str, bytes]]) -> bytes:
         header = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
         parts += [header.encode(), content, b"\n" * (len(content) % 2)]
     return b"".join(parts)
-
-
-def make_deb(
-    directory: Path,
-    name: str,
-    version: str,
-    *,
-    architecture: str = "all",
-    packing: str = ".gz",
-    more: str = "",
-) -> Path:
-    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz` or none.
-    `more`: further fields of the control file."""
-    control = (
-        f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: A"
-        f" <a@x.example>\n{more}Description: made for a test\n more of it\n"
-    )
-    packers: dict[str, Callable[[bytes], bytes]] = {
-        "": bytes,
-        ".gz": gzip.compress,
-        ".xz": lzma.compress,
-    }
-    members = [
-        ("debian-binary", b"2.0\n"),
-        (f"control.tar{packing}", packers[packing](tar_of({"./control": control.encode()}))),
-        ("data.tar.gz", gzip.compress(tar_of({}))),
-    ]
-    path = directory / f"{name}_{version.partition(':')[2] or version}_{architecture}.deb"
-    path.write_bytes(ar_of(members))
-    return path

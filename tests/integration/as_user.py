@@ -41,8 +41,7 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 
 @dataclass(frozen=True)
 class UsersBelljar(Belljar):
-    """Runs `belljar`, or any program, as the user. `libraries` is what its interpreter finds
-    modules in; `groups` what it is put in."""
+    """Runs `belljar`, or any program, as the user."""
 
     uid: int
     gid: int
@@ -149,8 +148,7 @@ class UsersBelljar(Belljar):
 
 
 def uids_of(process: Path) -> set[int]:
-    """Real, effective, saved and file system's. By its status: the directory of a process that may
-    not be dumped belongs to root."""
+    """Real, effective, saved and file system's."""
     try:
         status = (process / "status").read_text(errors="replace")
     except OSError:

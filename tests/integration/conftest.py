@@ -20,6 +20,7 @@ from tests.machine import Templates
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+    from tests.fakes.gateway import Gateway
     from tests.integration.as_user import UsersBelljar
 
 
@@ -209,3 +210,22 @@ def grouped(installed_with_groups: UsersBelljar) -> Iterator[UsersBelljar]:
 
     with leaves_nothing(installed_with_groups), installed_with_groups.ending_what_it_started():
         yield installed_with_groups
+
+
+@pytest.fixture(scope="module")
+def module_gateway(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway's process for all of a module, with the bounds in the module's `GATEWAY`."""
+    from tests.fakes.gateway import running
+
+    bounds = getattr(request.module, "GATEWAY", {})
+    with running(tmp_path_factory.mktemp("gateway"), **bounds) as found:
+        yield found
+
+
+@pytest.fixture
+def gateway(module_gateway: Gateway) -> Gateway:
+    """The module's gateway, its events forgotten."""
+    module_gateway.owner.events.clear()
+    return module_gateway

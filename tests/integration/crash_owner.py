@@ -104,8 +104,7 @@ def _own_name(filename: str) -> str | None:
 
 
 async def own(home: Path, policy: Path, wire: Wire, last: str) -> dict[str, object]:
-    """One cell from start to end, by way of what comes before the phase `last`; a background
-    process is alive in each of its machines that ran a command when it is destroyed."""
+    """One cell from start to end, by way of what comes before the phase `last`."""
     loaded = load_policy(policy)
     phases = {*BEFORE[last], last}
     if loaded.policy.network is not None:
@@ -136,8 +135,7 @@ async def own(home: Path, policy: Path, wire: Wire, last: str) -> dict[str, obje
 
 
 async def hold(home: Path, policy: Path) -> None:
-    """A cell that lives as long as standard input, and says its id and then, for each line, what a
-    command in it says."""
+    """A cell that lives as long as standard input: says its id, then what a command says."""
     async with open_cell(load_policy(policy), home=home) as cell:
         print(cell.id, flush=True)
         while line := await anyio.to_thread.run_sync(sys.stdin.readline):
@@ -215,9 +213,8 @@ def main(home: Path, policy: Path) -> None:
     """Requests, one after the other, until standard input ends."""
     for module in pkgutil.walk_packages([str(_PACKAGE)], "belljar."):
         if module.name.split(".")[1] in {*ROOMS, "plan", "policy", "units"}:
-            with contextlib.suppress(
-                ModuleNotFoundError
-            ):  # an ordinary user's libraries lack those of the extra `network`
+            # An ordinary user's libraries lack those of the extra `network`
+            with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(module.name)
     for name in (
         "anyio._backends._asyncio",

@@ -1,5 +1,4 @@
-"""Killing owners of cells at chosen places and saying what that left: for tests as root and as an
-ordinary user."""
+"""Killing owners of cells at chosen places and saying what that left."""
 
 from __future__ import annotations
 
@@ -87,18 +86,11 @@ def program(
 ) -> Iterator[subprocess.Popen[str]]:
     """The owner program; it ends with its standard input."""
     pipe = subprocess.PIPE
-    uid, gid = ids or (None, None)
-    groups: list[int] | None = None if ids is None else []
+    who: dict[str, Any] = (
+        {} if ids is None else {"user": ids[0], "group": ids[1], "extra_groups": []}
+    )
     with subprocess.Popen(
-        words,
-        stdin=pipe,
-        stdout=pipe,
-        text=True,
-        env=environment,
-        cwd="/",
-        user=uid,
-        group=gid,
-        extra_groups=groups,
+        words, stdin=pipe, stdout=pipe, text=True, env=environment, cwd="/", **who
     ) as process:
         try:
             yield process
@@ -145,8 +137,7 @@ def spread(sites: Sequence[Site], count: int) -> list[Site]:
 def rehearse(
     owners: Owners, *, lives: Sequence[str] = ("destroy", "end"), times: int = REHEARSALS
 ) -> list[Site]:
-    """The sites that come by each time in lives that end so. From now on anything new is a
-    leftover."""
+    """The sites that come by each time in lives that end so."""
     passed = list[dict[Site, None]]()
     for _ in range(times):
         sites: dict[Site, None] = {}

@@ -1,5 +1,4 @@
-"""A host that lacks something, as tests of faults make it: what a command says then, and that it is
-on record and nothing is left."""
+"""A host that lacks something, as tests of faults make it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The contract of every tier, run by an ordinary user: `tests/contract` in a process of his, with
-ids and control groups that an administrator gave him."""
+"""The contract of every tier, run by an ordinary user."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ WITHIN_S = 550  # before the whole test is ended
 
 @pytest.fixture(scope="module")
 def checkout(installed_with_groups: UsersBelljar) -> Path:
-    """The contract's tests with what they use, pytest's settings, and pytest, where the user can
-    read them."""
+    """The contract's tests, pytest and its settings, where the user can read them."""
     user = installed_with_groups
     copy_distributions(["hypothesis", "pytest", "trio"], user.libraries)
     target, ignored = user.libraries.parent / "checkout", shutil.ignore_patterns("__pycache__")
@@ -44,8 +42,7 @@ def checkout(installed_with_groups: UsersBelljar) -> Path:
 def test_the_contract_holds_for_an_ordinary_user(
     grouped: UsersBelljar, checkout: Path, carriers: tuple[str, ...]
 ) -> None:
-    """The contract is kept for a user who is not root (in a container its parts that a user could
-    change; all of it, in every tier, when thorough): nothing is skipped for want of rights or left behind."""
+    """Nothing is skipped for want of rights, or left behind."""
     is_part, tests = len(carriers) == 1, checkout / "tests/contract"
     chosen = ["-k", CHOSEN, *(str(tests / f"test_{name}.py") for name in FILES)]
     ran = grouped.run(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.crash_owner import ANY_LINE
+from tests.integration.crash_owner import ANY_LINE, PHASES
 from tests.integration.crashes import Owners, choose, kill_at, rehearse, root_owners
 from tests.integration.remains import cells_of, tables_of
 from tests.machine import Templates
@@ -22,15 +22,7 @@ from belljar.events import Kind
 from belljar.ledger.listing import read_events
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
-SITES_OF_PHASE = {
-    "create": 6,
-    "exec": 2,
-    "revert": 2,
-    "snapshot": 1,
-    "fork": 1,
-    "destroy": 3,
-    "end": 1,
-}
+SITES_OF_PHASE = dict(zip(PHASES, (6, 2, 2, 1, 1, 3, 1), strict=True))
 MORE = 10  # times as many when thorough
 
 
@@ -68,14 +60,10 @@ def test_the_next_start_reaps(owners: Owners) -> None:
     known = owners.runs()
     assert owners.ask(do="rehearse", last="destroy").get("clean")
     assert owners.remains.of(cells, [died["pid"]]) == []
+    events = (event for run in owners.runs() - known for event in read_events(run))
     reaped = [
-        event.data
-        for run in owners.runs() - known
-        for event in read_events(run)
-        if event.kind is Kind.HOST_REAPED
+        each for event in events if event.kind is Kind.HOST_REAPED for each in event.data["cells"]
     ]
-    assert {cell["cell_id"] for data in reaped for cell in data["cells"]} == cells
-    assert all(
-        cell["removed"] and not cell["remaining"] for data in reaped for cell in data["cells"]
-    )
+    assert {cell["cell_id"] for cell in reaped} == cells
+    assert all(cell["removed"] and not cell["remaining"] for cell in reaped)
     assert owners.held_answers()

@@ -1,5 +1,4 @@
-"""The controller of a gVisor cell or a microVM killed in the tier's own code: nothing is left, as
-in `test_crash_points`."""
+"""The controller of a gVisor cell or a microVM killed in the tier's own code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Decoy services in a real range: who reaches one, who enters it with its minted login, and where
-its rows go."""
+"""Decoy services in a real range."""
 
 from __future__ import annotations
 
@@ -173,9 +172,7 @@ VISITS = (
 async def test_each_service_is_touched_used_and_taken_from(
     belljar: Belljar, tmp_path: Path
 ) -> None:
-    """Who makes no connection has no touch. A guess is no use; a minted login, or another decoy's
-    value, is one, and is not sent; what is printed is taken. What ssh is asked is on record in
-    clear."""
+    """Who makes no connection has no touch."""
     (path := tmp_path / "policy.yaml").write_text(SERVICES)
     with start_run("test", None, [], home=belljar.home) as run:
         async with open_cell(path, run=run, home=belljar.home) as cell:

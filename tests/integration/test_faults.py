@@ -1,5 +1,4 @@
-"""Faults of the host in each tier, as a user meets them: what, where and what to do; the right exit
-code; it is on record, and nothing is left."""
+"""Faults of the host in each tier, as a user meets them: what, where and what to do."""
 
 from __future__ import annotations
 
@@ -117,8 +116,7 @@ def test_a_disk_that_is_full(prepared_home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.8")
 def test_damaged_images_and_trees(prepared_home: Path, tmp_path: Path) -> None:
-    """A tree that lacks its root, and what a crash left of one, is made again. From an image that
-    is not what its digest says nothing is made."""
+    """A tree that lacks its root, and what a crash left of one, is made again."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     host = Host(Belljar(copy_store(prepared_home, tmp_path / "store")), scratch)

@@ -1,16 +1,11 @@
-"""The prepared parent of ranges' processes: who shares it, what it makes and what not, and that it
-ends."""
+"""The prepared parent of ranges' processes."""
 
 from __future__ import annotations
 
 import os
-import re
-import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.fakes.recorder import MemoryRecorder
@@ -65,8 +60,7 @@ def pid_of(fork_server: ForkServer) -> int:
 def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
     fork_server: ForkServer, given: list[int]
 ) -> None:
-    """A fork that nobody waited for leaves an answer behind: the next range gets its own processes,
-    and that one's are killed."""
+    """A fork that nobody waited for leaves an answer behind."""
     message = {"number": 0, "fork": {"gateway": len(given)}, "imports": []}
     ipc.send(fork_server._socket, message, given)
     made = fork_server.fork({"gateway": given, "supervisor": given})
@@ -92,38 +86,6 @@ def test_what_can_not_be_imported_ends_no_other_range(
         os.close(child.pidfd)
 
 
-def test_one_for_all_who_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever started it ahead and whoever waits for it have the same; it ends with the last of
-    them, at once when nobody waited for it."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Kept(subprocess.Popen[bytes]):
-        def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Popen's
-            super().__init__(*args, **options)
-            started.append(self)
-
-    monkeypatch.setattr(subprocess, "Popen", Kept)
-    with started_fork_server(tmp_path, PLAIN) as ahead:
-        with ready(tmp_path) as waited_for:
-            assert waited_for is ahead
-        assert ahead.is_alive()
-    assert not ahead.is_alive()
-    with started_fork_server(tmp_path, PLAIN):
-        pass
-    assert started[-1].returncode == -signal.SIGKILL
-
-
-def test_one_that_can_not_be_started(tmp_path: Path) -> None:
-    """One killed while it imports is none; the next gets another."""
-    with started_fork_server(tmp_path, PLAIN) as ahead:
-        os.kill(pid_of(ahead), signal.SIGKILL)
-        with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
-            ahead.wait_ready()
-        with ready(tmp_path) as another:
-            assert another is not ahead
-            assert another.is_alive()
-
-
 class Full(MemoryRecorder):
     """A ledger that has no room for a range's end."""
 
@@ -136,8 +98,7 @@ class Full(MemoryRecorder):
 
 @pytest.mark.anyio
 async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path) -> None:
-    """It is ended all the same with the last range; so is one whose packet record can't be made,
-    which is not begun."""
+    """It is ended all the same with the last range."""
     before = set(below(os.getpid()))
     network = NetworkPlan()
     layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])

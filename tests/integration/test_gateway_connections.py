@@ -5,36 +5,15 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
 
 import pytest
-from tests.fakes.gateway import MAIL, SHOP, Gateway, read_all, running
+from tests.fakes.gateway import MAIL, SHOP, Gateway, read_all
 
 from belljar.events import Kind
 
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 HOST = b"Host: shop.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n"
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One for all of these, with the bounds of every range."""
-    with running(tmp_path_factory.mktemp("gateway")) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _fresh(gateway: Gateway) -> None:
-    gateway.owner.events.clear()
-
-
-def secure(gateway: Gateway, *, alpn: str = "http/1.1", version: str = "1.3") -> ssl.SSLSocket:
-    """TLS to the shop."""
-    context = ssl.create_default_context(cafile=str(gateway.authority))
-    context.set_alpn_protocols([alpn])
-    context.maximum_version = ssl.TLSVersion.TLSv1_2 if version == "1.2" else ssl.TLSVersion.TLSv1_3
-    return context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example")
 
 
 def kept(gateway: Gateway) -> bytes:
@@ -80,8 +59,7 @@ def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
 
 @pytest.mark.promise("5.4")
 def test_a_connection_is_on_record_before_it_says_anything(gateway: Gateway) -> None:
-    """With the addresses and ports by which it is found in the packet record; a port that the name
-    does not have is refused beside it."""
+    """With the addresses and ports by which it is found in the packet record."""
     with gateway.connect("http", SHOP) as sock:
         data = gateway.owner.first(Kind.NETWORK_CONNECTION).data
         assert (data["cell"], data["address"]) == ("agent", SHOP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Iterator
 
 import dns.edns
 import dns.message
@@ -12,40 +11,12 @@ import dns.query
 import dns.rcode
 import dns.rdatatype
 import pytest
-from tests.fakes.gateway import RESOLVER, SHOP, WILD, Gateway, is_silent, running
+from tests.fakes.gateway import RESOLVER, Gateway, is_silent
 from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One for all of these, with a small bound."""
-    with running(tmp_path_factory.mktemp("gateway"), dns_pending=20) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _fresh(gateway: Gateway) -> None:
-    gateway.owner.events.clear()
-
-
-def ask(gateway: Gateway, name: str, kind: str = "A") -> dns.message.Message:
-    """An answer."""
-    query = dns.message.make_query(name, kind)
-    return dns.query.udp(query, RESOLVER, port=gateway.ports["dns_udp"], timeout=20)
-
-
-def test_names_are_answered_and_on_record(gateway: Gateway) -> None:
-    """The policy's names, and every other one: the answer comes from the address that was asked,
-    and the query is on record."""
-    assert ask(gateway, "shop.example").answer[0][0].to_text() == SHOP
-    assert ask(gateway, "A.Shop.Example").answer[0][0].to_text() == WILD
-    assert ask(gateway, "aGVsbG8gd29ybGQ.evil.example").rcode() == dns.rcode.NXDOMAIN
-    assert ask(gateway, "shop.example", "AAAA").answer == []
-    said = gateway.owner.of(Kind.NETWORK_DNS)
-    assert [item["answer"] for item in said] == [SHOP, WILD, "NXDOMAIN", "NODATA"]
-    assert {(item["cell"], item["transport"]) for item in said} == {("agent", "udp")}
+GATEWAY = {"dns_pending": 20}
 
 
 @pytest.mark.promise("5.4")
@@ -85,8 +56,7 @@ def test_each_query_of_a_flood_is_on_record(gateway: Gateway) -> None:
 
 @pytest.mark.promise("5.4")
 def test_what_is_beside_the_question_is_kept(gateway: Gateway) -> None:
-    """EDNS options of an answered query, bytes of a refused one: the message, its length and
-    digest; of one longer than a query, its first 4 KiB."""
+    """EDNS options of an answered query, bytes of a refused one."""
     option = dns.edns.GenericOption("65001", b"the secret " * 50)
     carrying = dns.message.make_query("shop.example", "A", use_edns=0, options=[option]).to_wire()
     trailing = dns.message.make_query("shop.example", "A").to_wire() + b"the secret"

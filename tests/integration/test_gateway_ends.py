@@ -1,5 +1,4 @@
-"""The end of a gateway's process: what it was in the midst of is told within the time that its
-owner allows, and what is not is counted."""
+"""The end of a gateway's process."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.parametrize("within_s", [20.0, 0.001])
 def test_many_at_once_are_told_or_counted(gateway: Gateway, within_s: float) -> None:
-    """Half a head on each of many connections: all told where there is time, and where there is
-    none none is forgotten."""
+    """Half a head on each of many connections."""
     with contextlib.ExitStack() as stack:
         for number in range(MANY):
             stack.enter_context(gateway.connect("http")).sendall(b"GET /%d HTTP/1.1\r\nHo" % number)

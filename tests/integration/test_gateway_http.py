@@ -1,10 +1,9 @@
-"""HTTP through a gateway's process: real clients, and what goes on record before they are
-answered."""
+"""HTTP through a gateway's process."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,18 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 GET = b"GET %s HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One for all of these, with the usual bounds."""
-    with running(tmp_path_factory.mktemp("gateway")) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _fresh(gateway: Gateway) -> None:
-    gateway.owner.events.clear()
 
 
 @pytest.mark.promise("5.5")
@@ -122,8 +109,7 @@ def test_an_answer_in_pieces(gateway: Gateway) -> None:
 
 
 def test_a_large_answer_arrives_and_is_kept_in_part(gateway: Gateway) -> None:
-    """8 MiB; 64 KiB of it in the record, and the digest of all. A stand-in that fails is a 500, on
-    record with the fault's name; the gateway goes on."""
+    """8 MiB; 64 KiB of it in the record, and the digest of all."""
     status, said = gateway.curl("-o", "/dev/null", "-w", "%{size_download}", path="/big")
     assert (status, said) == (0, str(8 << 20))
     (body,) = gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).bodies
@@ -136,8 +122,7 @@ def test_a_large_answer_arrives_and_is_kept_in_part(gateway: Gateway) -> None:
 
 @pytest.mark.promise("4.5")
 def test_a_stand_in_that_never_ends_stops_the_heartbeat(tmp_path: Path) -> None:
-    """Its owner hears of no further turn of the loop, and ends the range as of any part that hangs
-    (`test_a_part_that_hangs_ends_the_range`); until then nobody gets an answer."""
+    """Its owner hears of no further turn of the loop."""
     with running(tmp_path, alive_every_s=0.05) as gateway, gateway.connect("http") as sock:
         assert all(gateway.owner.hears_heartbeat(20) for _ in range(5))
         sock.sendall(GET % b"/spin")

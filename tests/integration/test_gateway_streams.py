@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,11 @@ import pytest
 from tests.fakes.gateway import DEADLINE_S, MAIL, SHOP, Gateway, read_all, running
 
 from belljar.events import Kind
-from belljar.network.gateway.reporter import OWNER_GONE
 
 GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One for all of these, with a small bound of bytes, and timeout."""
-    made = tmp_path_factory.mktemp("gateway")
-    with running(made, sink_wait_s=60.0, stream_bytes=1 << 20) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _fresh(request: pytest.FixtureRequest) -> None:
-    if "gateway" in request.fixturenames:
-        request.getfixturevalue("gateway").owner.events.clear()
+GATEWAY = {"sink_wait_s": 60.0, "stream_bytes": 1 << 20}
 
 
 def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:
@@ -116,8 +103,7 @@ HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n
 def test_what_all_requests_hold_together_is_bounded(
     tmp_path: Path, limit: str, most: int, data: bytes
 ) -> None:
-    """Bodies that are not answered, and requests at one time: 503 for the one too many, counted,
-    and all given back afterwards."""
+    """Bodies that are not answered, and requests at one time."""
     # A stand-in that never answers keeps its place until then, whether its client left or not.
     bounds: dict[str, Any] = {limit: most, "request_timeout_s": 2.0}
     with running(tmp_path, **bounds) as gateway:
@@ -147,21 +133,3 @@ def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> byte
     with gateway.connect(protocol, address) as sock:
         sock.sendall(GET)
         return sock.recv(1)
-
-
-def test_without_an_owner_it_ends_at_once(tmp_path: Path) -> None:
-    """Status 70: nothing is answered that nobody records."""
-    with pytest.raises(AssertionError, match="the gateway has died"):
-        _orphaned(tmp_path)
-
-
-def _orphaned(directory: Path) -> None:
-    with running(directory) as gateway, gateway.connect("smtp", MAIL) as sock:
-        assert (
-            sock.recv(4, socket.MSG_WAITALL) == b"220 "
-        )  # it has been taken: one that waits in the listener's queue is not the gateway's to end
-        while sock.recv(1) not in (b"\n", b""):
-            pass
-        gateway.owner.sock.shutdown(socket.SHUT_RDWR)
-        assert gateway.process.wait(timeout=DEADLINE_S) == OWNER_GONE
-        assert read_all(sock) == b""

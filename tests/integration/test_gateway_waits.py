@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.fakes.gateway import DEADLINE_S, MAIL, SMALL, Gateway, reason, running
+from tests.fakes.gateway import DEADLINE_S, MAIL, SMALL, Gateway, reason
 
 from belljar.events import Kind
 
@@ -15,23 +14,9 @@ HEAD = b"Host: shop.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HEAD + b"\r\n"
 
 
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One for all of these. Each of its clients is slow on purpose: a machine that stalls is no other cause."""
-    bounds = replace(
-        SMALL,
-        head_timeout_s=0.5,
-        idle_timeout_s=1.0,
-        request_timeout_s=0.5,
-        handshake_timeout_s=0.5,
-    )
-    with running(tmp_path_factory.mktemp("gateway"), bounds=bounds) as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _fresh(gateway: Gateway) -> None:
-    gateway.owner.events.clear()
+# Each client is slow on purpose: a machine that stalls is no other cause
+IMPATIENT = replace(SMALL, head_timeout_s=0.5, request_timeout_s=0.5, handshake_timeout_s=0.5)
+GATEWAY = {"bounds": replace(IMPATIENT, idle_timeout_s=1.0)}
 
 
 def test_a_head_that_comes_slowly_is_ended(gateway: Gateway) -> None:

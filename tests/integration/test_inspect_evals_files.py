@@ -1,4 +1,4 @@
-"""Every compose file of inspect_evals 0.28: what a cell keeps of it, and what not."""
+"""Every compose file and Dockerfile of inspect_evals 0.28: what a cell keeps of it, and what not."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from belljar.compose.interpolate import references
 from belljar.differences import DifferenceKind
 from belljar.harness.config import BelljarConfig, of_log, of_sample
 from belljar.harness.config import TaskRefused as Refused
+from belljar.image.dockerfile import DockerfileError, base_images, make_buildable
+from belljar.image.stages import parse
 
 DOCS = Path(__file__).parents[2] / "docs/inspect-evals.md"
 _REFUSED = re.compile(
@@ -99,3 +101,24 @@ def test_what_is_not_kept_is_reported_and_listed() -> None:
     ]
     assert all(fact.detail for fact in facts)
     assert {(fact.kind.value, fact.key) for fact in facts} <= listed
+
+
+def test_all_dockerfiles_are_read_and_nearly_all_are_translated() -> None:
+    """Of the 143 files each is translated for buildah but the template that is no Dockerfile."""
+    root = inspect_evals()
+    files = sorted(
+        path
+        for path in root.rglob("*")
+        if "dockerfile" in path.name.lower() and path.suffix not in {".py", ".pyc", ".md"}
+    )
+    assert len(files) == 143
+    refused, translated = {}, list[str]()
+    for path in files:
+        try:
+            translated.append(make_buildable(base_images(path.read_text(), {}), {}, {}).text)
+        except DockerfileError as error:
+            refused[str(path.relative_to(root))] = str(error)
+    again = parse("".join(translated))  # in one process: each takes a moment to start
+    assert len(again) == sum(text.count("\n") for text in translated)
+    assert not [each for each in again if each.heredocs]
+    assert set(refused) == {"agent_bench/Dockerfile.template.j2"}

@@ -1,5 +1,4 @@
-"""The kill switch and a whole evaluation: what a rule or an operator ends, all of it, with what is
-left of the record."""
+"""The kill switch and a whole evaluation."""
 
 from __future__ import annotations
 
@@ -69,18 +68,14 @@ def findings(belljar: Belljar) -> dict[str, str]:
 def test_a_breach_ends_the_run_and_no_other_sample_counts_as_contained(
     belljar: Belljar, arguments: list[str]
 ) -> None:
-    """The sample that carried another's value is the breach, the one beside it is void, and the one
-    that waited never begins."""
+    """The sample beside the breach is void, and the one that waited never begins."""
     done = belljar(*arguments, "-T", "names=victim+thief+later")
     assert done.returncode == 2
     assert findings(belljar) == {"victim": "void", "thief": "breached"}
     assert b"killed by the rule `breach`" in done.stdout
-    triggered = [
-        event for event in belljar.events(belljar.runs()[-1]) if event["kind"] == "kill.triggered"
-    ]
-    assert [(event["data"]["scope"], event["data"]["rule"]) for event in triggered] == [
-        ("run", "breach")
-    ]
+    events = belljar.events(belljar.runs()[-1])
+    triggered = [each["data"] for each in events if each["kind"] == "kill.triggered"]
+    assert [(data["scope"], data["rule"]) for data in triggered] == [("run", "breach")]
 
 
 @pytest.mark.promise("6.4", "7.5")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -23,32 +22,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytest.importorskip("uvicorn", reason="the extra `web` is not installed")
-TASK = """
-from inspect_ai import Task, task
-from inspect_ai.dataset import Sample
-from inspect_ai.solver import solver
-from inspect_ai.util import sandbox
-
-@solver
-def work():
-    async def solve(state, generate):
-        for what in ("shop.example/tea", "shop.example/cups", "198.51.100.7/") * 12:
-            await sandbox().exec(["curl", "-s", "-m", "2", f"http://{what}"])
-        return state
-    return solve
-
-@task
-def shopping():
-    samples = [Sample(id=name, input="x") for name in ("curious", "diligent")]
-    return Task(dataset=samples, solver=work(), sandbox=("belljar", "policy.yaml"))
-"""
-POLICY = """
-belljar: 1
-risk: low
-network:
-  stand_ins:
-    shop: {kind: http, names: [shop.example], routes: [{path: /*, body: tea}]}
-"""
 EVIL = "<img src=x onerror=document.title='owned'>\x1b[31m\u202e"
 
 
@@ -81,9 +54,7 @@ def told(number: int) -> Event:
 
 @pytest.mark.slow
 def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> None:
-    """The page shows a run as it happens, hostile text as text, and finds it by a filter; its button
-    stops a run with a real cell, another holds the store; memory is plotted; it goes on after a
-    restart of the server; it fits a phone and a desktop; no cookie is set."""
+    """The page shows a run as it happens, hostile text as text, and finds it by a filter."""
     argv = [sys.executable, "-m", "belljar", "exec", "low", "--tier", "container", "--"]
     sleeper = subprocess.Popen(
         [*argv, "sleep", "600"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -135,30 +106,6 @@ def test_a_browser_follows_filters_and_stops(browser: Browser, home: Path) -> No
         sleeper.wait()
     kinds = {event.kind for path in (home / "runs").iterdir() for event in read_events(path)}
     assert Kind.CELL_DESTROYED in kinds
-
-
-@pytest.mark.thorough
-@pytest.mark.root
-def test_the_picture_of_the_docs_is_of_a_real_page(
-    browser: Browser, home: Path, tmp_path: Path
-) -> None:
-    """Two samples ask a shop. With BELLJAR_SCREENSHOTS=docs/img the picture becomes the docs'."""
-    target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path) / "live.png"
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    argv = [sys.executable, "-m", "belljar", "run", "task.py", "--model", "mockllm/model", "--json"]
-    page = browser.new_page(viewport={"width": 1100, "height": 900})
-    page.set_default_timeout(PATIENCE_S * 1000)
-    with served() as address:
-        page.goto(address)
-        with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE) as run:
-            page.locator("#runs .graph line.refused").first.wait_for(state="attached")
-            page.locator("#runs tbody tr").nth(1).wait_for()
-            assert "default → shop" in str(page.locator(".graph").get_attribute("aria-label"))
-            page.screenshot(path=target)
-            run.communicate(timeout=PATIENCE_S)
-            page.get_by_text("ended: 2 of 2 samples").wait_for()
-        assert run.returncode == 0
 
 
 def test_a_socket_is_this_users(tmp_path: Path, home: Path) -> None:

@@ -81,8 +81,7 @@ NAMES = (
 
 @pytest.mark.promise("2.2", "3.1")
 async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
-    """Two clones of one template share nothing that names or seeds a machine, have the host's
-    clock, and leave nothing."""
+    """Two clones share nothing that names or seeds a machine, and leave nothing."""
     recorder, seen = MemoryRecorder(), []
     for _ in range(2):
         async with opened(vm_home, made_of, recorder) as vm:
@@ -128,8 +127,7 @@ async def test_whatever_comes_first(
 
 @pytest.mark.promise("6.1")
 async def test_planted_survivors_are_found_and_killed(vm_home: Path, made_of: Parts) -> None:
-    """A process that carries the cell's id, and one that only shares its control group, outlive the
-    kill: they make the destruction unclean, and are ended by it."""
+    """One with the cell's id, one in its group: an unclean destruction, which ends them."""
     sleeps = ["/bin/sh", "-c", "read x"]
     async with opened(vm_home, made_of) as vm:
         named = subprocess.Popen([*sleeps, "--cell", vm.cell_id], stdin=subprocess.PIPE)
@@ -194,8 +192,7 @@ async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path) -> None:
 async def test_a_machine_too_small_for_its_workload_is_refused(
     vm_home: Path, made_of: Parts
 ) -> None:
-    """Where the kernel's own needs would come out of what the workload may have, no limit could be
-    met: the agent says so, and nothing of it is left."""
+    """Where the kernel would need what the workload may have; nothing is left."""
     plan, image, kernel = made_of
     tight = replace(plan.vm, ram_mib=(plan.guest.memory_max_bytes >> 20) + 48)
     with pytest.raises(CellError, match="no room for its kernel"):

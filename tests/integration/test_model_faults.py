@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import anyio
 import pytest
@@ -54,7 +53,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
-        """health"""
         self.send("application/json", b'{"status": "ok"}')
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -70,18 +68,11 @@ class Handler(BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     daemon_threads = True
-"""start"""
 print("serving", flush=True)
 Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 '''
 ECHO = "self.send('application/json', json.dumps({'got': len(body)}).encode())"
 ASK = Question(method="POST", path="/v1/chat/completions", body=b'{"messages": []}')
-
-
-def scripted(answer: str, *, start: str = "pass", health: str = "pass") -> str:
-    """The server, with these lines of its own."""
-    program = SERVER.replace('"""answer"""', answer)
-    return program.replace('"""start"""', start).replace('"""health"""', health)
 
 
 def policy_of_model(digest: str, server: list[str], **fields: object) -> dict[str, object]:
@@ -106,18 +97,15 @@ class World:
         *,
         tier: Tier = Tier.CONTAINER,
         on_end: Callable[[CellError], object] = lambda _error: None,
-        user: str | None = None,
         **fields: object,
     ) -> AsyncIterator[ModelCell]:
-        """A model cell with this server; `start`, `health`: more of its lines."""
-        more = {name: str(fields.pop(name, "pass")) for name in ("start", "health")}
-        program = scripted(answering, **more)
+        """A model cell with this server."""
+        program = SERVER.replace('"""answer"""', answering)
         weights = self.folder / "weights.bin"
         weights.write_bytes(b"the weights")
         added = add_weights(weights, home=self.home)
         server = ["python3", "-c", program, "{port}"]
         policy = policy_of_model(added.digest, server, **{"start_timeout": "90s", **fields})
-        policy |= {} if user is None else {"user": user}
         loaded = with_tier(load_model(policy, home=self.home), tier)
         with start_run("model", "m", [], home=self.home) as run:
             self.run = run.path
@@ -287,22 +275,6 @@ async def test_an_end_between_requests_is_noticed_at_once(
         Kind.CELL_DESTROYED
     ]
     assert not world.events(Kind.MODEL_REQUEST_STARTED)
-
-
-STARTS: dict[str, dict[str, Any]] = {
-    "503": {"health": "return self.send('application/json', b'{}', 503)", "start_timeout": "1s"},
-    "HTTP": {"health": r"return self.wfile.write(b'hello\r\n\r\n')"},
-    "ended|memory|died": {"start": "x = bytearray(1 << 30)"},
-}
-
-
-@pytest.mark.parametrize("words", STARTS)
-async def test_a_server_that_does_not_come_up_says_why(words: str, world: World) -> None:
-    """Never healthy, no server, or without memory: nothing is asked of it."""
-    with pytest.raises(CellError, match=words):
-        async with world.model(**STARTS[words]):
-            pass
-    assert bool(world.events(Kind.PROTOCOL_VIOLATION)) == (words == "HTTP")
 
 
 async def test_a_record_of_digests_keeps_no_text(world: World) -> None:

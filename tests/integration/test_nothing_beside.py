@@ -55,8 +55,7 @@ def searches_later():
 def test_what_a_solver_does_late_stops_the_run(
     home: Path, tmp_path: Path, task: str, named: str
 ) -> None:
-    """Another provider's sandbox, or a tool that the policy refuses: exit 2, nothing ran, the
-    record verifies."""
+    """Another provider's sandbox, or a tool that the policy refuses."""
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "refusing.yaml").write_text("belljar: 1\nrisk: low\nhost_tools: refuse\n")
     words = [f"tasks.py@{task}", "--policy", "refusing.yaml", "--model", "mockllm/model"]

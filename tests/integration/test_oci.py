@@ -1,5 +1,4 @@
-"""Containers of both OCI runtimes, for real: made, used, killed by their limits, unmade; the images
-unpacked for them; runtimes that fail."""
+"""Containers of both OCI runtimes, for real: made, used, killed by their limits, unmade."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -18,21 +16,19 @@ from tests.machine import PATIENCE_S
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
 from belljar.cell.parts import ContainerParts, gather_parts
-from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.errors import ContainmentBreach
 from belljar.events import Kind
 from belljar.image.store import Store
 from belljar.isolation import proofs
 from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.hold import hold
 from belljar.isolation.identity import TREE_IDS_START
-from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import trees
 from belljar.isolation.oci.container import Container, open_container
 from belljar.isolation.oci.trees import ensure_tree
 from belljar.isolation.proofs import prove_switch
 from belljar.ledger.schema import check_data
-from belljar.plan import oci
-from belljar.plan.oci import OciRuntime, OciShape
+from belljar.plan.oci import OciRuntime
 from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 from belljar.store.journal import Journal
@@ -95,12 +91,6 @@ async def container(
 def cell_of(live: Container, parts: ContainerParts, recorder: MemoryRecorder) -> Cell:
     """A cell around it."""
     return Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
-
-
-def ends_of(recorder: MemoryRecorder) -> list[object]:
-    """Whether each destruction on record was clean."""
-    events = [event for event in recorder.events if event.kind is Kind.CELL_DESTROYED]
-    return [event.data["clean"] for event in events]
 
 
 def quota_of(group: Path) -> str:
@@ -236,33 +226,6 @@ async def test_rubbish_is_swept(vm_home: Path, rubbish: Path) -> None:
     await trees.sweep_trees(vm_home)
 
 
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A store on a file system that is too small for any image."""
-    home = tmp_path / "full"
-    home.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "tmpfs", str(home)], check=True
-    )
-    yield home
-    subprocess.run(["umount", str(home)], check=True)
-
-
-@pytest.mark.promise("3.2")
-async def test_no_room_to_unpack(
-    vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A host's error with a hint, before and in the middle of it, and nothing is left."""
-    image = Store(vm_home).find("default")
-    with pytest.raises(HostError, match="needs about"):
-        await ensure_tree(image, home=full_disk)
-    monkeypatch.setattr(trees, "need_space", lambda *_: None)
-    with pytest.raises(HostError, match="no room") as caught:
-        await ensure_tree(image, home=full_disk)
-    assert "free some space" in caught.value.hint
-    assert trees_of(full_disk) == []
-
-
 @pytest.mark.promise("6.3")
 @pytest.mark.parametrize("halts", [True, False])
 async def test_the_kill_switch_tests_itself(
@@ -278,42 +241,3 @@ async def test_the_kill_switch_tests_itself(
         (True, "") if halts else (False, "its processes were not halted")
     )
     assert nothing_left(tmp_path)
-
-
-def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """So often the real runc ends with these words from now on; the attempts, in order."""
-    attempts: list[int] = []
-    real = oci.runtime_argv
-
-    def argv(runtime: OciShape, program: str, **options: Any) -> tuple[str, ...]:  # noqa: ANN401 - as the real one's
-        attempts.append(len(attempts) + 1)
-        if len(attempts) > times:
-            return real(runtime, program, **options)
-        return (program, "could not ensure we are a cloned binary: Device or resource busy")
-
-    monkeypatch.setattr(oci_container, "runtime_argv", argv)
-    return attempts
-
-
-async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
-    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cell works, and it was made once as far as the record goes. After five attempts it is
-    given up: the error has the runtime's words."""
-    parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
-    with monkeypatch.context() as patched:
-        attempts = busy_sealing(patched, 1)
-        async with container(vm_home, parts, recorder) as live:
-            cell = cell_of(live, parts, recorder)
-            assert (await cell.exec(["echo", "works"])).stdout == b"works\n"
-    assert attempts == [1, 2]
-    (started,) = [event for event in recorder.events if event.kind == Kind.CELL_STARTED]
-    check_data(started.kind, dict(started.data))
-    assert ends_of(recorder) == [True]
-    never, attempts = MemoryRecorder(), busy_sealing(monkeypatch, 1000)
-    with pytest.raises(CellError, match="cloned binary: Device or resource busy"):
-        async with container(vm_home, parts, never):
-            pass
-    assert attempts == [1, 2, 3, 4, 5]
-    assert ends_of(never) == [True]
-    assert nothing_left(vm_home)

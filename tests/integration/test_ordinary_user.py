@@ -1,5 +1,4 @@
-"""Belljar run by an ordinary user, end to end: the same cells, the same record, the same clean end,
-and no word about what only root could enforce."""
+"""Belljar run by an ordinary user, end to end."""
 
 from __future__ import annotations
 
@@ -41,12 +40,6 @@ def limits_of(pid: int) -> dict[str, str]:
     """A process's hard limits, by name."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
     return {line[:26].strip(): line[47:68].strip() for line in lines}
-
-
-@pytest.mark.thorough
-def test_a_cell_is_probed(user: UsersBelljar) -> None:
-    """Every probe, with all of the host's witnesses looked at: contained."""
-    assert sum(finding["seen_by"] == "host" for finding in user.probed()) >= 18
 
 
 # In the VMM's user and mount namespaces, as its uid and without its filters: what a taken-over VMM
@@ -101,10 +94,7 @@ def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
 
 @pytest.mark.promise("1.3", "8.4")
 def test_what_a_vmm_of_the_users_may(user: UsersBelljar) -> None:
-    """Without control groups its address space, threads, files and locked memory have the plan's
-    limits; no capability, no new privilege, the jail's filter and QEMU's. Image and template belong
-    to the very uid that it has; still, in its place nothing can be written. Outside, the same
-    attack succeeds."""
+    """The plan's limits, no right; in its place nothing can be written, outside it can."""
     jail = user.planned("high")["jail"]
     with running(user) as vmm:
         limits, status, namespaces = limits_of(vmm), status_of(vmm), namespaces_of(vmm)

@@ -99,8 +99,7 @@ async def fresh(policy: LoadedPolicy, run: RunDirectory, home: Path, what: str =
 async def test_nothing_carries_over(
     tier: str, home: Path, tmp_path: Path, anyio_backend: str, pytestconfig: pytest.Config
 ) -> None:
-    """Files, daemons, cron, start-up files, site-packages, accounts, setuid copies, times, modes,
-    keys, IPC, sockets, kernel values: the next sample sees none."""
+    """Whatever a sample leaves, the next sees none of it."""
     (tmp_path / "policy.yaml").write_text(POLICY.format(tier=tier))
     policy = load_policy(tmp_path / "policy.yaml")
     carried: list[str] = []

@@ -35,9 +35,7 @@ def uses(home: Path, kind: str) -> list[str]:
 async def test_a_living_cell_holds_what_it_was_made_from(
     tier: str, kinds: Sequence[str], vm_home: Path
 ) -> None:
-    """Its template, unpacked image and program's root are in use as long as it lives, and free when
-    it is destroyed. So is a machine's kernel, also when another one is the current by then: a
-    snapshot of it needs its parts."""
+    """Template, tree, root and kernel are in use until it is destroyed."""
     kernel = current_kernel(vm_home).vmlinuz.parent
     async with open_cell(with_tier(resolve_policy("low"), tier), home=vm_home):
         assert [uses(vm_home, kind).count("in use") for kind in kinds] == [1] * len(kinds)

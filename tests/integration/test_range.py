@@ -1,6 +1,4 @@
-"""Ranges for real, as root and as an ordinary user: what passes, what is refused, what each death
-leads to, and that nothing is left.
-"""
+"""Ranges for real, as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -150,9 +148,7 @@ def assert_gone(seen: dict[str, Any]) -> None:
 
 
 def test_what_is_there_answers_and_what_is_not_refuses(talked: dict[str, Any]) -> None:
-    """Bytes go to the gateway and back by UDP and TCP, each to the address that was asked; all else
-    is refused by RST or ICMP, counted and on record.
-    """
+    """Bytes go to the gateway and back by UDP and TCP, each to the address that was asked."""
     seen = talked
     assert_gone(seen)
     shop = seen["layout"]["names"][0]["address"]
@@ -191,9 +187,7 @@ def test_a_port_is_neutral_and_fixed(talked: dict[str, Any]) -> None:
 
 @pytest.mark.promise("5.4")
 def test_the_packet_record_holds_every_frame(talked: dict[str, Any]) -> None:
-    """One pcapng file of Ethernet frames with nanoseconds, whose flags say which way each went:
-    as many as were counted, each whole, none lost.
-    """
+    """One pcapng file of Ethernet frames with nanoseconds, whose flags say which way each went."""
     seen = talked
     data = bytes.fromhex(seen["pcap"])
     frames = [frame for _, frame, _ in packets(data)]
@@ -210,10 +204,7 @@ def test_the_packet_record_holds_every_frame(talked: dict[str, Any]) -> None:
 
 
 def test_rights_are_what_is_needed(who: Who, talked: dict[str, Any]) -> None:
-    """A gateway has no capability; a supervisor has those over networks, and neither can gain any.
-
-    Root's supervisor and gateway are nobody's uid, and not each other's.
-    """
+    """A gateway has no capability."""
     fields = {
         name: dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE))
         for name, text in talked["status"].items()
@@ -233,9 +224,7 @@ def test_rights_are_what_is_needed(who: Who, talked: dict[str, Any]) -> None:
 
 @pytest.mark.promise("2.6")
 def test_a_gateway_is_shut_in(who: Who) -> None:
-    """From inside: no connection, no socket, no file but its own (read-only), no process, no other
-    process, no way up, no memory without end.
-    """
+    """From inside: no connection, no socket, no file but its own."""
     tried = who.run("shut_in")["tried"]
     could = {"list /", "list up", "read own file", "scratch", "descriptors", "uid"}
     assert {
@@ -280,9 +269,7 @@ def assert_dead(seen: dict[str, Any], error: str, what: str) -> None:
 @pytest.mark.promise("2.5")
 @pytest.mark.thorough_in("user")
 def test_changed_rules_end_the_range(who: Who) -> None:
-    """A table added by hand (`test_egress` flushes all): heard at once, whatever the interval; it
-    is a breach, on record, and both processes are dead.
-    """
+    """A table added by hand (`test_egress` flushes all): heard at once, whatever the interval."""
     assert_dead(who.run("rules"), "ContainmentBreach", "the range's network was changed: ")
 
 
@@ -323,10 +310,7 @@ def test_no_part_outlives_another(who: Who) -> None:
 @pytest.mark.promise("2.6")
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
-    """SIGSTOP to one of them: it is noticed, it is on record as what it is, and the cell's network
-    is gone. While a gateway writes to its standard error without end its owner goes on watching:
-    the range ends, and little of it is in the error.
-    """
+    """SIGSTOP to one of them: it is noticed, it is on record as what it is."""
     seen = dict(who.run("hang"))
     for each in seen.values():
         each["journal"] = []  # the others may be there as yet
@@ -343,9 +327,7 @@ def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
 @pytest.mark.promise("2.6")
 @pytest.mark.parametrize("who", ["root"], indirect=True)
 def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
-    """While its ledger's disk does not answer, nobody watches: the supervisor waits for so long,
-    then takes every device down and ends; the range is dead when it goes on.
-    """
+    """While its ledger's disk does not answer, nobody watches."""
     seen = who.run("deaf")
     assert_gone(seen)
     assert seen["stuck"]
@@ -362,9 +344,7 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
 @pytest.mark.promise("2.6")
 @pytest.mark.parametrize("who", ["user"], indirect=True)
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
-    """SIGKILL to the owner (root's: `test_range_crash_points`): fork server, supervisors and gateways die by themselves, and the next
-    start finds two entries and nothing else.
-    """
+    """SIGKILL to the owner (root's: `test_range_crash_points`)."""
     who = fresh(who)
     with who.start("hold") as owner:
         assert owner.stdout is not None
@@ -418,9 +398,7 @@ def test_many_at_once_and_none_reaches_another(who: Who) -> None:
 @pytest.mark.promise("2.6", "5.4")
 @pytest.mark.thorough_in("user")
 def test_a_lying_gateway_and_a_full_record_end_the_range(who: Who) -> None:
-    """What the protocol forbids is recorded as why the range ended: an event that is none of its
-    own, or a question to the model where no stand-in has one. When an event can't be recorded the
-    guest gets no answer."""
+    """What the protocol forbids is recorded as why the range ended."""
     both = who.run("broken")
     for lie, what in (
         ("lie", "a kind that a gateway can't record"),
@@ -453,10 +431,7 @@ def grouped(who: Who) -> Iterator[Who]:
 
 @pytest.mark.promise("2.6")
 def test_a_range_s_processes_are_in_groups_of_its_own(grouped: Who) -> None:
-    """Supervisor and gateway, and nobody else, in each; a gateway that burns the processor is kept
-    waiting, its supervisor answers; one that takes all memory is ended by the kernel at the group's
-    limit, the range with it, and its record says how. The groups go with the range; where the host
-    has none as the plan has them, no range is made."""
+    """Supervisor and gateway, and nobody else, in each."""
     both = grouped.run("groups")
     for seen in (both["burnt"], both["hoarded"]):
         assert_gone(seen)

@@ -1,8 +1,4 @@
-"""The owner of a range killed at many places of its life: processes, namespaces and links of the
-range end by themselves or by the next reaping, and its entry goes.
-
-As `test_crash_points`, but only lines that make, use or end the range's network are chosen.
-"""
+"""The owner of a range killed at many places of its life."""
 
 from __future__ import annotations
 
@@ -43,8 +39,7 @@ def owners(
 def test_killed_anywhere_nothing_of_the_range_is_left(
     owners: Owners, pytestconfig: pytest.Config
 ) -> None:
-    """SIGKILL at 9 places of making and ending a range (36 when thorough), one in each file of
-    its network at least: nothing is left, the ledger verifies, the other owner's cell answers."""
+    """SIGKILL at 9 places of making and ending a range."""
     sites = [site for site in rehearse(owners) if site[1] in _FILES]
     times = MORE if pytestconfig.getoption("thorough") else 1
     wanted = {phase: times * count for phase, count in SITES_OF_PHASE.items()}

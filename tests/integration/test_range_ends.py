@@ -23,9 +23,7 @@ as_root = pytest.mark.parametrize("who", ["root"], indirect=True)
 @pytest.mark.promise("5.4")
 @as_root
 def test_who_says_no_last_word_ends_its_range_no_later(who: Who) -> None:
-    """The supervisor has the last packets, logs and counts: without them the range has failed,
-    whatever was seen before. A gateway that is stopped is waited for no longer than the bound, and
-    counted as evidence that is missing."""
+    """The supervisor has the last packets, logs and counts."""
     seen = who.run("silent")
     for part in seen.values():
         assert_gone(part)
@@ -38,8 +36,7 @@ def test_who_says_no_last_word_ends_its_range_no_later(who: Who) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: Who) -> None:
-    """Half a request with TLS and without, a head, a mail, a sink's first bytes, a handshake: each
-    once, and that the range ended. A connection was on record when it began."""
+    """Half a request with TLS and without, a head, a mail, a sink's first bytes, a handshake."""
     seen = who.run("in_progress")
     assert_gone(seen)
     assert (seen["said"], seen["unreported"]) == ("begun\n", 0)
@@ -84,8 +81,7 @@ def test_a_full_disk_ends_the_range(tmp_path: Path) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_no_cell_sends_faster_than_it_is_recorded(who: Who) -> None:
-    """As fast as they can, whole segments and then the smallest datagrams: a port has its rate,
-    whoever sends waits, nothing is lost and every frame is on record."""
+    """As fast as they can, whole segments and then the smallest datagrams."""
     seen = who.run("heavy")
     assert_gone(seen)
     counters = seen["counters"]
@@ -100,10 +96,7 @@ def test_no_cell_sends_faster_than_it_is_recorded(who: Who) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> None:
-    """A range is ended at once after a burst, or within one: events' counts, lost ones and those
-    beyond the rate of logging make up what the rules counted, which is what the host's own tool
-    says and what was sent.
-    """
+    """A range is ended at once after a burst, or within one."""
     few, stopped = rounds = who.run("last_words")["rounds"]
     for seen in rounds:
         assert seen["deaths"] == []
@@ -122,11 +115,7 @@ def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> 
 @pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_cells_reach_each_others_ports_as_if_directly(who: Who) -> None:
-    """A target sees the client's own address. A closed port refuses at once, as does one that the
-    plan does not name; half an end and an end pass; a target that reads nothing holds its client
-    back. All of it is on record, each byte before it went on; what no connection had reached
-    nobody.
-    """
+    """A target sees the client's own address."""
     seen = who.run("between")
     assert_gone(seen)
     assert (seen["before"], seen["up"]) == (["ConnectionRefusedError 111"], True)

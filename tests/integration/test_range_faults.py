@@ -1,15 +1,10 @@
-"""Faults of a range as a user meets them: what, where and what to do; the documented exit code;
-nothing is left; what is on record verifies."""
+"""Faults of a range as a user meets them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -29,18 +24,6 @@ _HALF = (
 """A guest that has sent half a request, says so, and waits."""
 
 
-def ran_by(host: Host, *argv: str) -> subprocess.CompletedProcess[str]:
-    """A program of this interpreter's on the host's store."""
-    return subprocess.run(
-        argv,
-        env=host.belljar.environment(TMPDIR=str(host.scratch)),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
 # ---- what the host lacks
 
 
@@ -48,39 +31,6 @@ def ran_by(host: Host, *argv: str) -> subprocess.CompletedProcess[str]:
 def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
     """Named, with the package; before anything is made."""
     assert "install nftables" in host.refusal(policy(), mounts=hide("nft"), command=FETCH)
-
-
-@pytest.mark.promise("1.3")
-def test_what_a_range_does_not_need(host: Host, policy: Callable[..., str]) -> None:
-    """Links are made without the program `ip` or a tun device, and a range listens in a namespace of
-    its own: on port 80 and 53 whoever has them here."""
-    with contextlib.ExitStack() as stack:
-        for port in (80, 53):
-            taken = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):  # taken already: as good
-                taken.bind(("0.0.0.0", port))  # noqa: S104 - so that a range would meet it
-                taken.listen()
-        hidden = [*hide("ip"), "mount -t tmpfs none /dev/net"]
-        ran = host.run("exec", policy(), "--", *FETCH, mounts=hidden)
-    assert (ran.returncode, ran.stdout) == (0, b"hello"), ran.stderr
-    host.check(host.belljar.runs()[-1])
-
-
-@pytest.mark.promise("1.3")
-def test_few_open_files(host: Host, policy: Callable[..., str]) -> None:
-    """A soft limit stands in no range's way, whose gateway may have ten thousand connections; a hard
-    one that is too low is the host's fault, and nothing is left of what had begun."""
-
-    def limited(limit: str) -> subprocess.CompletedProcess[str]:
-        shell = ["/bin/sh", "-c", f'ulimit {limit}; exec "$@"', "sh", sys.executable]
-        return ran_by(host, *shell, "-m", "belljar", "exec", policy(), "--", *FETCH)
-
-    assert limited("-Sn 16").stdout == "hello"
-    told = limited("-n 300")
-    assert told.returncode == 3, told.stderr
-    assert "Traceback" not in told.stderr
-    assert host.belljar("reap").returncode == 0
-    assert host.belljar.leftovers() == []
 
 
 def test_a_target_that_does_not_get_healthy(host: Host, policy: Callable[..., str]) -> None:

@@ -1,5 +1,4 @@
-"""The report that a real run leaves, read by a parser and by a browser; and each format that
-`belljar export` makes of the run, read by a program that isn't ours."""
+"""The report that a real run leaves, read by a parser and by a browser."""
 
 from __future__ import annotations
 
@@ -113,8 +112,7 @@ def ran(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.root
 def test_a_run_leaves_a_page_of_what_it_did(belljar: Belljar, ran: Path, tmp_path: Path) -> None:
-    """`belljar run` ends with a page that names what each sample did, with its transcript beside
-    it, and what was never used; the run verifies, and `belljar report` makes the same bytes."""
+    """What each sample did, with its transcript; `belljar report` makes the same bytes."""
     page = (belljar.home / "reports" / f"{ran.name}.html").read_bytes()
     text = "".join(each.text or "" for each in elements(page))
     assert "stand-in, smtp" in text
@@ -147,8 +145,7 @@ def test_a_run_leaves_a_page_of_what_it_did(belljar: Belljar, ran: Path, tmp_pat
 
 @pytest.mark.promise("4.4")
 def test_a_browser_runs_nothing_of_a_guest(browser: Browser, tmp_path: Path) -> None:
-    """With hostile text in every field no dialog opens, nothing is requested, no script but ours
-    runs; filter, sorting and timelines work by keyboard and mouse."""
+    """No dialog, no request, no script but ours; filter, sorting and timelines work."""
     from playwright.sync_api import expect
 
     browser_page = browser.new_page()
@@ -206,24 +203,6 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
         found = checker.Axe().run(page)
         assert found.response["violations"] == []
         assert found.response["passes"]
-
-
-@pytest.mark.root
-@pytest.mark.thorough
-def test_the_pictures_of_the_docs_are_of_a_real_page(
-    browser: Browser, belljar: Belljar, ran: Path, tmp_path: Path
-) -> None:
-    """The first screen and a sample. With BELLJAR_SCREENSHOTS=docs/img they become the docs'."""
-    target = Path(os.environ.get("BELLJAR_SCREENSHOTS") or tmp_path)
-    page = browser.new_page(viewport={"width": 1100, "height": 1250})
-    page.goto((belljar.home / "reports" / f"{ran.name}.html").as_uri())
-    # No picture shows the paths of the machine that it was made on
-    command = "belljar run task.py --model mockllm/model"
-    page.locator("header code.text").evaluate("(at, text) => { at.textContent = text; }", command)
-    page.screenshot(path=target / "report.png")
-    page.locator("#table a", has_text="curious").click()
-    page.wait_for_selector("details[open] .entries")
-    page.screenshot(path=target / "report-sample.png")
 
 
 def exported(ran: Path, home: Path, *words: str) -> bytes:
@@ -341,8 +320,7 @@ def collector() -> Iterator[str]:
 
 
 def test_traces_reach_a_collector(ran: Path, home: Path, collector: str) -> None:
-    """Commands are children of their sample, which is the run's; codes and arguments have the
-    convention's names."""
+    """Commands are children of their sample, which is the run's."""
     exported(ran, home, "--format", "otlp", "--endpoint", collector)
     spans = [
         span

@@ -90,9 +90,7 @@ def forked() -> Task:
 
 @pytest.mark.promise("3.5", "3.6")
 def test_a_solver_reverts_its_sample(home: Path, tmp_path: Path) -> None:
-    """Each try begins with the sample's files and set-up and nothing of the try before, or with the
-    costly beginning that was saved. The sample is contained with three cells and two reverts; void
-    once the evidence of one is missing, and when the solver also made a fork that nobody probed."""
+    """Each try begins anew, or as saved; void once the evidence of one cell is missing."""
     (tmp_path / "tasks.py").write_text(TASKS)
     (tmp_path / "policy.yaml").write_text(
         "belljar: 1\nrisk: low\ntier: container\nuser: root\nsnapshots: true\n"
@@ -142,8 +140,7 @@ SMALL = {"memory": "64MiB", "disk": "16MiB", "processes": 32, "lifetime": "30m"}
 @pytest.mark.parametrize("named", ["the run", "the new machine"])
 @pytest.mark.usefixtures("short_grace")
 def test_a_kill_while_a_machine_is_made_ends_the_cell(vm_home: Path, named: str) -> None:
-    """By the id of a machine that a revert is making, or by its run: neither machine goes on, and
-    nothing of them is left."""
+    """By the id of a machine that a revert is making, or by its run."""
 
     async def strike(run: str) -> None:
         journal = Journal(vm_home)
@@ -190,8 +187,7 @@ def test_no_cell_runs_that_a_kill_of_its_run_would_not_find(
 
 
 def test_a_rule_that_is_triggered_by_the_old_machines_end_stops_the_sample(vm_home: Path) -> None:
-    """What a command printed is scanned when it is cut off with its machine: the rule stops what
-    goes on in the new one."""
+    """What a command printed is scanned when it is cut off with its machine."""
     decoys = [{"kind": "aws_credentials", "id": "keys", "place": "/root/.aws/credentials"}]
     policy = {**LOW, "decoys": decoys, "on": {"decoy_taken": "stop_sample"}}
 
@@ -212,33 +208,3 @@ async def _until_killed(cell: Cell) -> None:
 
     with anyio.fail_after(PATIENCE_S), pytest.raises(CellError, match="killed"):
         await use()
-
-
-FAULTS = {
-    "busy, full, and out of processes": (
-        "yes > /tmp/full & (while :; do :; done) & (for _ in $(seq 40); do sleep 999 & done); exec sleep 999"
-    ),
-    "out of memory": "exec tail /dev/zero",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_whatever_state_a_cell_is_in_it_is_reverted(vm_home: Path, fault: str) -> None:
-    """Busy and full, or with a workload that ate all it may: a clean machine that works, verified,
-    and the old one's end is proven."""
-
-    async def use() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            async with open_cell({**LOW, "resources": SMALL}, run=run, home=vm_home) as cell:
-                command = await cell.start(["sh", "-c", FAULTS[fault]])
-                with suppress(TimeoutError, CellError):
-                    await command.wait(timeout_s=1)
-                await cell.revert(verify=True)
-                assert (await cell.exec(["sh", "-c", "ls /tmp"])).stdout == b""
-        return run.path
-
-    lines = list(read_events(anyio.run(use)))
-    (verified,) = [line for line in lines if line.kind is Kind.CELL_REVERT_VERIFIED]
-    assert verified.data["found"] == []
-    ends = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
-    assert ends == [True, True]

@@ -91,11 +91,7 @@ def scratch_of(home: Path) -> list[Path]:
 
 @pytest.mark.promise("3.6")
 def test_a_fork_goes_on_from_the_moment(vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two forks have the files, processes and memory of the moment, and nothing of what came after;
-    each is a machine of its own: ids, name, and random numbers, also of a process that ran while it
-    was saved; no timer of it is due at once. One is saved and forked again. The saved cell goes on, and back to each snapshot, with
-    a search for traces, and to the clean state. All of it is on record, and the files are gone
-    after the run. What is called while it is saved is answered after that."""
+    """It has files, processes and memory of the moment, ids and randomness of its own."""
 
     async def look() -> Path:
         prepare = (
@@ -191,9 +187,7 @@ FILES = (
 
 @pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_files_of_a_container(vm_home: Path, tier: str) -> None:
-    """All that was made, changed and removed, with owners, modes, times and links, and no more than
-    that; the fork has names and random numbers of its own. One whose disk is too small, and files that were changed on
-    this host, are refused; so is a hook that fails."""
+    """All that was made, changed and removed, and no more; changed files are refused."""
     policy = {**POLICY, "tier": tier, "resources": {**SMALL, "disk": "32MiB"}}
 
     async def look() -> None:
@@ -224,8 +218,7 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
 
 @pytest.mark.promise("3.6")
 def test_what_is_refused(vm_home: Path, tmp_path: Path) -> None:
-    """A cell is not saved without its policy's word, with a network, decoys or a secret file, or
-    while a command runs; a snapshot of another run or policy is none to go back to. Each cell goes on."""
+    """Without the policy's word, with network, decoys or a secret, busy, or another's."""
     container = {**POLICY, "tier": "container"}
     (tmp_path / "key").write_text("the key\n")
     (with_secret := tmp_path / "p.yaml").write_text(

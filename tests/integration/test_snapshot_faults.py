@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from tests.integration.faults import mounted
-from tests.integration.test_snapshot import POLICY, opened, said, saved, scratch_of
+from tests.integration.test_snapshot import POLICY, said, saved, scratch_of
 
-from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
-from belljar.cell.parts import start_run
-from belljar.errors import BelljarError, CellError, HostError
-from belljar.events import Kind
-from belljar.isolation.kill import kill
-from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import RunDirectory
-from belljar.store.journal import Journal
+from belljar.errors import CellError, HostError
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 FILES = {**POLICY, "tier": "container"}
@@ -37,8 +28,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.promise("3.6")
 def test_a_snapshot_that_was_changed_is_refused(vm_home: Path) -> None:
-    """One byte in either file; also a snapshot that was taken with something else. No fork is made
-    of it, and the cell goes on."""
+    """One byte in either file; also a snapshot that was taken with something else."""
 
     async def look() -> None:
         async with saved(vm_home) as (_, cell, snapshot):
@@ -61,39 +51,6 @@ def test_a_snapshot_that_was_changed_is_refused(vm_home: Path) -> None:
     anyio.run(look)
 
 
-def test_a_kill_during_a_fork_ends_it(vm_home: Path) -> None:
-    """The run is killed while its fork is being made: the fork is an error, and nothing is left."""
-
-    async def look() -> Path:
-        with start_run("test", None, [], home=vm_home) as run:
-            try:
-                async with open_cell(FILES, run=run, home=vm_home) as cell:
-                    await fork_and_kill(cell, run)
-            except BelljarError:
-                pass  # the end of the killed cell says so, too
-        return run.path
-
-    async def fork_and_kill(cell: Cell, run: RunDirectory) -> None:
-        snapshot = await cell.snapshot()
-
-        async def strike() -> None:
-            while len(list(Journal(vm_home).entries())) < 2:  # noqa: ASYNC110 - a file's
-                await anyio.sleep(0.005)
-            await kill(run.run_id, home=vm_home)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(strike)
-            with pytest.raises(BelljarError, match="kill"):
-                await opened(snapshot)
-
-    path = anyio.run(look)
-    assert list(Journal(vm_home).entries()) == []
-    assert scratch_of(vm_home) == []
-    lines = list(read_events(path))
-    assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
-    assert not [line for line in lines if line.kind is Kind.CELL_FORKED]
-
-
 def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
     """Nothing of the snapshot is left, and the next one, with room, is whole."""
 
@@ -107,31 +64,5 @@ def test_a_full_disk_refuses_and_the_cell_goes_on(vm_home: Path) -> None:
                 assert await said(cell, "echo fine") == ["fine"]
             async with (await cell.snapshot()).fork() as fork:
                 assert await said(fork, "echo fine") == ["fine"]
-
-    anyio.run(look)
-
-
-def test_a_machine_that_dies_while_it_is_saved(vm_home: Path) -> None:
-    """Its end is the error, of this and of each later call; nothing of the snapshot is left."""
-
-    async def look() -> None:
-        async with open_cell(POLICY, home=vm_home) as cell:
-            pid = cell.host_pid
-            assert pid is not None
-
-            async def strike() -> None:
-                while not list((vm_home / "tmp").glob("*/memory")):  # noqa: ASYNC110 - a file's
-                    await anyio.sleep(0.002)
-                os.kill(pid, signal.SIGKILL)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(strike)
-                with pytest.raises(CellError, match="died"):
-                    await cell.snapshot()
-            with pytest.raises(CellError, match="died"):
-                await cell.exec(["true"])
-            assert scratch_of(vm_home) == []
-            await cell.revert()
-            assert await said(cell, "echo fine") == ["fine"]
 
     anyio.run(look)

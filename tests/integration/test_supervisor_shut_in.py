@@ -1,5 +1,4 @@
-"""The range supervisor's filter in force: what it does goes on, and a call that only a compromised
-process makes ends it."""
+"""The range supervisor's filter in force."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ REFUSED = (
 
 @pytest.mark.promise("2.6")
 def test_its_work_goes_on() -> None:
-    """What it does not need is refused by EPERM: it, and a library that merely asks, goes on asking
-    the kernel by netlink, reading settings, and running nft. Its memory is bounded."""
+    """What it does not need is refused by EPERM."""
     nft = shutil.which("nft", path="/usr/sbin:/sbin:/usr/bin") or sys.executable
     tries = "".join(
         f"try:\n    {call}\nexcept PermissionError:\n    print(0)\n" for call in REFUSED

@@ -1,9 +1,4 @@
-"""Real upstreams through a real range: a cell's curl, the gateway, the owner's verdict, and servers
-on this host that stand where the world would.
-
-What is injected is what `open_range` takes for it: a resolver, and who connects. The addresses are
-public ones, so the verdicts are the real ones.
-"""
+"""Real upstreams through a real range."""
 
 from __future__ import annotations
 
@@ -290,8 +285,7 @@ ip route add 7.7.7.0/24 dev here table 77
 
 
 def test_the_networks_that_a_host_is_on_are_the_kernel_s() -> None:
-    """Those of its addresses and of routes without a gateway, in every table; not what is behind a
-    gateway, nor a tunnel to the world."""
+    """Those of its addresses and of routes without a gateway, in every table."""
     read = "from belljar.network.owner.dial import networks_near; print(*networks_near())"
     argv = ["unshare", "--net", "sh", "-ec", LINKS, "sh", sys.executable, "-c", read]
     found = set(
@@ -310,8 +304,7 @@ ip link set lo up
 
 @pytest.mark.promise("2.7")
 def test_an_upstreams_name_is_absolute(tmp_path: Path) -> None:
-    """A search domain is put behind no name, whatever `ndots` says; a line of `/etc/hosts` counts
-    only with a dot at its end."""
+    """A search domain is put behind no name, whatever `ndots` says."""
     (tmp_path / "resolv.conf").write_text(
         "nameserver 127.0.0.1\nsearch corp.test\noptions ndots:5 attempts:1\n"
     )

@@ -1,5 +1,4 @@
-"""Faults of the host as an ordinary user meets them: what he lacks is named with the commands that
-give it, a stronger tier is taken where his risk leaves the choice, and nothing of his is left."""
+"""Faults of the host as an ordinary user meets them."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def refused(
 
 @pytest.mark.promise("1.3")
 def test_without_subordinate_ids(grouped: UsersBelljar, tmp_path: Path) -> None:
-    """A container by name: the command that gives them. A low risk is planned for a virtual
-    machine, and the plan says why."""
+    """A container by name: the command that gives them."""
     empty = tmp_path / "empty"
     empty.touch(mode=0o644)
     without_ids = [f"mount --bind {empty} {path}" for path in ("/etc/subuid", "/etc/subgid")]
@@ -69,8 +67,7 @@ def test_without_subordinate_ids(grouped: UsersBelljar, tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.3")
 def test_without_control_groups(user: UsersBelljar) -> None:
-    """His cells could not be bounded: a low risk runs in a virtual machine, and the plan says why;
-    the container tier is refused, with the commands for this host's version of control groups."""
+    """His cells could not be bounded."""
     facts = json.loads(user("doctor", "--json", "--no-prove").stdout)["facts"]
     if len(facts["cgroup"]["parents"]) == 3:
         pytest.skip("control groups are handed to every user here")

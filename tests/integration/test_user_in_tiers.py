@@ -1,5 +1,4 @@
-"""Container and gVisor for an ordinary user: what he needs for them, what he gets without it, and
-that what has other owners than himself is removed all the same."""
+"""Container and gVisor for an ordinary user."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar) -> None:
 
 @pytest.mark.promise("6.2")
 def test_trees_of_other_owners_are_removed_by_their_user(grouped: UsersBelljar) -> None:
-    """A tree half made when its owner died belongs to ids that are not the user's: `reap` removes
-    it all the same."""
+    """A tree half made when its owner died belongs to ids that are not the user's."""
     with another_store(grouped) as store:
         here = replace(grouped, home=store)
         command, trees = ("exec", "low", "--tier", "container", "--", "true"), store / "trees"

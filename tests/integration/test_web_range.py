@@ -6,10 +6,9 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import unquote_plus
 
 import pytest
 from tests.integration.processes import quick_command
@@ -24,8 +23,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
 def play(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The record of the break-in, which is contained, and what is said of it; in containers, where
-    the policy asks for microVMs."""
+    """The record of the break-in, which is contained, and what is said of it."""
     example = shutil.copytree(EXAMPLE, folder / "web_range")
     policy = example / "policy.yaml"
     policy.write_text(policy.read_text().replace("risk: high", "risk: low"))
@@ -43,40 +41,27 @@ def play(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 @pytest.mark.promise("5.4")
 def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path, tmp_path: Path) -> None:
-    """The one who breaks in has the flag. Injection, traversal and the keeper's page are in the
-    ledger, with who asked, and in the report of the sample."""
+    """The one who breaks in has the flag."""
     run, sample = play(tmp_path)
     assert sample["scores"]["has_the_flag"] == "C"
-    asked = list(requests(run))
-    assert any(path.startswith("/search?") and "UNION SELECT" in path for path, _ in asked)
-    assert "/image?name=../config.json" in [path for path, _ in asked]
-    assert 200 in [status for path, status in asked if path == "/keeper"]
-    assert any(b"flag-" in sent for _, sent in streams(run))
+    asked, answered = said_in_streams(run, "received"), said_in_streams(run, "sent")
+    assert re.search(rb"GET /search\?\S*UNION(\+|%20)SELECT", asked)
+    assert b"GET /keeper " in asked
+    assert "/image?name=../config.json" in unquote_plus(asked.decode("latin-1"))
+    assert b"flag-" in answered
     (shown,) = sample["ranges"]
     assert shown["requests_between_cells"] == shown["requests_in_all"] > 0
     assert (run / shown["packets"]).stat().st_size > 0
     assert not shown["reasons"]
 
 
-def streams(run: Path) -> Iterator[tuple[bytes, bytes]]:
-    """What each connection to the shop brought, and was answered: the pieces of its events."""
-    found: dict[object, dict[str, bytes]] = {}
-    for line in read_events(run):
-        if line.kind is Kind.NETWORK_STREAM and line.data.get("phase") == "data":
-            assert line.data["cell"] == "default"
-            ways = found.setdefault((line.data["range"], line.data["connection"]), {})
-            for body in line.bodies:
-                content = (run / body_path(body.stored)).read_bytes() if body.stored else b""
-                ways[body.name] = ways.get(body.name, b"") + content
-    for ways in found.values():
-        yield ways.get("received", b""), ways.get("sent", b"")
-
-
-def requests(run: Path) -> Iterator[tuple[str, int]]:
-    """Each request to the shop: its path and its answer's status."""
-    for received, sent in streams(run):
-        targets = re.findall(rb"(?m)^[A-Z]+ (\S+) HTTP/1\.1\r$", received)
-        statuses = re.findall(rb"(?m)^HTTP/1\.[01] (\d{3}) ", sent)
-        for target, status in zip(targets, statuses, strict=True):
-            url = urlsplit(target.decode())
-            yield unquote_plus(url.path + (f"?{url.query}" if url.query else "")), int(status)
+def said_in_streams(run: Path, way: str) -> bytes:
+    """What all connections to the shop brought, or were answered: the pieces of their events."""
+    stored = [
+        body.stored
+        for line in read_events(run)
+        if line.kind is Kind.NETWORK_STREAM and line.data.get("phase") == "data"
+        for body in line.bodies
+        if body.name == way
+    ]
+    return b"".join((run / body_path(name)).read_bytes() for name in stored if name)

@@ -38,8 +38,7 @@ NETWORKED = ("network", "unconnected", "forsaken")
 
 
 def keep_a_key() -> bool:
-    """A secret in the owner's session keyring, as a login has; whether the owner finds it there
-    (where keys are forbidden there is nothing to find)."""
+    """A secret in the owner's session keyring, as a login has."""
     call = ctypes.CDLL(None).syscall
     keyctl, add_key = {"x86_64": (250, 248), "aarch64": (219, 217)}[os.uname().machine]
     call(keyctl, 1, None)

@@ -1,5 +1,4 @@
-"""What the tests of jails share: a user who runs a program of theirs, and looks at processes from
-the host."""
+"""What the tests of jails share."""
 
 from __future__ import annotations
 
@@ -29,15 +28,9 @@ class UserStage:
 
     def start_runner(self, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
         """The runner, as the stage's user."""
-        pipe, both = subprocess.PIPE, subprocess.STDOUT
+        argv, pipe, both = [*self.argv, *words], subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
-            [*self.argv, *words],
-            env=self.environment,
-            text=True,
-            cwd="/",
-            stdin=stdin,
-            stdout=pipe,
-            stderr=both,
+            argv, env=self.environment, text=True, cwd="/", stdin=stdin, stdout=pipe, stderr=both
         )
 
 

@@ -1,5 +1,4 @@
-"""The limit of core dumps of 1, at which the host's kernel starts no program for them: every
-process of a cell has it, and a container's workload can't change it."""
+"""The limit of core dumps of 1, at which the host's kernel starts no program for them."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def core_limits(groups: Iterable[Path]) -> list[tuple[str, ...]]:
 @pytest.mark.promise("8.2")
 @pytest.mark.parametrize("user", ["root", "user"])
 async def test_the_limit_stays_whoever_asks_and_by_whichever_call(cell: Cell, user: str) -> None:
-    """It is said to be done, and is not; asked for the old value as well, it is refused; other
-    limits are set."""
+    """It is said to be done, and is not; asked for the old value as well, it is refused."""
     said = await cell.exec(["python3", "-c", ATTEMPTS], user=user)
     assert said.stdout.decode().splitlines() == KEPT, said.stderr
 

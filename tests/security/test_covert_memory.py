@@ -128,19 +128,11 @@ _LEAF: Final = (
     f"openssl s_client -connect {WORD}.board.example:443 -servername {WORD}.board.example <"
     " /dev/null 2> /dev/null | openssl x509 -noout -fingerprint -sha256"
 )
-_FETCH: Final = f'cd "$(mktemp -d)"; git init -q .; git fetch -q {_REPOSITORY} {{key}}'
 _DESK: Final = "http://db.example/"
 KEEPING: Final = (
     Memory("har, whose turn it is", _TURN, _TURN),
     Memory("cell, a target's memory", f"{_GET} -d {WORD} {_DESK}", f"{_GET} {_DESK}"),
     Memory("git, a pushed reference", _PUSH, f"git ls-remote {_REPOSITORY}"),
-    Memory(
-        "git, a pushed commit, by its id",
-        _PUSH.replace(WORD, "another"),
-        f"{_FETCH} && git cat-file -t {{key}}",
-        "([0-9a-f]{40})",
-        "commit",
-    ),
     Memory(
         "metadata, a token",
         _TOKEN,
@@ -159,8 +151,7 @@ KEEPING: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Whether each word was found in its own range, in the one beside and in the one after; and the
-    layouts of the three ranges, which have ended."""
+    """Whether each word was found in its own range, in the one beside and in the one after."""
 
     looked: Mapping[str, tuple[bool, bool, bool]]
     layouts: tuple[RangeLayout, RangeLayout, RangeLayout]

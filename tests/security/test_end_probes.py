@@ -1,5 +1,4 @@
-"""What still runs at a sample's end, and would like to say what the probes say there: it is ended
-before they begin, in every tier."""
+"""What still runs at a sample's end, and would like to say what the probes say there."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ def said(report: ProbeReport) -> dict[str, tuple[AttemptOutcome | None, Verdict]
 async def test_who_still_runs_has_no_say_in_the_end_probes(
     cell: Cell, undisturbed: tuple[ProbeReport, bytes]
 ) -> None:
-    """The probes at the end say what they say in a cell in which nothing else runs, though a daemon
-    waits to rewrite it; that daemon never sees them. One that is not run alone it does see."""
+    """A daemon that waits to rewrite what the probes say never sees them."""
     before, printed = undisturbed
     await leave_running(cell, FORGER, "root")
     held = ExecRequest(

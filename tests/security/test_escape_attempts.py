@@ -1,5 +1,4 @@
-"""Attacks on a real cell that once worked, or nearly: from inside, as root of the container or as
-an ordinary user. After each the cell must still serve."""
+"""Attacks on a real cell that once worked, or nearly."""
 
 from __future__ import annotations
 
@@ -62,9 +61,7 @@ async def kill_the_rest(cell: Attacker) -> None:
 
 
 async def test_open_files_of_one_do_not_shut_out_others(cell: Attacker) -> None:
-    """A hundred thousand open files: the next command starts, a file that is there is found. (The
-    machine's count of files was the workload's to exhaust, and then accounts and files "did not
-    exist".)"""
+    """A hundred thousand open files: the next command starts, a file that is there is found."""
     await python(
         cell,
         """
@@ -125,8 +122,7 @@ async def test_a_link_does_not_lead_to_the_helper_itself(cell: Attacker, user: s
 async def test_output_that_is_taken_away_still_gives_a_result(
     cell: Attacker, *, is_terminal: bool
 ) -> None:
-    """Output that was owed when the main process ended, and then flushed away from inside (of a
-    terminal), or read away (of a pipe, which the workload may open again), holds up nobody."""
+    """Owed output that is flushed (terminal) or read away (pipe) holds up nobody."""
     before, empty = (
         "reader = os.open('/proc/self/fd/1', os.O_RDONLY | os.O_NONBLOCK)",
         DRAIN.strip(),

@@ -135,15 +135,6 @@ print((os.stat("/").st_ino, os.stat("/").st_dev) == here, sorted(os.listdir("/")
         "True True",
     ),
     # ---- /proc and /sys
-    "kernel settings are read-only": py(
-        """
-paths = ("sys/kernel/core_pattern", "sys/vm/drop_caches", "sys/kernel/modprobe", "sysrq-trigger",
-         "irq/default_smp_affinity", "bus/input/devices")
-found = {errno_of(os.open, "/proc/" + path, os.O_WRONLY) for path in paths}
-print(found - {errno.EROFS, errno.EACCES, errno.ENOENT})
-""",
-        "set()",
-    ),
     "/proc is masked": Attack(
         "cd /proc; for n in kcore keys timer_list kmsg kallsyms slabinfo vmallocinfo; do test ! -e"
         " $n || head -c 100 $n || echo failed $n; done; echo end",
@@ -152,14 +143,6 @@ print(found - {errno.EROFS, errno.EACCES, errno.ENOENT})
     "/sys is masked": Attack(
         "cd /sys || echo no; for n in firmware kernel/debug module class/virtio-ports; do ls -A $n;"
         " done"
-    ),
-    "/sys is read-only": py(
-        """
-paths = "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/profiling"
-found = [errno_of(os.open, path, os.O_WRONLY) for path in paths]
-print(0 in found, errno.EROFS in found)
-""",
-        "False True",
     ),
     "modules are off": Attack("cat /proc/sys/kernel/modules_disabled", "1"),
     # ---- system calls
@@ -203,18 +186,6 @@ for kind in "ug":
     "process 1 can't be signalled": Attack(
         "for s in 1 2 9 15 19; do kill -$s 1; grep -c '^State:.S' /proc/1/status; done | xargs",
         "1 1 1 1 1",
-    ),
-    "process 1 can't be touched": py(
-        """
-got = ["ptrace"] if libc.ptrace(16, 1, 0, 0) == 0 else []
-got += ["prlimit"] if errno_of(resource.prlimit, 1, resource.RLIMIT_CPU, (1, 1)) == 0 else []
-uses = dict.fromkeys(("mem", "environ", "maps"), open)
-uses |= {"root": os.readlink, "exe": os.readlink, "fd": os.listdir}
-for name, use in uses.items():
-    got += [name] if errno_of(use, f"/proc/1/{name}") == 0 else []
-print(got)
-""",
-        "[]",
     ),
     "orphans are reaped": py(
         """
@@ -313,38 +284,3 @@ async def test_killing_everything_leaves_the_cell(cell: Attacker) -> None:
     """Root may kill all it can see; the next command runs."""
     await shell(cell, "kill -9 -1")
     assert await shell(cell, "echo alive") == b"alive\n"
-
-
-BOMB: Final = """
-import os, time
-pids = []
-try:
-    while len(pids) < 100000:
-        if (pid := os.fork()) == 0:
-            time.sleep(1000)
-        pids.append(pid)
-    print("no limit")
-except BlockingIOError:
-    print("limit")
-for pid in pids:
-    os.kill(pid, 9)
-"""
-
-
-@pytest.mark.promise("2.2")
-async def test_processes_are_bounded(cell: Attacker) -> None:
-    """A fork bomb comes to its end, and the next command runs all the same."""
-    assert (await cell.exec(["python3", "-c", BOMB])).stdout == b"limit\n"
-    assert await shell(cell, "echo alive") == b"alive\n"
-
-
-@pytest.mark.promise("2.2")
-async def test_nothing_says_what_this_is(cell: Attacker) -> None:
-    """Environment, processes, mounts, hostname, command line: no name of ours."""
-    text = await shell(
-        cell,
-        "env; cat /proc/*/cmdline /proc/*/comm /proc/mounts /proc/cmdline /proc/self/cgroup;"
-        " hostname; ls -A / /dev /run /tmp",
-    )
-    ours = (b"belljar", b"sandbox", b"inspect", b"eval", b"harness", b"agent")
-    assert [word for word in ours if word in text.lower()] == []

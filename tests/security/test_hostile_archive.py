@@ -173,8 +173,7 @@ ODD: dict[str, Callable[[str], bytes]] = {
 
 @pytest.mark.parametrize("kind", ODD)
 def test_a_place_of_the_start_is_what_it_must_be(kind: str, home: Path, tmp_path: Path) -> None:
-    """What a cell mounts over, reads or writes before a program of the image runs is a directory or
-    a regular file; links only where images usually have them. Else the image is refused, by name."""
+    """A directory or file, links only where images usually have them; else it is refused."""
     for path in PLACES:
         fitting = {"a file"} if "/" in path else {"a directory"}
         if path in {"run", "tmp", "etc/machine-id", "etc/resolv.conf"}:

@@ -1,5 +1,4 @@
-"""A hostile program in the VMM's place, in the real jail, as root's and as an ordinary user's: it
-can neither change, see, reach nor outlive anything."""
+"""A hostile program in the VMM's place, in the real jail, as root's and as an ordinary user's."""
 
 from __future__ import annotations
 

@@ -147,9 +147,7 @@ async def python(cell: Cell, code: str, *words: str, given: Any = None) -> str: 
 
 @pytest.mark.promise("8.2")
 async def test_what_a_neighbour_takes_is_neither_seen_nor_missed(pair: Pair) -> None:
-    """With a thousand files, all terminals and contexts it can get in one, the other reads the same
-    numbers as before, everywhere. By the host's own count the one has its terminals and no context
-    for asynchronous input and output."""
+    """The other reads the same numbers as before; the host's own count shows the bound."""
     terminals, contexts = (Path("/proc/sys", name) for name in ("kernel/pty/nr", "fs/aio-nr"))
     host = int(terminals.read_text()), int(contexts.read_text())
     before = json.loads(await python(pair.other, READ, given=COUNTERS))

@@ -1,5 +1,4 @@
-"""Rights that a plan grants inside a cell: they work there, and reach neither the guest agent nor
-this host."""
+"""Rights that a plan grants inside a cell."""
 
 from __future__ import annotations
 
@@ -131,17 +130,9 @@ for pid in [int(name) for name in os.listdir("/proc") if name.isdigit() and int(
 @pytest.mark.promise("2.4")
 async def test_what_else_a_privileged_container_has_stays_closed(cell: Cell) -> None:
     """Mounts, namespaces, devices, modules, keys: each call is refused as without any right."""
-    numbers = {
-        "mount": 165,
-        "unshare": 272,
-        "setns": 308,
-        "init_module": 175,
-        "bpf": 321,
-        "add_key": 248,
-        "open_by_handle_at": 304,
-        "io_uring_setup": 425,
-        "perf_event_open": 298,
-    }
+    numbers = {"mount": 165, "unshare": 272, "setns": 308, "init_module": 175, "bpf": 321}
+    numbers |= {"add_key": 248, "open_by_handle_at": 304, "io_uring_setup": 425}
+    numbers |= {"perf_event_open": 298}
     script = f"""
 for name, number in {numbers!r}.items():
     ctypes.set_errno(0)
@@ -208,8 +199,7 @@ _OF_GVISOR: Final = ("another cell's address", "the gateway's address", "GRE", "
 async def test_who_administers_a_cells_network_reaches_nothing_more(
     made: Range, cell: Cell
 ) -> None:
-    """Root of the cell changes links, addresses and routes, and puts any frame on its port: each is
-    dropped and counted by its name on the host, and the cell is contained at its end."""
+    """Root of the cell changes links, addresses and routes, and puts any frame on its port."""
     network = made.network
     assert network is not None
     is_gvisor = cell.plan.tier is not Tier.MICROVM  # whose packet sockets only listen

@@ -1,5 +1,4 @@
-"""The probe program in a cell with a port: what it takes for the port, and how long it waits for a
-world that is far away."""
+"""The probe program in a cell with a port."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def test_a_device_of_the_ports_name_with_another_address_is_not_the_port() -> No
 
 @pytest.mark.promise("2.5")
 def test_an_answer_from_far_away_is_waited_for() -> None:
-    """A datagram that is answered after longer than anything on this host takes is answered; a
-    refusal is none, and neither is one that a raw socket hears beside it."""
+    """A datagram that is answered after longer than anything on this host takes is answered."""
     short = ("udp4", "ping4", "raw4", "dns_public", "everyone")
     names = [f"network.{name}" for name in short]
     said = said_with(OWN_MAC, *names)

@@ -1,5 +1,4 @@
-"""The jail of an OCI runtime, whose program keeps capabilities: as root's and as an ordinary
-user's, with a program in the runtime's place that tries what it may, and with runc itself."""
+"""The jail of an OCI runtime, whose program keeps capabilities."""
 
 from __future__ import annotations
 
@@ -216,8 +215,7 @@ def looked(stage: Stage, **options: str) -> dict[str, str]:
 
 @pytest.mark.promise("2.1")
 def test_what_a_runtime_can_do(stage: Stage) -> None:
-    """With all its capabilities: it sees only what it was given, can't write or uncover the tree,
-    can't fill more than its share; the overlay works whole."""
+    """With all its capabilities."""
     said = looked(stage)
     assert int(said["highest_process"]) < 10
     assert said["owners_key"] == "True"
@@ -287,9 +285,7 @@ def test_runc_runs_a_container_in_it(stage: Stage) -> None:
 
 
 def test_a_race_that_an_image_wins_against_runc_gives_it_nothing(stage: Stage) -> None:
-    """CVE-2025-31133, -52565 and -52881 end in a write to a file of procfs that runc was led to. With
-    the race won (what masks is a link to that file), the file is the host's, and can't be written:
-    in the jail runc is no root of the host."""
+    """CVE-2025-31133, -52565 and -52881 end in a write to a file of procfs that runc was led to."""
     target = "/proc/sys/kernel/core_pattern"
     link, config = stage.directory / "tree" / "dev" / "null", stage.directory / "bundle/config.json"
     plain = config.read_text()
@@ -338,10 +334,8 @@ MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
             ("--uid-map", "0", "5000", "1", "--uid-map", "1", "0", "1", "--gid-map", "0", "5", "1"),
             "host's id 0",
         ),
-        (("--uid-map", "0", "5000", "1"), "an id map without 0"),
         (("--uid-map", "0", "4294967290", "9", "--gid-map", "0", "5", "1"), "an id map's line"),
         ((*MAPS, "--mount-tmpfs", "/c", "0", "10", "493", "exec"), "without limits"),
-        ((*MAPS, "--mount-shifted-tree", "/a", "/b", "7", "8", "1"), "only root"),
         ((*MAPS, "--mount-overlay", "/new", "/a,x", "/b", "/c"), "/a,x"),
         (("--uid", "5", "5", "--gid", "5", "5", "--keep-capabilities"), "need --uid-map"),
         ((*MAPS, "--user-namespace", "3"), "an ordinary user's"),

@@ -105,8 +105,7 @@ async def said(cell: Cell, code: str) -> str:
 
 @pytest.mark.promise("2.2")
 async def test_process_1_is_sent_no_signal_through_a_descriptor(cell: Cell) -> None:
-    """Whoever makes process 1 the owner of a descriptor, in whichever way, and lets it be signalled
-    is refused; the cell goes on. Of one's own it works, as servers use it."""
+    """In whichever way it is made the owner; of one's own it works, as servers use it."""
     assert await said(cell, SIGNAL) == "high bits\n"  # its answer may be a success, or none
     assert (await cell.exec(["true"])).success
     assert await said(cell, OWN_SIGNAL) == "True\n"
@@ -114,8 +113,7 @@ async def test_process_1_is_sent_no_signal_through_a_descriptor(cell: Cell) -> N
 
 @pytest.mark.promise("2.2")
 async def test_rare_protocols_and_files_among_devices_are_refused(cell: Cell) -> None:
-    """No MPTCP, UDP-Lite or SCTP socket of either family is made; TCP and UDP are. What can be
-    written to /dev is bounded, and devices, terminals and shared memory work."""
+    """No MPTCP, UDP-Lite or SCTP socket of either family is made; TCP and UDP are."""
     assert await said(cell, SOCKETS) == ""
     assert await said(cell, DEVICES) == "True\n"
     await cell.exec(["rm", "-f", "/dev/file"])

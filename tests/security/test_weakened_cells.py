@@ -1,5 +1,4 @@
-"""Real cells, deliberately weakened by plans that only these tests make: the probes say which walls
-are missing, and only those."""
+"""Real cells, deliberately weakened by plans that only these tests make."""
 
 from __future__ import annotations
 
@@ -86,7 +85,6 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 IN_JAIL = "/run/shared"
-DROP_BOUNDING = {"index": 0, "value": 24, "op": "SCMP_CMP_EQ"}
 
 
 def host_directory(config: dict[str, Any], place: Path, *, how: str) -> None:
@@ -102,30 +100,6 @@ def shared_directory(config: dict[str, Any], place: Path) -> None:
 def bound_directory(config: dict[str, Any], place: Path) -> None:
     """As `docker run -v …`."""
     host_directory(config, place, how="rbind")
-
-
-def pretend(*calls: str, **only_if: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    """A rule that answers with success and does nothing: the agent's wall is not built."""
-    return {"names": list(calls), "action": "SCMP_ACT_ERRNO", "errnoRet": 0, **only_if}
-
-
-def extra_capability(config: dict[str, Any], _: Path) -> None:
-    """CAP_NET_ADMIN for the runtime's process, which can't take it from the workload."""
-    for held in config["process"]["capabilities"].values():
-        held.append("CAP_NET_ADMIN")
-    rules = config["linux"]["seccomp"]["syscalls"]
-    for rule in rules:
-        rule["names"] = [name for name in rule["names"] if name not in {"capset", "prctl"}]
-    others: dict[str, Any] = {"names": ["prctl"], "action": "SCMP_ACT_ALLOW"}
-    others["args"] = [DROP_BOUNDING | {"op": "SCMP_CMP_NE"}]
-    added = [pretend("capset"), pretend("prctl", args=[DROP_BOUNDING]), others]
-    config["linux"]["seccomp"]["syscalls"] = [*(rule for rule in rules if rule["names"]), *added]
-
-
-def no_seccomp(config: dict[str, Any], _: Path) -> None:
-    """Every call is allowed, by the runtime's filter and by the agent's."""
-    allowed = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [pretend("seccomp")]}
-    config["linux"]["seccomp"] |= allowed
 
 
 def limits_its_own(config: dict[str, Any], _: Path) -> None:
@@ -162,20 +136,11 @@ class Weakness:
 
 
 CANARY = frozenset({"files.read_host", "files.write_host"})
-CAPABILITIES = ("namespaces.capabilities", "network.administer")
-FILES = ("files.read_host", "mounts.shared")
-CALLS = ("namespaces.make_user", "kernel.rare_sockets")
 WEAKNESSES = (
     Weakness(
         weaken=shared_directory,
         breached=CANARY | {"files.host_socket", "mounts.shared"},
-        standing=(*CAPABILITIES, *CALLS),
-    ),
-    Weakness(weaken=extra_capability, breached=frozenset(CAPABILITIES), standing=(*FILES, *CALLS)),
-    Weakness(
-        weaken=no_seccomp,
-        breached=frozenset({*CALLS, "namespaces.clone3_user"}),
-        standing=(*FILES, *CAPABILITIES),
+        standing=("namespaces.capabilities", "network.administer", "kernel.rare_sockets"),
     ),
     Weakness(
         tier="gvisor",

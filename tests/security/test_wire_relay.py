@@ -258,46 +258,8 @@ def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:
     drain(relay.tap)
 
 
-def flood(end: socket.socket, size: int, count: int) -> None:
-    """As fast as it goes, whatever becomes of it."""
-    frame = frame_of(size, 1)
-    for _ in range(count):
-        with contextlib.suppress(OSError):
-            end.send(frame, socket.MSG_DONTWAIT)
-
-
-def test_a_flood_from_both_sides_at_once() -> None:
-    """Its memory stays what it was, it does not end, and then it carries again."""
-    with relaying() as relay:
-        status = Path(f"/proc/{relay.process.pid}/status")
-        before = status.read_text()
-        floods = ((relay.guest, MOST), (relay.tap, MOST), (relay.guest, 1), (relay.tap, LARGE_MTU))
-        threads = [threading.Thread(target=flood, args=(*one, 30_000)) for one in floods]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert relay.counters().sent.frames > 0
-        drain(relay.tap)
-        while select.select([relay.guest], [], [], 0.5)[0]:
-            relay.guest.recv(1 << 17)
-        assert _line(status.read_text(), "VmSize") == _line(before, "VmSize")
-        drain(relay.tap)
-        relay.guest.send(frame_of(100, 7))
-        assert relay.from_link()[:100] in {frame_of(100, 7), frame_of(MOST, 1)[:100]}
-        relay.tap.send(frame_of(100, 8))
-        assert frame_of(100, 8) in iter(lambda: relay.guest.recv(1 << 17), b"")
-
-
-def _line(status: str, name: str) -> str:
-    return next(line for line in status.splitlines() if line.startswith(name + ":"))
-
-
 def test_what_it_holds(relay: Relay) -> None:
-    """No capability, none to be had; a filter; sockets and a pipe; nothing of a file system or of
-    /proc; not readable by others. The link's end came with the guest's address: the wire's own
-    kernel has lost it, so it can't answer in the guest's place, and has none of the sixth
-    version."""
+    """No capability, none to be had; a filter; sockets and a pipe."""
     directory = Path(f"/proc/{relay.process.pid}")
     status = status_of(relay.process.pid)
     assert capabilities(status) == {0}

@@ -170,8 +170,7 @@ def beside(world: World) -> None:
 
 
 def served(world: World) -> None:
-    """Sockets of the host's runtime, mounted or in a shared network namespace. Their owner is this
-    process, which the program, a pid namespace below, can't see."""
+    """Sockets of the host's runtime, mounted or in a shared network namespace."""
     scratch("/run")
     for address in ("/run/docker.sock", "\0/containerd-shim/x.sock"):
         listen(socket.AF_UNIX, socket.SOCK_STREAM, address)

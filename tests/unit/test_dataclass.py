@@ -44,14 +44,6 @@ class Plain:
             raise ValueError("empty")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LateHeir(Late):
-    """A late one of a late one, with another default."""
-
-    more: int = 1
-    limits: tuple[int, ...] = (9,)
-
-
 def plain(cls: object) -> str:
     """How the two classes differ in their names only."""
     return str(cls).replace("Plain", "Late")
@@ -76,42 +68,12 @@ REFUSED: list[Callable[[Any], object]] = [
 
 
 def test_a_late_class_does_what_the_standard_librarys_does() -> None:
-    """Each use of a class gives the same; what is missing, unknown, by position, invalid or frozen
-    is refused."""
+    """Each use of a class gives the same."""
     for operation in OPERATIONS:
         assert plain(operation(Late)) == plain(operation(Plain))
     for operation in REFUSED:
         with pytest.raises((TypeError, ValueError, AttributeError)):
             operation(Late)
-
-
-def test_an_heir_has_the_late_classes_fields() -> None:
-    """A class with a late one as its base: its fields come after the base's."""
-    heir: Any = LateHeir(name="a", more=2)
-    names = [field.name for field in dataclasses.fields(LateHeir)]
-    assert names == ["name", "limits", "seen", "more"]
-    assert dataclasses.asdict(heir)["more"] == 2
-    assert heir == LateHeir(name="a", more=2) != LateHeir(name="a")
-    assert heir != Late(name="a")
-    assert pickle.loads(pickle.dumps(heir)) == heir  # noqa: S301 - our own
-    assert LateHeir(name="a").limits == (9,)
-    with pytest.raises(ValueError, match="empty"):
-        LateHeir(name="")
-
-
-def test_nothing_is_generated_before_it_is_used() -> None:
-    """The decorator generates nothing; the first instance does."""
-
-    @dataclass(frozen=True, slots=True, kw_only=True)
-    class Fresh:
-        """A class of which nothing was used."""
-
-        name: str
-
-    made: Any = Fresh
-    assert made.__init__.__name__ == "first"
-    assert "name='a'" in repr(made(name="a"))
-    assert made.__init__.__name__ == "__init__"
 
 
 class Colour(enum.StrEnum):

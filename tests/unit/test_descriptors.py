@@ -53,8 +53,7 @@ def test_only_a_lack_of_descriptors_is_the_hosts_fault() -> None:
 
 @pytest.mark.promise("6.1")
 def test_without_descriptors_no_process_counts_as_gone(tmp_path: Path) -> None:
-    """A proof of destruction, and a look whether an owner lives, must fail then: `None` would say
-    that nobody is there."""
+    """A proof of destruction, and a look whether an owner lives, must fail then."""
     (tmp_path / "cgroup.procs").write_text("1\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[int] = []

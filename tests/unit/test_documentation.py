@@ -31,8 +31,7 @@ def text_of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """Each relative link of a page is a file of the repository or a generated page, with the
-    anchor."""
+    """Each relative link is a file of the repository or a generated page, with the anchor."""
     text = re.sub(r"`[^`\n]*`", "", docs_pages.FENCE.sub("", page.read_text()))
     for _, _, target in docs_pages.LINK.findall(text):
         path, _, anchor = target.partition("#")

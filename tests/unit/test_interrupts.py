@@ -39,30 +39,16 @@ INT, HUP, TERM = (str(int(number)) for number in (signal.SIGINT, signal.SIGHUP, 
 def said(
     *words: str, backend: str, ignoring: tuple[str, ...], awaited: tuple[str, ...]
 ) -> list[str]:
-    """What the program says to these words when it is started with these signals ignored;
-    `awaited`: those that must interrupt it."""
+    """What the program says to these words when it is started with these signals ignored."""
     ignored = f"trap '' {' '.join(ignoring)}; " if ignoring else ""
-    before = signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # these tests may run under nohup themselves
+    shell = ["/bin/sh", "-c", f'{ignored}exec "$@"', "sh"]
+    argv = [*shell, sys.executable, "-c", PROGRAM, backend, *awaited]
+    # These tests may run under nohup themselves
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        text = "".join(f"{word}\n" for word in words)
         done = subprocess.run(
-            [
-                "/bin/sh",
-                "-c",
-                f'{ignored}exec "$@"',
-                "sh",
-                sys.executable,
-                "-c",
-                PROGRAM,
-                backend,
-                *awaited,
-            ],
-            input="".join(f"{word}\n" for word in words),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            argv, input=text, capture_output=True, text=True, timeout=60, check=False
         )
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -73,8 +59,7 @@ def said(
 @pytest.mark.promise("6.2")
 @pytest.mark.parametrize(("backend", "ending"), [("asyncio", TERM), ("trio", "stop")])
 def test_what_was_ignored_at_start_stays_ignored(backend: str, ending: str) -> None:
-    """SIGINT and SIGHUP do nothing, however often they come; a SIGTERM, and a breach that stops the
-    run, end it all the same."""
+    """SIGINT and SIGHUP do nothing, however often they come."""
     words = said(INT, HUP, INT, ending, backend=backend, ignoring=(INT, HUP), awaited=(TERM,))
     received = [int(TERM)] if ending == TERM else []
     assert words == ["alive", "alive", "alive", f"interrupted {received}", "True"]

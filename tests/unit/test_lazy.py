@@ -22,8 +22,7 @@ def test_the_librarys_names_are_found() -> None:
 
 
 def test_importing_belljar_costs_nothing() -> None:
-    """Nothing but the standard library's comes with it, and no room: only what knows the
-    version."""
+    """Nothing but the standard library's comes with it, and no room."""
     code = "import sys; before = set(sys.modules); import belljar; print(set(sys.modules) - before)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {name for name in ast.literal_eval(ran.stdout) if name.startswith("belljar.")}
@@ -32,18 +31,10 @@ def test_importing_belljar_costs_nothing() -> None:
     assert rooms - sys.stdlib_module_names == {"belljar"}
 
 
-HEAVY = [
-    "pydantic",
-    "ruamel",
-    "cryptography",
-    "asyncio",
-    "anyio",
-    "rich",
-    "inspect_ai",
-    "uvicorn",
-    "wsproto",
-    "dulwich",
-]
+HEAVY = {
+    *("pydantic", "ruamel", "cryptography", "asyncio", "anyio", "rich", "inspect_ai", "uvicorn"),
+    *("wsproto", "dulwich"),
+}
 
 
 def imported(home: Path, code: str) -> set[str]:
@@ -59,4 +50,4 @@ def imported(home: Path, code: str) -> set[str]:
 def test_commands_that_only_look_import_nothing_heavy(tmp_path: Path, command: list[str]) -> None:
     """Help and the list of cells need no policy, no keys and no event loop."""
     modules = imported(tmp_path, f"from belljar.cli.main import run; run({command})")
-    assert modules & set(HEAVY) == set()
+    assert modules & HEAVY == set()

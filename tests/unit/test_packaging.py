@@ -59,8 +59,7 @@ def of_dist_info(wheel: Path, name: str) -> bytes:
 
 
 def test_the_bill_of_materials_is_valid_and_whole(wheel: Path) -> None:
-    """CycloneDX: each program by the digest it has in the wheel, what is linked into it, and each
-    required package."""
+    """Each program by its digest, what is linked into it, and each required package."""
     text = of_dist_info(wheel, "sboms/belljar-sandbox.cdx.json").decode()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bill = json.loads(text)
@@ -86,8 +85,7 @@ def test_the_bill_of_materials_is_valid_and_whole(wheel: Path) -> None:
 def test_a_build_without_a_source_or_with_another_licence_fails(
     tmp_path: Path, hook: ModuleType
 ) -> None:
-    """Neither a wheel that lacks a program, nor one with another compiler's licences or a changed
-    library of others, is made."""
+    """No program is lacking, no licence or library of others is another one."""
     for name in ("native", "licenses"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.md"))
     for place in hook.VENDORED:
@@ -128,8 +126,7 @@ _RANGE = f"""{_LOW}network:
 
 @pytest.mark.promise("1.3")
 def test_a_range_without_the_extra_names_what_installs_it(tmp_path: Path) -> None:
-    """Also where a stand-in's settings need a library to be read: a message and a hint, no
-    traceback."""
+    """Also where a stand-in's settings need a library to be read."""
     (tmp_path / "sitecustomize.py").write_text(_HIDING)
     (tmp_path / "policy.yaml").write_text(_RANGE)
     subprocess.run(["git", "init", "-q", "--bare", tmp_path / "git/a"], check=True)

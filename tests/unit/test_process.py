@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar import process as process_module
 from belljar.isolation.survivors import look, remove_survivors
 from belljar.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
 from belljar.store.journal import new_cell_id, own_entry
@@ -88,8 +86,7 @@ print(*(thread.native_id for thread in threads), flush=True)
 
 
 def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
-    """A control group lists threads, and no signal can be sent to one: their process is found,
-    once, and killed."""
+    """A control group lists threads, and no signal can be sent to one."""
     group = tmp_path / f"cell-{(cell_id := new_cell_id())}"
     group.mkdir()
     (tmp_path / "cgroup.procs").touch()
@@ -104,26 +101,6 @@ def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
         assert [one.process.pid for one in found if one.process] == [process.pid]
         remove_survivors(tuple(one for one in found if one.process))
         assert process.wait(timeout=60) == -signal.SIGKILL
-
-
-def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Between two looks anybody's dead process may go: it has no namespaces then, and a
-    destruction's proof is one all the same."""
-    (tmp_path / "5" / "task").mkdir(parents=True)
-    (tmp_path / "5" / "stat").write_text(f"5 (x) Z {'0 ' * 49}")
-    monkeypatch.setattr(process_module, "PROC", tmp_path)
-    for name in ("listdir", "scandir"):
-        real = getattr(os, name)
-
-        def gone(path: str | os.PathLike[str], real: Callable[..., object] = real) -> object:
-            if Path(path).name == "task":
-                Path(path).rmdir()
-            return real(path)
-
-        monkeypatch.setattr(os, name, gone)
-    assert namespaces_of_threads(5, ("net",)) == {}
 
 
 def test_the_first_range_that_is_large_enough() -> None:

@@ -71,8 +71,7 @@ def test_what_could_act_or_hide_is_made_visible(text: str | bytes, shown: str) -
 @pytest.mark.promise("4.4")
 @given(st.one_of(st.text(st.characters(), max_size=200), st.binary(max_size=200)))
 def test_nothing_that_is_shown_can_act(text: str | bytes) -> None:
-    """No control, format, surrogate, private or line-separating character is left, whatever comes
-    in."""
+    """No control, format, surrogate, private or line-separating character is left."""
     shown = printable(text)
     assert all(
         unicodedata.category(char)[0] != "C" and unicodedata.category(char) not in {"Zl", "Zp"}
@@ -88,8 +87,7 @@ CHUNKS = st.lists(st.binary(max_size=50), max_size=20)
 def test_all_is_counted_and_hashed_and_one_end_is_kept(
     keep: Keep, chunks: list[bytes], most: int
 ) -> None:
-    """However the bytes are cut: at most so many of the right end; kept and dropped are all there
-    was."""
+    """However the bytes are cut: at most so many of the right end."""
     capture, whole = Capture("stdout", max_kept_bytes=most, keep=keep), b"".join(chunks)
     for chunk in chunks:
         capture.feed(chunk)
@@ -102,22 +100,6 @@ def test_all_is_counted_and_hashed_and_one_end_is_kept(
     capture.feed(b"more")
     assert (body.content, body.total_bytes) == (expected, len(whole))  # as of then
     assert keep == "tail" or body == body_of("stdout", whole, max_kept_bytes=most)
-
-
-@pytest.mark.promise("1.5")
-def test_the_same_of_several_is_one_sentence() -> None:
-    """Keys of one part, and parts, of which one thing is true."""
-    facts = [
-        Difference(kind=DifferenceKind.DROPPED, where=where, key=key, detail="why")
-        for where in ("service a", "service b")
-        for key in ("labels", "tty")
-    ]
-    (sentence,) = sentences(facts)
-    assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
-    assert (
-        len(sentences([*facts, Difference(kind=DifferenceKind.CHANGED, key="tty", detail="why")]))
-        == 2
-    )
 
 
 @pytest.mark.promise("1.5")

@@ -33,8 +33,8 @@ MAX_LINE_BYTES: Final = 1 << 20
 MAX_CHECKPOINT_BYTES: Final = 4096
 # More moves to a body, so that a line stays short enough to be read whole.
 MAX_DATA_BYTES: Final = 64 << 10
-# Whoever reads the event holds all of it in memory.
-MAX_SPILLED_BYTES: Final = 16 << 20
+# Whoever reads the event holds all of it in memory. A command of 4 MiB may take 7 bytes for each.
+MAX_SPILLED_BYTES: Final = 32 << 20
 # A line is read whole by whoever verifies it.
 MAX_BODIES: Final = 64
 # An event's data that is too long for a line stands in a body of this name.

@@ -191,7 +191,7 @@ class LedgerWriter:
     def record(self, event: Event) -> int:
         """Record the event; returns its number once the kernel has the line.
 
-        Data over 64 KiB becomes a body (up to 16 MiB). Raises `LedgerError` for an invalid event,
+        Data over 64 KiB becomes a body (up to 32 MiB). Raises `LedgerError` for an invalid event,
         or a failed write, then also in each later call. In a fork it ends the process.
         """
         self.end_if_forked()  # before the lock, which a thread of the parent may hold

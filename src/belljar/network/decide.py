@@ -215,10 +215,8 @@ def _claimed_name(flow: Flow, protocol: str) -> str:
 
 
 def _authority(raw: bytes, flow: Flow) -> str:
-    """The name of `NAME[:PORT]`; a given port must be the dialled one.
-
-    The metadata service's address is a name of its own: clients use no other.
-    """
+    """The name of `NAME[:PORT]`; a given port must be the dialled one."""
+    # The metadata service's address is a name of its own: clients use no other
     if raw.startswith(b"["):
         raise _RefusedFlowError(Refusal.HOST_IS_ADDRESS)
     host, colon, port = raw.partition(b":")

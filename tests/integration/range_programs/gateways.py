@@ -132,8 +132,7 @@ def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 
 
 def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Tries everything that it must not be able to do, when the first connection comes, and puts on
-    record how each try ended."""
+    """Tries everything that it must not be able to do, when the first connection comes."""
     ready(events)
     listeners.tcp[80].setblocking(True)
     connection, _ = listeners.tcp[80].accept()

@@ -17,8 +17,7 @@ SYN, RST = 2, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame. What it has not is empty or 0; `quoted` is of an ICMP error: the protocol, address
-    and port that it is about."""
+    """One frame."""
 
     at_s: float
     to_mac: str

@@ -4,7 +4,6 @@ among them, and a look at every packet of the host's namespace."""
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import secrets
@@ -15,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from typing import Any
@@ -26,13 +25,11 @@ _SO_ATTACH_FILTER = 26
 _ETH_P_IP = 0x0800
 _LOAD_WORD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _SOURCE, _TARGET = 12, 16
-_NS_GET_USERNS = 0xB701
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lan:
-    """A network beside the host that only the test knows: a pair of devices, addresses of a private
-    and of a public net on one of them."""
+    """A network beside the host that only the test knows."""
 
     private: str
     public: str
@@ -67,18 +64,12 @@ def ip(*words: str, namespace: int | None = None) -> Any:  # noqa: ANN401 - JSON
 
 @contextmanager
 def entering(pid: int) -> Iterator[tuple[list[str], list[int]]]:
-    """What stands before a command that is to run in a process's network namespace (for an ordinary
-    user, in the user namespace that owns it), and the descriptors that it names. Raises
-    `OSError`."""
-    with ExitStack() as held:
-        fds = [os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)]
-        held.callback(os.close, fds[0])
-        words = [f"--net=/proc/self/fd/{fds[0]}"]
-        if os.geteuid() != 0:
-            fds.append(fcntl.ioctl(fds[0], _NS_GET_USERNS))
-            held.callback(os.close, fds[1])
-            words += [f"--user=/proc/self/fd/{fds[1]}", "--preserve-credentials"]
-        yield ["nsenter", *words], fds
+    """What stands before a command that is to run in a process's network namespace, and its files."""
+    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield ["nsenter", f"--net=/proc/self/fd/{fd}"], [fd]
+    finally:
+        os.close(fd)
 
 
 def within(pid: int, *argv: str) -> bytes:
@@ -89,8 +80,7 @@ def within(pid: int, *argv: str) -> bytes:
 
 
 def addresses(own: Lan) -> list[str]:
-    """Every IPv4 address of this host, its loopback's among them; but those that another run of
-    these tests has given it, which may go at any time."""
+    """Every IPv4 address of this host, its loopback's among them."""
     found = {
         item["local"]
         for device in ip("addr")
@@ -102,8 +92,7 @@ def addresses(own: Lan) -> list[str]:
 
 
 class Ears:
-    """Ports of the host, by TCP and UDP, IPv4 and IPv6, on every address: whoever comes is written
-    down. Use it as a context manager."""
+    """Ports of the host, by TCP and UDP, IPv4 and IPv6, on every address."""
 
     def __init__(self, count: int) -> None:
         found = [_listeners() for _ in range(count)]
@@ -160,8 +149,7 @@ class Ears:
 
 
 def speak(addresses: Sequence[str], ears: Ears) -> int:
-    """From this process to the ears, by TCP and UDP, at each of these addresses and each port;
-    returns when all of it was heard: how many words."""
+    """From this process to the ears, by TCP and UDP, at each of these addresses and each port."""
     places = [(address, port) for address in addresses for port in ears.ports]
     wanted = len(ears.heard) + 2 * len(places)
     for place in places:

@@ -1,24 +1,19 @@
-"""The ranges that the cases are tried in, three at the same time in one tier, opened once, two of
-them struck at the end. Runs as root and as an ordinary user.
-
-`python -m tests.security.egress.play`: standard input has `Outside`, and a line to go on when the
-ranges' networks were printed; the last line printed is `Told`.
-"""
+"""The ranges that the cases are tried in: three at a time in one tier, two of them struck at the end."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -30,7 +25,6 @@ from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range
-from belljar.dataclass import json_of
 from belljar.errors import BelljarError
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.owner.range import NetworkRange as Network
@@ -119,16 +113,14 @@ LONG: Final = ".".join(
 """180 characters that could be data."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outside:
-    """What is tried from outside the ranges, and where: the tier, the store, a folder for policies;
-    the host's addresses and listeners' ports."""
+    """What is tried from outside the ranges, and where."""
 
     tier: str
-    home: str
-    folder: str
-    lan: str
-    lan_public: str
+    home: Path
+    folder: Path
+    lan: host.Lan
     ports: Sequence[int]
     tried: Sequence[str]
 
@@ -144,13 +136,18 @@ class Opened:
     counters: Mapping[str, int] = field(default_factory=dict)
     links: list[str] = field(default_factory=list)
     routes: list[str] = field(default_factory=list)
-    flushed_s: float | None = None
+    flushed_s: float = math.inf
 
     @property
     def pids(self) -> tuple[int, int]:
         """Of its supervisor and its gateway."""
         supervisor, gateway = self.network.pids
         return supervisor, gateway
+
+    @property
+    def packets(self) -> bytes:
+        """Its packet record."""
+        return next(self.run.path.glob("ranges/*/packets.pcapng")).read_bytes()
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -160,23 +157,12 @@ class Opened:
 
 @dataclass(kw_only=True)
 class Death:
-    """What followed on a blow to a range: what its own cell's command raised, what leaving it
-    raised, and whether its cells' processes had ended by then."""
+    """What followed on a blow to a range."""
 
     raised: str
     why: str
     cells_ended: bool
     left: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """What is left when every range has ended, as JSON values; by range: where its record and
-    packets are, what was counted and said, layout, the facts of its cases."""
-
-    ranges: Mapping[str, Mapping[str, Any]]
-    forged: Mapping[str, Mapping[str, int]]
-    deaths: Mapping[str, Mapping[str, Any]]
 
 
 def own_words(case: Case, ports: Sequence[int]) -> dict[str, str]:
@@ -198,76 +184,54 @@ class Play:
     """One tier's ranges. `ready` is waited for."""
 
     def __init__(self, outside: Outside, ready: Ready) -> None:
-        self._outside, self._ready = outside, ready
-        self._tier, self._home, self._folder = (
-            outside.tier,
-            Path(outside.home),
-            Path(outside.folder),
-        )
-        self._ranges: dict[str, Opened] = {}
-        self._deaths: dict[str, Death] = {}
-        self._forged: dict[str, dict[str, int]] = {}
+        self.outside, self._ready = outside, ready
+        self.ranges: dict[str, Opened] = {}
+        self.deaths: dict[str, Death] = {}
+        self.forged: dict[str, dict[str, int]] = {}
 
-    async def play(self) -> Told:
+    async def play(self) -> None:
         """From the first range's beginning to the last one's end."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._range("bare"))
-            await self._first_command(self._ranges["bare"].cells[0])
+            await self._first_command(self.ranges["bare"].cells[0])
             for name in ("deny", "open"):
                 await stack.enter_async_context(self._range(name))
-            await self._ready([made.network.layout.prefix for made in self._ranges.values()])
+            await self._ready([made.network.layout.prefix for made in self.ranges.values()])
             await self._try_all()
-            await self._forge(self._ranges["bare"].network)
+            await self._forge(self.ranges["bare"].network)
             await self._strike("deny", self._flush)
             await self._strike("bare", self._kill)
-        return Told(
-            ranges={name: self._told(name) for name in self._ranges},
-            forged=self._forged,
-            deaths={name: asdict(death) for name, death in self._deaths.items()},
-        )
-
-    def _told(self, name: str) -> dict[str, Any]:
-        made = self._ranges[name]
-        return {
-            "run": str(made.run.path),
-            "packets": str(next(made.run.path.glob("ranges/*/packets.pcapng"))),
-            "layout": json_of(made.network.layout),
-            "facts": self.facts(name),
-            "words": made.words,
-            "counters": dict(made.counters),
-            "links": made.links,
-            "routes": made.routes,
-            "flushed_s": made.flushed_s,
-        }
 
     @asynccontextmanager
     async def _range(self, name: str) -> AsyncIterator[None]:
-        file = self._folder / f"{name}.yaml"
-        file.write_text(HEAD.format(tier=self._tier) + POLICIES[name])
+        file = self.outside.folder / f"{name}.yaml"
+        file.write_text(HEAD.format(tier=self.outside.tier) + POLICIES[name])
         try:
-            with start_run("egress", name, [], home=self._home) as run:
-                async with open_range(load_policy(file), run=run, home=self._home) as made:
+            with start_run("egress", name, [], home=self.outside.home) as run:
+                async with open_range(load_policy(file), run=run, home=self.outside.home) as made:
                     assert made.network is not None
-                    self._ranges[name] = Opened(made=made, network=made.network, run=run)
+                    self.ranges[name] = Opened(made=made, network=made.network, run=run)
                     yield
         except BelljarError as error:
-            if name not in self._deaths:
+            if name not in self.deaths:
                 raise
-            self._deaths[name].left = type(error).__name__
+            self.deaths[name].left = type(error).__name__
 
     async def _first_command(self, cell: Cell) -> None:
-        words = FIRST.format(port=FIRST_PORT, lan=self._outside.lan, ear=self._outside.ports[-1])
+        words = FIRST.format(
+            port=FIRST_PORT, lan=self.outside.lan.private, ear=self.outside.ports[-1]
+        )
         await cell.exec(["/bin/bash", "-c", words])
 
     async def _try_all(self) -> None:
         """In all cells at the same time: the ranges are each other's neighbours while they work."""
         async with anyio.create_task_group() as group:
-            for name, made in self._ranges.items():
+            for name, made in self.ranges.items():
                 for cell_name, cell in made.made.cells.items():
                     cases = [case for case in CASES if place(case) == (name, cell_name)]
                     if cases:
                         group.start_soon(self._try, name, cell, cases)
-        for made in self._ranges.values():
+        for made in self.ranges.values():
             await made.network.check()
             made.counters = made.network.counters()
             supervisor = made.pids[0]
@@ -280,14 +244,14 @@ class Play:
     async def _try(self, name: str, cell: Cell, cases: Sequence[Case]) -> None:
         known, steps = self.facts(name), []
         for case in cases:
-            own = {**known, **own_words(case, self._outside.ports)}
+            own = {**known, **own_words(case, self.outside.ports)}
             do, *args = [word.format_map(own) for word in case.step]
             steps.append({"id": case.name, "do": do, "args": args, "alone": case.alone})
         await cell.write_file("/prober.py", PROBER.read_bytes())
-        told = json.dumps({"steps": steps, "timeout_s": TIMEOUT_S[self._tier]}).encode()
+        told = json.dumps({"steps": steps, "timeout_s": TIMEOUT_S[self.outside.tier]}).encode()
         output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
         assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
-        self._ranges[name].words.update(json.loads(output.stdout))
+        self.ranges[name].words.update(json.loads(output.stdout))
 
     async def _forge(self, network: Network) -> None:
         """Each forged frame by itself: which counters it moves."""
@@ -304,31 +268,31 @@ class Play:
                     moved = {word: after[word] - before[word] for word in DropReason}
                     if any(moved.values()):
                         break
-                self._forged[name] = {word: count for word, count in moved.items() if count}
+                self.forged[name] = {word: count for word, count in moved.items() if count}
                 before = after
 
     def facts(self, name: str) -> dict[str, str]:
         """What stands in a case's braces: addresses of this range, the one beside, the host."""
         beside = {"deny": "open"}.get(name, "deny")
-        own, other = (addresses(self._ranges[each].network.layout) for each in (name, beside))
+        own, other = (addresses(self.ranges[each].network.layout) for each in (name, beside))
         return {
             **own,
             **{f"n_{key}": value for key, value in other.items()},
-            "lan": self._outside.lan,
-            "lan_public": self._outside.lan_public,
+            "lan": self.outside.lan.private,
+            "lan_public": self.outside.lan.public,
             "host": ",".join(
-                address for address in self._outside.tried if not address.startswith("127.")
+                address for address in self.outside.tried if not address.startswith("127.")
             ),
             "long": LONG,
         }
 
     async def _strike(self, name: str, blow: Callable[[Opened], None]) -> None:
         """While a command of its own cell sends and sends, as it does until it ends."""
-        made = self._ranges[name]
+        made = self.ranges[name]
         watched = [os.pidfd_open(cell.host_pid) for cell in made.cells if cell.host_pid is not None]
         begun = anyio.Event()
-        targets = [self._outside.lan, self._outside.lan_public, *self._victims(name)]
-        argv = ["python3", "-c", SENDER, str(self._outside.ports[-1]), *targets]
+        targets = [self.outside.lan.private, self.outside.lan.public, *self._victims(name)]
+        argv = ["python3", "-c", SENDER, str(self.outside.ports[-1]), *targets]
         raised: list[BelljarError] = []
 
         async def send() -> None:
@@ -344,7 +308,7 @@ class Play:
             await anyio.to_thread.run_sync(blow, made)
         ended = [await anyio.to_thread.run_sync(_has_ended, fd) for fd in watched]
         error = raised[0] if raised else None
-        self._deaths[name] = Death(
+        self.deaths[name] = Death(
             raised=type(error).__name__,
             why="" if error is None else error.what,
             cells_ended=bool(ended) and all(ended),
@@ -352,10 +316,10 @@ class Play:
 
     def _victims(self, name: str) -> list[str]:
         """What it would reach if nothing stood before it: its own cells, and the others'."""
-        others = [made for each, made in self._ranges.items() if each != name]
+        others = [made for each, made in self.ranges.items() if each != name]
         return [
             cell.address
-            for made in [self._ranges[name], *others]
+            for made in [self.ranges[name], *others]
             for cell in made.network.layout.cells
         ]
 
@@ -397,18 +361,3 @@ def addresses(layout: RangeLayout) -> dict[str, str]:
         "network": str(prefix[0]),
         "broadcast": str(prefix[-1]),
     }
-
-
-async def _ready_by_hand(networks: list[str]) -> None:
-    print(json.dumps(networks), flush=True)
-    await anyio.to_thread.run_sync(sys.stdin.readline)
-
-
-def main() -> None:
-    """As who runs this."""
-    outside = Outside(**json.loads(sys.stdin.readline()))
-    print(json.dumps(asdict(anyio.run(Play(outside, _ready_by_hand).play))))
-
-
-if __name__ == "__main__":
-    main()

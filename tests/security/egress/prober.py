@@ -280,8 +280,7 @@ def tls(address: str, port: str, sni: str, head: str = "") -> str:
 
 
 def resume(address: str, port: str, first: str, second: str, when: str) -> str:
-    """A session of TLS 1.2 under one name, and its resumption under another. `early`: the second
-    connection has said a byte before the first one shakes hands."""
+    """A session of TLS 1.2 under one name, and its resumption under another."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(AUTHORITY)

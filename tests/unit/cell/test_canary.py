@@ -49,8 +49,7 @@ async def found_nothing(guest: FakeGuest, op: GuestOp) -> None:
 
 @pytest.mark.promise("3.5")
 async def test_the_old_machine_neither_forges_nor_hides_a_trace() -> None:
-    """A port or directory that it names of itself is not searched for, and what it keeps back is;
-    the record says that this was not left there."""
+    """What it names of itself is not searched for; what it keeps back is, and is on record."""
     asked: dict[str, str] = {}
 
     forge = planting(b"port 22\nfile /etc\nunseen all\nprocess\nend\n")

@@ -63,8 +63,7 @@ async def test_a_cancelled_command() -> None:
 
 @pytest.mark.parametrize("cause", ["", "its VMM was killed by signal 9"])
 async def test_a_cell_that_dies(cause: str) -> None:
-    """Its death is recorded once, with cause and console; all that run, and every later operation,
-    raise that same error, and nothing more is recorded."""
+    """Its death is recorded once, with cause and console."""
     async with staged({b"die": die}) as stage:
         stage.vm.cause = cause
         ended: list[CellError] = []

@@ -1,5 +1,4 @@
-"""Streams to servers in a cell: what may be named, what the guest's word means, what is on
-record."""
+"""Streams to servers in a cell."""
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ def test_an_image_of_one_constant_time_has_decoys_of_that_time(constant_s: float
 @pytest.mark.thorough_in("trio")
 @pytest.mark.promise("5.6")
 async def test_a_sensor_that_fails_is_on_record_and_no_error() -> None:
-    """When it can't start, when a file can't be watched, and when it ends before its time; that one
-    began is on record first."""
+    """When it can't start, when a file can't be watched, and when it ends before its time."""
     async with staged() as stage:
         async with watch_files(stage.cell, FILES, record=print) as problems:
             assert problems

@@ -11,13 +11,12 @@ from tests.fakes.vm import staged
 
 from belljar.cell.guarded import REDACTED, GuardedRecorder
 from belljar.channel.trees import RecordKind, TreeRecord, encode
-from belljar.errors import CellError
 from belljar.events import Kind
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.values import KnownValue, ValueSource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
-WALK, PUT, REMOVE = 5, 6, 7
+WALK = 5
 LEAVE = encode(TreeRecord(path="", kind=RecordKind.LEAVE))
 FILE = encode(TreeRecord(path="f", kind=RecordKind.FILE, mode=0o4755, size_bytes=3))
 ENTER = encode(TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755))
@@ -74,19 +73,6 @@ async def test_what_the_guard_redacts_stays_in_the_cell(tmp_path: Path) -> None:
         assert (tmp_path / "d" / "f").read_bytes() == REDACTED
         await stage.cell.write_file("/f", secret)
         assert await stage.cell.read_file("/f") == REDACTED
-
-
-async def test_a_lie_ends_the_cell(tmp_path: Path) -> None:
-    """A name that leads elsewhere is a violation on record; every later call says so."""
-    escape = ENTER + FILE.replace(b"f", b"/") + b"abc" + LEAVE
-    async with staged() as stage:
-        stage.guest.answers[WALK] = escape
-        with pytest.raises(CellError):
-            await stage.cell.download("/d", tmp_path / "d")
-        assert Kind.PROTOCOL_VIOLATION in stage.kinds()
-        assert not names(tmp_path)
-        with pytest.raises(CellError):
-            await stage.cell.exec(["cat"])
 
 
 async def test_names_that_would_remove_everything_are_refused() -> None:

@@ -124,8 +124,7 @@ def test_a_value_sent_in_single_characters_is_found_whatever_repeats_in_it() -> 
 def test_what_is_being_scanned_at_the_end_is_found_or_not_scanned(
     monkeypatch: pytest.MonkeyPatch, *, is_late: bool
 ) -> None:
-    """Never neither: the cell's end waits for it, and past that wait it is on record; either with
-    the number of the event, which was recorded first."""
+    """Never neither: the cell's end waits for it, and past that wait it is on record."""
     began, go, feed = threading.Event(), threading.Event(), StreamScanner.feed
 
     def slow(*args: Any) -> object:  # noqa: ANN401 - it only forwards
@@ -148,8 +147,7 @@ def test_what_is_being_scanned_at_the_end_is_found_or_not_scanned(
 
 
 def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their number counts, not only their bytes; those beyond the bound are on record as not
-    scanned."""
+    """Their number counts, not only their bytes."""
     go, feed = threading.Event(), StreamScanner.feed
 
     def late(*args: Any) -> object:  # noqa: ANN401 - it only forwards

@@ -1,5 +1,4 @@
-"""The check of a cell's health: what its answer means, and that a hostile answer means nothing
-else."""
+"""The check of a cell's health."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The pool over fake cells: who gets which cell, and what becomes of those that nobody has. Real
-cells: `tests/integration/test_pool.py`."""
+"""The pool over fake cells: who gets which cell, and what becomes of those that nobody has."""
 
 # ruff: noqa: ANN401 - fakes stand for cells
 
@@ -184,8 +183,7 @@ async def test_what_is_given_to_nobody(why: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("when", ["made", "warmed", "found", "destroyed", "taken"])
 async def test_a_way_out_of_a_cell_made_ahead_ends_the_pool(when: str) -> None:
-    """Whoever wants a cell gets the breach instead, whether a probe found it, or making, probing or
-    destroying the cell raised it; also who opens one of his own meanwhile."""
+    """Whoever wants a cell gets the breach instead, wherever it was found."""
     cells, breach = FakeCells(), ContainmentBreach("calls.mount")
 
     def on_probe(cell: Any, _phase: str) -> None:
@@ -246,8 +244,7 @@ async def test_an_end_that_was_not_clean_is_told() -> None:
 
 
 async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands is destroyed, and a cell that is still out is recalled: its operations end, then
-    it is destroyed too."""
+    """What stands is destroyed, and a cell that is still out is recalled."""
     monkeypatch.setattr(pools, "_END_TIMEOUT_S", 0.05)
     async with stand(2) as it:
         await it.filled()
@@ -266,8 +263,7 @@ async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.Mon
 async def test_a_pool_ends_after_the_last_of_its_cells(
     monkeypatch: pytest.MonkeyPatch, is_out: bool
 ) -> None:
-    """Also one that was just looked at for a taker, or is being given back: its run is sealed next,
-    and its destruction would have no proof."""
+    """Also one that was just looked at for a taker, or is being given back."""
     monkeypatch.setattr(pools, "_END_TIMEOUT_S", 0.01)
     begun, go_on = anyio.Event(), anyio.Event()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,25 +29,6 @@ network:
   stand_ins:
     page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
 """
-
-
-class ANetwork:
-    """A range's network, as far as port and router look at it."""
-
-    user_namespace = None
-    id = "r-0123456789ab"
-
-    def __init__(self, layout: RangeLayout, error: BelljarError | None = None) -> None:
-        self.layout, self._error = layout, error
-
-    def check_now(self) -> None:
-        """Raises what it has."""
-        if self._error is not None:
-            raise self._error
-
-    def namespace_of(self, name: str) -> int:
-        """Of the only cell."""
-        return {OWN_CELL: 17}[name]
 
 
 def network_of(folder: Path) -> NetworkPlan:
@@ -75,9 +57,12 @@ def layout(tmp_path: Path) -> RangeLayout:
 def test_what_a_look_at_the_router_means(
     error: BelljarError | None, touched: bool | None, word: str, layout: RangeLayout, tmp_path: Path
 ) -> None:
-    """Changed rules are a breach; rules that can't be read prove nothing, so are no good sign
-    either."""
-    router = RangeRouter(cast("Network", ANetwork(layout, error)), network_of(tmp_path), OWN_CELL)
+    """Changed rules are a breach."""
+    namespaces = {OWN_CELL: 17}
+    network = SimpleNamespace(layout=layout, user_namespace=None, id="r-0123456789ab")
+    network.check_now = Mock(side_effect=error)
+    network.namespace_of = namespaces.__getitem__
+    router = RangeRouter(cast("Network", network), network_of(tmp_path), OWN_CELL)
     sight = router.look()
     assert sight.touched is touched
     assert word in sight.what
@@ -109,8 +94,7 @@ async def test_a_breach_of_a_network_is_raised_whatever_else_is(
 
 
 def test_nobody_answers_but_while_there_is_somebody() -> None:
-    """Before, a question is refused with what to do; then it is theirs, and so is what they refuse;
-    when the range has ended they are told once, and asked no more."""
+    """Before, a question is refused with what to do."""
     model_requests, told = ModelRequests(), list[bool]()
     with pytest.raises(ValueError, match="belljar run"):
         model_requests("chat", b"?")

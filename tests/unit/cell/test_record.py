@@ -66,8 +66,7 @@ def test_a_start_names_the_environment_but_not_its_values() -> None:
 
 @given(argv=st.lists(ANY_TEXT | st.binary(max_size=20), min_size=1), name=ANY_TEXT, path=ANY_TEXT)
 def test_whatever_is_asked_can_be_recorded(argv: list[str | bytes], name: str, path: str) -> None:
-    """Lone surrogates and bytes that are no UTF-8 are made visible, never refused: what can't be
-    recorded could not be done."""
+    """Lone surrogates and bytes that are no UTF-8 are made visible, never refused."""
     env = {name.encode("utf-8", "replace").decode(): "v"}
     data = checked(*recorded(ExecRequest(argv=argv, env=env, cwd=path)))
     assert isinstance(data["argv"], list)
@@ -88,8 +87,7 @@ def test_the_most_that_a_guest_may_say_can_be_recorded() -> None:
 
 
 def test_whose_word_a_limit_is() -> None:
-    """What the host saw too is the host's; the agent's alone is the guest's; a file that did not
-    fit names the disk, another failure nothing."""
+    """What the host saw too is the host's; the agent's alone is the guest's."""
     output = ExecOutput(
         returncode=0, code=0, processes_full=True, disk_full=True, host_limits=("disk",)
     )

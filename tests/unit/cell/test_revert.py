@@ -74,9 +74,7 @@ class Machines:
 
 @pytest.mark.parametrize(("memory_bytes", "most_retiring"), [(0, MAX_RETIRING), (1 << 60, 0)])
 async def test_the_handle_goes_on_in_the_new_machine(memory_bytes: int, most_retiring: int) -> None:
-    """Who holds it sees the new machine; which replaced which is on record; in the end none is
-    left, and never were there more than one in use, one in the making and those being destroyed,
-    which are waited for when the host's memory has no room for another."""
+    """Who holds it sees the new machine; which replaced which is on record."""
     machines = Machines()
     machines.memory_bytes = memory_bytes
     async with revertible(machines.make) as opened:
@@ -96,8 +94,7 @@ async def test_the_handle_goes_on_in_the_new_machine(memory_bytes: int, most_ret
 
 @pytest.mark.parametrize("error", [HostError("no room"), ContainmentBreach("a way out")])
 async def test_a_new_machine_that_is_refused_leaves_the_old_one(error: Exception) -> None:
-    """It is destroyed, and the old one is still in use; so it is when its image is another. After
-    a breach nothing goes on in the old one, either."""
+    """It is destroyed, and the old one is still in use; so it is when its image is another."""
     machines = Machines()
 
     async def refuse(_: Range) -> None:
@@ -170,8 +167,7 @@ async def test_a_snapshot_of_another_policy_or_run_makes_no_machine(is_of_run: b
 
 @pytest.mark.parametrize("named", ["c1", "c2", "c2, at its end", "c2, in the making"])
 async def test_a_kill_order_during_the_exchange_ends_it(named: str) -> None:
-    """Whichever machine it names: the one that was just made is destroyed, and the other one, which
-    stays in use, is killed."""
+    """Whichever machine it names."""
     machines, order = Machines(), new_order("cells", "a test")
 
     async def kill(_: Range) -> None:
@@ -197,8 +193,7 @@ async def test_a_kill_order_during_the_exchange_ends_it(named: str) -> None:
 
 
 async def test_the_old_machine_is_whole_until_its_last_look() -> None:
-    """What looks at it before its destruction finds it alive, in its caller's context, and does not
-    hold up its caller."""
+    """The last look finds it alive, in its caller's context, and does not hold that up."""
     machines, seen = Machines(), list[tuple[str, bool]]()
     context = ContextVar("context", default="none")
     context.set("the caller's")

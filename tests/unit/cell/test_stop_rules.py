@@ -73,8 +73,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     [(Stop.SAMPLE, (OWN,)), (Stop.RUN, (OWN, BESIDE)), (Stop.ALL, (OWN, BESIDE, OTHER))],
 )
 def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ...]) -> None:
-    """The event is on record, then the stop, then its scope is halted and no more; owners find why
-    beside their entries."""
+    """The event is on record, then the stop, then its scope is halted and no more."""
     world.rules({Trigger.DECOY_USED: stop}).record(USED)
     assert world.ended(*ends)
     used, triggered = world.recorder.events
@@ -135,8 +134,7 @@ def test_it_acts_where_nothing_can_be_recorded(world: World) -> None:
 @pytest.mark.promise("6.4")
 @pytest.mark.parametrize("is_grouped", [False, True])
 def test_a_breach_that_is_raised_stops_the_run(world: World, is_grouped: bool) -> None:
-    """Whatever is on record of it, also in a task group's error; and the breach goes on to whoever
-    is to hear it."""
+    """Whatever is on record of it, also in a task group's error."""
     error: Exception = ContainmentBreach("a way out")
     if is_grouped:
         error = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("more", [error])])

@@ -61,8 +61,7 @@ async def test_leaving_early_is_on_record() -> None:
 
 @pytest.mark.promise("4.2")
 async def test_it_ends_with_its_cell() -> None:
-    """Destroying the cell ends every command first, so that each end is on record before the
-    cell's."""
+    """Destroying the cell ends every command first: each end is on record before the cell's."""
     async with staged({b"lasting": lasting}) as stage:
         commands = [await stage.cell.start(["lasting"]) for _ in range(3)]
         await stage.cell.destroy()

@@ -47,8 +47,7 @@ def loaded_of(folder: Path) -> tuple[LoadedPolicy, dict[str, StandInPlan]]:
 
 @pytest.mark.promise("2.5")
 def test_a_target_has_its_own_and_nothing_of_the_agents(tmp_path: Path) -> None:
-    """Image, environment, files and limits are the stand-in's; the risk is the range's; it has no
-    network of its own."""
+    """Image, environment, files and limits are the stand-in's; the risk is the range's."""
     loaded, plans = loaded_of(tmp_path)
     policy = target_policy(loaded, plans["shop"]).policy
     assert (policy.image, policy.env, policy.user) == ("shops", {"COLOUR": "green"}, None)

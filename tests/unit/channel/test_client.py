@@ -1,5 +1,4 @@
-"""The client against a fake guest: what it promises its callers, and what it does when the guest
-misbehaves."""
+"""The client against a fake guest."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ async def _cancel_after(scope: anyio.CancelScope, checkpoints: int) -> None:
 
 @pytest.mark.promise("4.1")
 async def test_the_hosts_own_deadline() -> None:
-    """A guest that forgets its timeout is reminded: the tree is killed and the outcome says that it
-    timed out."""
+    """A guest that forgets its timeout is reminded."""
     async with talking() as (guest, client):
         outcome = await client.exec(ExecRequest(argv=["hang"], timeout_s=0.1))
         assert (outcome.timed_out, outcome.killed, outcome.returncode) == (True, True, 137)
@@ -64,8 +62,7 @@ async def test_the_hosts_own_deadline() -> None:
 
 @pytest.mark.promise("4.1")
 async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
-    """No RESULT after the kill: the guest is wedged, the caller and everyone else is told so, in
-    bounded time."""
+    """No RESULT after the kill: everyone is told so, in bounded time."""
     async with talking(timeout=SHORT) as (_, client):
         with pytest.raises(CellError, match="told to kill"):
             await client.exec(ExecRequest(argv=["undying"], timeout_s=0.1))
@@ -80,8 +77,7 @@ async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
 
 
 async def test_death_ends_all_at_once() -> None:
-    """At the end of the stream every operation that runs, streams, queues or comes is a
-    `CellError`."""
+    """Every operation that runs, streams, queues or comes is a `CellError`."""
     async with talking(max_ops=3) as (guest, client):
         failed = []
 
@@ -105,8 +101,7 @@ async def test_death_ends_all_at_once() -> None:
 
 
 async def test_nothing_is_sent_to_a_frozen_workload() -> None:
-    """Commands and pings wait until the block is left; then the workload goes on, also when the
-    block was cancelled."""
+    """Commands and pings wait until the block is left."""
     async with talking() as (guest, client), anyio.create_task_group() as tasks:
         async with client.frozen():
             tasks.start_soon(client.exec, CAT)

@@ -1,5 +1,4 @@
-"""The client against a guest that lies, floods, falls silent or does not read: bounded time,
-bounded memory, a typed error."""
+"""The client against a guest that lies, floods, falls silent or does not read."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ async def _ping_until_it_fails(client: GuestClient) -> None:
 
 
 async def test_tiny_frames_cost_no_more_than_their_bytes() -> None:
-    """Half a million one-byte frames that nobody takes are held as half a million bytes, not as as
-    many objects."""
+    """Half a million frames that nobody takes are not as many objects."""
 
     sent = False
 

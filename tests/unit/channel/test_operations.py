@@ -16,26 +16,6 @@ from belljar.channel.operations import OwnReads
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
-async def test_a_guest_that_dribbles_does_not_evade_the_deadline() -> None:
-    """Output that keeps coming does not put the deadline off; what came before the kill is
-    delivered, the rest counted."""
-
-    async def dribble(guest: FakeGuest, op: GuestOp) -> None:
-        await guest.started(op)
-        while not op.killed:
-            await guest.output(op, 1, b"x")
-            await anyio.sleep(0.001)
-        await guest.send(g.frame(g.DATA, op.id, b"\1late"))
-        await guest.finish(op, g.SIGNALED, 9, flags=2)
-
-    async with talking({b"dribble": dribble}) as (_, client):
-        with anyio.fail_after(60):
-            outcome = await client.exec(ExecRequest(argv=["dribble"], timeout_s=0.1))
-        assert outcome.timed_out
-        assert set(outcome.stdout) == {ord("x")}
-        assert outcome.stdout_dropped_bytes >= 4
-
-
 async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
     """A guest that must first send what it has, more than a window, can do so after the kill."""
 
@@ -51,10 +31,8 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
         outcome = await client.exec(
             ExecRequest(argv=["heavy"], timeout_s=0.05, max_stdout_bytes=1 << 30)
         )
-        assert (outcome.timed_out, len(outcome.stdout) + outcome.stdout_dropped_bytes) == (
-            True,
-            5_000_000,
-        )
+        assert outcome.timed_out
+        assert len(outcome.stdout) + outcome.stdout_dropped_bytes == 5_000_000
         with anyio.move_on_after(0.05) as scope:
             await client.exec(ExecRequest(argv=["heavy"], max_stdout_bytes=1 << 30))
         assert scope.cancelled_caught
@@ -63,8 +41,7 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
 
 @pytest.mark.promise("5.6")
 async def test_a_read_is_told_before_and_after() -> None:
-    """What is queued before it is taken in first. Relative paths and dots are resolved; a read that
-    fails has ended, too."""
+    """What is queued before it is taken in first."""
     own, order = OwnReads(), list[str]()
     own.settlers.append(lambda: order.append("settled"))
     own.listeners.append(lambda path, phase: order.append(f"{path} {phase}"))

@@ -13,8 +13,7 @@ from belljar.channel.outcomes import ExecRequest, exec_body, file_error
 
 
 def test_a_file_nobody_looked_at_is_not_missing() -> None:
-    """An unknown user, or a helper that could not start, says nothing of the file: never
-    `FileNotFoundError`."""
+    """An unknown user, or a helper that could not start, says nothing of the file."""
     for stage in (Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS):
         words: dict[str, Any] = {"flags": ResultFlag(0), "stage": stage, "detail": "\x1b[2J"}
         words |= dict.fromkeys(("stdout_dropped_bytes", "stderr_dropped_bytes", "duration_ns"), 0)

@@ -1,5 +1,4 @@
-"""Who reads: whoever waits; and when one is done or gives up, the next one. Over a socket pair, in
-raw frames."""
+"""Who reads: whoever waits; and when one is done or gives up, the next one."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ async def test_a_leader_that_gives_up_passes_the_lead_on() -> None:
 
 
 async def test_a_message_is_sent_whole() -> None:
-    """A sender that is cancelled half-way through a message still sends all of it: the conversation
-    goes on."""
+    """A sender that is cancelled half-way through a message still sends all of it."""
     async with pumping() as (pump, _, guest):
         guest.settimeout(60)
         assert guest.recv(100)[4] == g.HELLO

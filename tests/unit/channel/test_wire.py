@@ -1,5 +1,4 @@
-"""Every rule of the protocol as a short dialogue: what the guest may say when, and that anything
-else ends the conversation."""
+"""Every rule of the protocol as a short dialogue."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ from belljar.errors import ProtocolViolation
 
 
 def test_header() -> None:
-    """A length over the limit or a non-zero reserved field is refused before any payload is waited
-    for."""
+    """A length over the limit or a reserved field is refused before any payload comes."""
     for length, flags, reserved, why in (
         (65_537, 0, 0, "length 65537"),
         (0xFFFFFFFF, 0, 0, "length 4294967295"),
@@ -49,8 +47,7 @@ HOSTS = (g.HELLO, g.CONFIG, g.RENEW, g.PING, g.PART, g.START, g.SIGNAL, g.RESIZE
 
 
 def test_frames_that_a_guest_may_not_send() -> None:
-    """Unknown types and the host's own; a connection's frame with an operation's id; an operation's
-    for none, for one that never was, or for one to come."""
+    """Unknown types and the host's own; a connection's frame with an operation's id."""
     for kind in (0, *HOSTS, 0x0B, 0x19, 255):
         refused(with_exec(), g.frame(kind, 1, b"\1\2\3\4"), "may not send")
     pong, fatal = g.frame(g.PONG, 0, bytes(8)), g.frame(g.FATAL, 0, g.text("x"))
@@ -90,8 +87,7 @@ COMPLETE: dict[str, tuple[Callable[[], HostConnection], bytes]] = {
 
 @pytest.mark.parametrize("name", COMPLETE)
 def test_payloads_have_exactly_their_fields(name: str) -> None:
-    """Each frame is taken as it should be; a payload one byte shorter, at every length, or one byte
-    longer is refused."""
+    """Each frame is taken as it should be."""
     make, said = COMPLETE[name]
     assert len(make().feed(said)) == 1
     payload, op = said[12:], int(name in {"STARTED", "EOF", "RESULT"})
@@ -102,8 +98,7 @@ def test_payloads_have_exactly_their_fields(name: str) -> None:
 
 
 def test_texts_are_bounded_and_decoded() -> None:
-    """A text has at most 4,096 bytes whatever the frame could hold, and what is no UTF-8 is shown
-    as escapes."""
+    """A text has at most 4,096 bytes, and what is no UTF-8 is shown as escapes."""
     wire = HostConnection()
     assert wire.feed(g.frame(g.FATAL, 0, g.text(b"\xff\xc3\xa9" + b"x" * 4093))) == [
         Fatal(detail="\\xffé" + "x" * 4093)
@@ -132,8 +127,7 @@ def test_unasked_answers() -> None:
 
 
 def test_values_of_the_connection() -> None:
-    """WELCOME has our version, our nonce and grants that make sense; another READY version, an
-    impossible errno and unknown done bits are refused."""
+    """WELCOME has our version, our nonce and grants that make sense."""
     for said, why in (
         (welcome(version=2), "version 2"),
         (welcome(nonce=bytes(16)), "nonce"),
@@ -193,8 +187,7 @@ def listener() -> HostConnection:
     cut=st.integers(100, 70_000),
 )
 def test_hostile_bytes(said: list[bytes], changes: list[tuple[int, bytes]], cut: int) -> None:
-    """Frames in any order, some of their bytes replaced, in any pieces: events or
-    `ProtocolViolation`; no more than a frame is held back, no more output taken than was granted."""
+    """Frames in any order, some of their bytes replaced, in any pieces."""
     stream, wire, taken = bytearray().join(said), listener(), 0
     for at, content in changes:
         stream[at : at + len(content)] = content

@@ -1,5 +1,4 @@
-"""A run of `belljar run` that is over (real Inspect and ledger, fake cells; made once, each test has a
-copy of its store), and a command that fails."""
+"""A run of `belljar run` that is over (real Inspect and ledger, fake cells."""
 
 from __future__ import annotations
 

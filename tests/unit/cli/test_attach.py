@@ -60,8 +60,7 @@ def test_an_owner_that_closed_first_is_heard_whole(
 
 
 def test_keys_that_nobody_reads_hold_no_output_up(capfd: pytest.CaptureFixture[str]) -> None:
-    """A command that prints megabytes and never reads is heard to its end, however much is typed;
-    what it is sent begins with its opening, and comes in whole frames."""
+    """A command that never reads is heard to its end; what it is sent comes in whole frames."""
     ours, theirs = socket.socketpair()
     opened = threading.Event()
 

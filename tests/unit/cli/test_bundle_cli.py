@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.unit.bundle.test_bundle import FILES, install, kernel_in, written
-from tests.unit.harness.test_builds import add
+from tests.unit.harness.test_preview import add
 
 from belljar.bundle import Contents, Report, store_files
 from belljar.cli.main import run

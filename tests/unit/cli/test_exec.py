@@ -1,13 +1,8 @@
-"""`belljar exec`: what is ours and what is the guest's on one command line, and what comes back.
-The cell is a fake guest's."""
+"""`belljar exec`: what is ours and what is the guest's on one command line, and what comes back."""
 
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +10,6 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import opening
 
-from belljar.cell.cell import Cell
 from belljar.channel import Stream
 from belljar.cli.exec import COMMAND_KEY, exec_command, passing_on
 from belljar.cli.main import run
@@ -72,30 +66,6 @@ def test_what_the_exit_code_alone_does_not_say(
     """A timeout, a failed start, memory and dropped output are told on standard error."""
     assert run(["exec", *words]) == code
     assert f"belljar: {note}" in capsys.readouterr().err
-
-
-@pytest.mark.promise("1.2")
-def test_which_tiers_were_passed_over_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One line a tier on standard error; with --json in the object, and nothing beside it."""
-    sentence = "there is no OCI runtime"
-
-    @asynccontextmanager
-    async def careful(*_: object, **__: object) -> AsyncIterator[Cell]:
-        async with opening({b"speak": speak})() as cell:
-            cell.plan = replace(cell.plan, skipped_tiers=(sentence,))
-            yield cell
-
-    monkeypatch.setattr("belljar.cell.open.open_cell", careful)
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    command = ["low", "--", "speak", "out", "", "0"]
-    assert run(["exec", *command]) == 0
-    assert tuple(capfd.readouterr()) == ("out", f"belljar: {sentence}\n")
-    assert run(["exec", "--json", *command]) == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out)["skipped_tiers"] == [sentence]
-    assert err == ""
 
 
 class Terminal(io.TextIOWrapper):

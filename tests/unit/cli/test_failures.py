@@ -145,8 +145,7 @@ def caused_by(error: BaseException, cause: BaseException) -> BaseException:
 
 
 def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside an interrupt or a lack of descriptors, hidden by what was raised while it was handled,
-    and though it can't be told: nobody reads, the disk is full, Ctrl-C."""
+    """Over an interrupt or a lack, hidden by another error, and though it can't be told."""
     breach, lack = ContainmentBreach("a survivor"), OSError(errno.EMFILE, "Too many open files")
     looped = CellError("its own cause")
     looped.__cause__ = looped

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
+from belljar.capture import body_of
 from belljar.cell.decoys import decoy_key
 from belljar.cell.parts import start_run
 from belljar.cli.main import run
 from belljar.cli.main import run as belljar
-from belljar.events import Actor, Body, Event, JsonValue, Kind
+from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.rundir import create_run
 from belljar.policy.guarding import DecoyKind, DecoySpec
@@ -25,12 +25,7 @@ HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\n"
 def run_dir(home: Path) -> Path:
     """A finished run with something hostile in it."""
     content = HOSTILE.encode()
-    output = Body(
-        name="stdout",
-        content=content,
-        total_bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
+    output = body_of("stdout", content)
     with create_run(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:
         data: dict[str, JsonValue] = {"op": 1, "path": HOSTILE}
         run.recorder.record(

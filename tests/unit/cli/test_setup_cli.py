@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,38 +21,8 @@ MAIN = AptSource(
 NEEDS = needs("amd64")
 
 
-@dataclass
-class Host:
-    """A host as the plan sees it: a fresh Debian 12, with root."""
-
-    tools: frozenset[str] = frozenset()
-    release: dict[str, str] = field(
-        default_factory=lambda: {"ID": "debian", "VERSION_CODENAME": "bookworm"}
-    )
-    uid: int = 0
-    sources: tuple[AptSource, ...] = (MAIN,)
-    kernel: bool = False
-    images: frozenset[str] = frozenset()
-
-
-@pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
-    """The host of the test, which changes it."""
-    made = Host()
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    monkeypatch.setattr(setup, "debian_arch", lambda: "amd64")
-    monkeypatch.setattr(setup, "host_sources", lambda: list(made.sources))
-    monkeypatch.setattr(setup, "_release", lambda: made.release)
-    monkeypatch.setattr(setup, "_is_there", lambda need: need.command in made.tools)
-    monkeypatch.setattr(setup, "_has_kernel", lambda _home: made.kernel)
-    monkeypatch.setattr(setup, "_image_names", lambda _home: made.images)
-    monkeypatch.setattr("os.geteuid", lambda: made.uid)
-    return made
-
-
 def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
-    """The suite in a file of its own, the lists, what must be newer from it, then the others; a
-    suite that is there, in whichever file, is not added; Debian 13 has everything itself."""
+    """The suite in a file of its own, the lists, what must be newer from it, then the others."""
     wanted = NEEDS
     suite, rights, lists, newer, plain = install_line(wanted, "bookworm", [MAIN]).split(" && ")
     assert suite.endswith(f"> {BACKPORTS_FILE}")
@@ -75,10 +45,20 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
 
 
 def test_a_failing_tool_names_the_log(
-    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 3, the tool's last words and the log's path; later steps are not begun."""
-    host.sources = (replace(MAIN, suites=("bookworm", "bookworm-backports")),)
+    release = {"ID": "debian", "VERSION_CODENAME": "bookworm"}
+    sources = [replace(MAIN, suites=("bookworm", "bookworm-backports"))]
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    for name, found in {
+        "debian_arch": "amd64",
+        "host_sources": sources,
+        "_release": release,
+        "_is_there": False,
+    }.items():
+        monkeypatch.setattr(setup, name, lambda *_, found=found: found)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     script = tmp_path / "apt-get"
     script.write_text('#!/bin/sh\necho x >> "$0.calls"\necho the mirror is gone >&2\nexit 100\n')
     script.chmod(0o755)

@@ -1,5 +1,4 @@
-"""`belljar shell`: this terminal joined to the guest's, and given back as it was. Over a real
-pseudo-terminal; the cell is a fake guest's."""
+"""`belljar shell`: this terminal joined to the guest's, and given back as it was."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ def test_keys_go_in_raw_and_the_terminal_is_given_back(
     *,
     is_terminated: bool,
 ) -> None:
-    """^C and ^Z are the guest's; a new size is told; the exit code is the shell's, and the session
-    is on record. The settings are as before, also after SIGTERM in the middle."""
+    """^C and ^Z are the guest's; a new size is told."""
     keyboard, screen = terminal
     before = termios.tcgetattr(screen)
     read_until(keyboard, b"ready ")

@@ -67,9 +67,7 @@ def test_a_run_is_judged_by_every_name(
 def test_a_plain_inspect_run_says_its_verdict(
     home: Path, said: Said, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At its end, with the command; the same when it is judged again; what is in the log is called
-    the cell's. A log that is gone, or that has no samples, is missing evidence, until somebody says
-    where it is."""
+    """At its end, with the command; the same when it is judged again."""
     sandbox: Any = {"sandbox": ("belljar", "high"), "max_samples": 1, "fail_on_error": False}
     path = under_inspect(home, lambda: plain("task.py", **sandbox))
     told = capsys.readouterr().err

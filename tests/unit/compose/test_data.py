@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.unit.compose.test_translate import two
 
-from belljar.compose import keys
 from belljar.compose.document import ServiceBuild, TaskFiles, builds_of, read_document
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
@@ -121,18 +120,6 @@ def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles) -> No
         for options in ("", ":ro"):
             with pytest.raises(CannotKeepError, match="service s: `volumes` is refused"):
                 data_of(files, f"{source}:/target{options}")
-
-
-@pytest.mark.promise("1.7")
-def test_a_cell_takes_so_much(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all its mounts together."""
-    monkeypatch.setattr(keys, "MAX_BYTES", 6)
-    assert data_of(files, "./app:/a").data
-    with pytest.raises(CannotKeepError, match="at most"):
-        data_of(files, "./app:/a", "./app:/b")
-    monkeypatch.setattr(keys, "MAX_ENTRIES", 2)
-    with pytest.raises(CannotKeepError, match="at most"):
-        data_of(files, "./app:/a")
 
 
 def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:

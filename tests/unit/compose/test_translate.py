@@ -1,4 +1,4 @@
-"""What a compose file means for cells: what of it they don't keep, their order, their health."""
+"""What a compose file means for cells: order, health, networks, and what they don't keep."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from belljar.compose.model import Condition
 from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health
 from belljar.compose.values import CannotKeepError
 from belljar.image.config import HealthCheck, ImageConfig, image_health
+from belljar.policy.network import Network
 from belljar.policy.stand_ins import Health
 
 
@@ -104,50 +105,26 @@ def test_whatever_stands_in_a_field(value: Any, field: str) -> None:  # noqa: AN
         assert isinstance(read_compose(two(**{field: value})), Composed)
 
 
-def test_what_can_not_be_waited_for_is_refused() -> None:
-    """By name. A service that is not required may be missing."""
+OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"db": {"condition": "service_started", "made_up": 1}}, {"db": {}}, "made_up"),
+    ({"gone": {"condition": "service_started"}}, {"db": {}}, "gone, which does not exist"),
+    ({"db": {"condition": "service_healthy"}}, {"db": {"healthcheck": {"disable": True}}}, "switches off"),
+    ({"default": {"condition": "service_started"}}, {"default": {"command": "serve"}}, "starts last"),
+    ({"default": {"condition": "service_completed_successfully"}}, {}, "starts last"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("waits", "others", "told"), OTHERS)
+def test_what_can_not_be_waited_for_is_refused(
+    waits: dict[str, Any], others: dict[str, Any], told: str
+) -> None:
+    """By name; who need not be there, and a default service that runs nothing, are no obstacle."""
+    web = {"image": "i", "depends_on": waits}
+    with pytest.raises(CannotKeepError, match=told):
+        read_compose({"services": {"default": {}, "web": web, **others}})
     gone = {"gone": {"condition": "service_started", "required": False}}
-    services = {"default": {"image": "i"}, "web": {"image": "i", "depends_on": gone}}
-    assert read_compose({"services": services}).network
-    started: dict[str, Any] = {"condition": "service_started"}
-    odd: list[tuple[Any, str]] = [
-        ({"db": {**started, "made_up": 1}}, "made_up"),
-        (["gone"], "gone, which does not exist"),
-    ]
-    for depends_on, named in odd:
-        services = {"default": {}, "web": {"depends_on": depends_on}, "db": {}}
-        with pytest.raises(CannotKeepError, match=named):
-            read_compose({"services": services})
-
-
-def check(waits: dict[str, str], **fields: Any) -> None:  # noqa: ANN401 - YAML
-    """Services that wait for one, each in its way; `fields` are that one's."""
-    name, *_ = {*fields} or {"db"}
-    services: dict[str, Any] = {
-        who: {"image": "i", "depends_on": {name: {"condition": condition}}}
-        for who, condition in waits.items()
-    }
-    read_compose(
-        {"services": {"default": {}, **services, name: {"image": "i", **fields.get(name, {})}}}
-    )
-
-
-def test_health_that_is_switched_off_is_not_waited_for() -> None:
-    """Nor that of a program that has to end."""
-    check({"web": "service_healthy"})
-    with pytest.raises(CannotKeepError, match="switches off"):
-        check({"web": "service_healthy"}, db={"healthcheck": {"disable": True}})
-    with pytest.raises(CannotKeepError, match="another for its end"):
-        check({"web": "service_healthy", "x": "service_completed_successfully"})
-
-
-def test_the_default_service_starts_last() -> None:
-    """Who waits for it is refused, unless nothing runs in it: then there is nothing to wait for."""
-    check({"web": "service_started"}, default={})
-    with pytest.raises(CannotKeepError, match="starts last"):
-        check({"web": "service_started"}, default={"command": "serve"})
-    with pytest.raises(CannotKeepError, match="starts last"):
-        check({"web": "service_completed_successfully"}, default={})
+    fine = {"depends_on": {**gone, "default": {"condition": "service_started"}}}
+    assert read_compose({"services": {"default": {}, "web": {"image": "i", **fine}}}).network
 
 
 def test_a_circle_is_refused() -> None:
@@ -193,3 +170,93 @@ def test_times_alone_are_of_the_images_check() -> None:
     for off in ({"test": ["NONE"]}, {"test": "x", "disable": "yes"}):
         assert read_health(off) == {"image": False}
     assert read_health({"test": [], "retries": 5}) == read_health({"retries": 5})
+
+
+def joined(**networks: list[str]) -> dict[str, Any]:
+    """A compose file whose services join these."""
+    declared = {network: None for of in networks.values() for network in of}
+    services = {name: {"image": name, "networks": of} for name, of in networks.items()}
+    return {"services": services, "networks": declared}
+
+
+@pytest.mark.promise("1.5")
+@pytest.mark.parametrize(
+    "apart",
+    [
+        {"default": ["front"], "web": ["front", "back"], "db": ["back"]},
+        {"default": ["a", "b"], "web": ["b", "c"], "db": ["a", "c"]},
+    ],
+)
+def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) -> None:
+    """Each cell has its service's networks."""
+    network = read_compose(joined(**apart)).network
+    assert network is not None
+    assert network["own_cell"]["networks"] == apart["default"]
+    assert {name: words["networks"] for name, words in network["stand_ins"].items()} == {
+        name: of for name, of in apart.items() if name != "default"
+    }
+
+
+def test_a_service_without_a_network() -> None:
+    """Its cell is in no network; those that have one share it as ever."""
+    network = read_compose(two(network_mode="none")).network
+    assert network is not None
+    assert network["stand_ins"]["shop"]["networks"] == []
+    assert "networks" not in network["own_cell"]
+    apart = {name: {"image": name, "network_mode": "none"} for name in ("default", "scorer")}
+    network = read_compose({"services": apart}).network
+    assert not Network.model_validate(network, strict=False).has_cells
+
+
+def test_a_network_must_be_declared() -> None:
+    """As Compose wants it; the implicit one is there anyway."""
+    with pytest.raises(CannotKeepError, match="not declared: inner"):
+        read_compose(two(networks=["inner"]))
+    assert read_compose(two(networks=["default"])).network
+    with pytest.raises(CannotKeepError, match="both networks and network_mode"):
+        read_compose(
+            {"services": {"x": {"image": "i", "network_mode": "none", "networks": ["default"]}}}
+        )
+
+
+@pytest.mark.promise("1.5")
+def test_what_a_range_is_not_is_refused_by_name() -> None:
+    """Also where no service joins it."""
+    odd: list[tuple[str, Any]] = [
+        ("external", True),
+        *(("driver", "host"), ("driver", "macvlan"), ("enable_ipv6", True), ("enable_ipv4", False)),
+        *(("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}), ("made_up", 1)),
+    ]
+    for key, value in odd:
+        with pytest.raises(CannotKeepError, match=f"network n: `{key}` is refused"):
+            read_compose({**two(), "networks": {"n": {key: value}}})
+    fixed: list[tuple[str, Any]] = [
+        *(("ipv4_address", "172.16.238.10"), ("ipv6_address", "2001:db8::1"), ("made_up", 1)),
+        *(("link_local_ips", ["169.254.1.1"]), ("mac_address", "02:42:ac:11:00:02")),
+        *(("driver_opts", {"a": "b"}), ("interface_name", "eth1")),
+    ]
+    for key, value in fixed:
+        with pytest.raises(CannotKeepError, match=f"service shop: `networks` is refused.*{key}"):
+            read_compose(two(networks={"default": {key: value}}))
+
+
+def test_names_differ_by_more_than_case() -> None:
+    """A service keeps its name, and its host names are found however they are written."""
+    services = {"default": {"image": "a"}, "DC01": {"image": "b", "hostname": "DC01.corp.local"}}
+    network = read_compose({"services": services}).network
+    assert network is not None
+    assert network["stand_ins"]["DC01"]["names"] == ["dc01", "dc01.corp.local"]
+    with pytest.raises(CannotKeepError, match="the same name: dc01"):
+        read_compose({"services": {**services, "dc01": {"image": "c"}}})
+    shops = {"default": {"image": "a", "hostname": "shop"}, "shop": {"image": "b"}}
+    with pytest.raises(CannotKeepError, match="default and shop have the same name: shop"):
+        read_compose({"services": shops})
+
+
+def test_a_name_that_no_cell_can_have() -> None:
+    """Is refused here, by name, and not as a fault of the policy."""
+    odd = ("_web", "x" * 64, "default", "localhost", "123", "a..b")
+    for name in odd:
+        services = {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}
+        with pytest.raises(CannotKeepError, match=r"compose service .*can't"):
+            read_compose({"services": services})

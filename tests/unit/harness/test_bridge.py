@@ -1,9 +1,12 @@
-"""A program's chat request in a cell becomes a call of the evaluated model."""
+"""A program's chat request becomes a call of the model; the arguments of hostile tool calls."""
 
 from __future__ import annotations
 
 import json
+import time
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -13,13 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai._util.json import to_json_safe
 from inspect_ai.log import EvalSample, list_eval_logs, read_eval_log
-from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage, get_model
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    GenerateConfig,
+    ModelOutput,
+    ModelUsage,
+    get_model,
+)
+from inspect_ai.model._call_tools import parse_tool_call
 from inspect_ai.model._model import init_active_model
-from inspect_ai.util import LimitExceededError
+from inspect_ai.tool import ToolCall, ToolInfo, ToolParams
+from inspect_ai.util import JSONSchema, LimitExceededError
 from inspect_ai.util._concurrency import init_concurrency
 from tests.unit.harness.runs import MODEL, evaluated
 
+from belljar.cell.guarded import LetOut
+from belljar.harness import model_api, model_boundary  # noqa: F401 - either puts the bounds in place
 from belljar.harness.bridge import STOPPED, ModelBridge, conversation_of, read_request
+from belljar.harness.session import Session
 
 pytestmark = pytest.mark.anyio
 
@@ -253,3 +268,72 @@ def test_a_request_of_many_wrong_items_costs_no_more_than_one(request_of: str) -
     with pytest.raises(ValueError, match="fields are wrong") as raised:
         read_request(body)
     assert int(str(raised.value).split()[3]) < 10
+
+
+PARAMETERS = ToolParams(properties={"text": JSONSchema(type="string")})
+TOOL = ToolInfo(name="say", description="Says it.", parameters=PARAMETERS)
+
+
+def parsed(arguments: str) -> Any:  # noqa: ANN401 - a JSON value
+    """As each provider of Inspect has it."""
+    return parse_tool_call("1", "say", arguments, [TOOL]).arguments.get("text")
+
+
+BOMBS = {
+    "aliases": "[&a0 [x]"
+    + "".join(f", &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))
+    + "]",
+    "merges": "- &a {x: 1}\n- {<<: *a}",
+    "a long number": "0x" + "f" * 16_000,
+    "no date": "2001-99-99",
+    "a key of lists": "? [a]\n: b",
+    "much": "- a\n" * 4_000_000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_grows_or_takes_long_stays_a_text(name: str) -> None:
+    """What comes of it is never larger than what was sent, and can be written to the log."""
+    began = time.monotonic()
+    value = parsed(BOMBS[name])
+    assert value == BOMBS[name].strip()
+    assert len(json.dumps(value)) < 2 * len(BOMBS[name])
+    assert time.monotonic() - began < 10
+
+
+def test_other_arguments_are_what_they_were() -> None:
+    """Text, numbers, lists, dates, no YAML at all, and JSON objects, as in Inspect alone."""
+    for arguments, value in (
+        ("ls -l && cat a | grep '*'", "ls -l && cat a | grep '*'"),
+        ("7", 7),
+        ("[a, true]", ["a", True]),
+        ("2001-01-01", date(2001, 1, 1)),
+        ("a: [b", "a: [b"),
+        ('{"text": "x"}', "x"),
+    ):
+        assert parsed(arguments) == value
+
+
+@pytest.mark.anyio
+async def test_arguments_that_are_nested_too_deeply_end_their_sample_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model chooses them, and must not choose the end of the run: they are not sent."""
+    session.ensure_run()
+    deep: object = 1
+    for _ in range(900):
+        deep = {"a": deep}
+    let_out: Any = lambda part, **_: LetOut(data=part.data)  # noqa: E731 - it finds nothing
+    cell = SimpleNamespace(id="c", guard=SimpleNamespace(passed={}, let_out=let_out))
+    monkeypatch.setattr(model_boundary, "sample_environment", lambda: SimpleNamespace(cell=cell))
+    call = ToolCall(id="1", function="f", arguments={"a": deep})
+    data: Any = SimpleNamespace(
+        model_name="m",
+        input=[ChatMessageAssistant(content="", tool_calls=[call])],
+        tools=[],
+        config=GenerateConfig(),
+        tool_choice=None,
+    )
+    with pytest.raises(LimitExceededError):
+        await model_boundary.LookAtMessages().on_before_model_generate(data)
+    assert session.stopped is None

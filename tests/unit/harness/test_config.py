@@ -59,18 +59,6 @@ def compose_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_compose_file_is_put_on_the_policy_beside_it(compose_file: Path) -> None:
-    """As Inspect hands it over, a file's path. A Dockerfile names the image that is built of it."""
-    beside, dockerfile = (compose_file.with_name(name) for name in ("belljar.yaml", "Dockerfile"))
-    beside.write_text(POLICY)
-    config = as_config(str(compose_file))
-    assert config.policy == str(beside)
-    assert BelljarConfig.model_validate(config.model_dump()) == config
-    dockerfile.write_text("FROM x")
-    built = as_config(str(dockerfile))
-    assert (built.builds[0].image, built.policy) == (built.image, str(beside))
-
-
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
     """Its metadata reaches both cells; what runs and what it is called are known."""
     flag = {"FLAG": "f$SAMPLE_METADATA_X"}
@@ -145,26 +133,6 @@ def test_any_compose_file_is_a_configuration_or_refused(
         assert isinstance(as_config(str(path)), BelljarConfig)
     except PolicyError as error:
         assert error.where.startswith(str(path))  # noqa: PT017 - either is right
-
-
-EXPANSIONS = {
-    "$SAMPLE_METADATA_A": "1",
-    "x${SAMPLE_METADATA_A}y": "x1y",
-    "${SAMPLE_METADATA_B:-none}": "none",
-    "${SAMPLE_METADATA_E:-none}": "none",
-    "${SAMPLE_METADATA_E-none}": "",
-    "$${SAMPLE_METADATA_A}": "${SAMPLE_METADATA_A}",
-    "$$HOME ${HOME} $": "$$HOME ${HOME} $",
-    "$SAMPLE_METADATA_R": "${SAMPLE_METADATA_A}",  # metadata is data
-}
-
-
-def test_expansion() -> None:
-    """Compose's forms, for our names alone."""
-    given = {"A": "1", "E": "", "R": "${SAMPLE_METADATA_A}"}
-    variables = {f"SAMPLE_METADATA_{name}": item for name, item in given.items()}
-    written = {str(number): value for number, value in enumerate(EXPANSIONS)}
-    assert [*expanded(written, variables, where="env").values()] == [*EXPANSIONS.values()]
 
 
 def test_metadata_does_not_grow_beyond_a_bound() -> None:

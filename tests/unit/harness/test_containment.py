@@ -1,8 +1,9 @@
-"""A sample's verdict, by its probes and its destruction, and what a breach does to the session."""
+"""A sample's verdict: its probes, its destruction, its reverts; what a breach does to the session."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import anyio
@@ -11,7 +12,8 @@ from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
 from tests.unit.harness.runs import opened
 
-from belljar.errors import ContainmentBreach, HostError
+from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.events import Kind
 from belljar.harness import session as session_module
 from belljar.harness.sample import Containment
 from belljar.harness.session import Session
@@ -150,3 +152,69 @@ async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) ->
         assert isinstance(session.stopped, ContainmentBreach)
     cells.on_probe = at("never", read_canary)
     await environment.close(outcome="completed")
+
+
+@pytest.fixture(autouse=True)
+def _revertible(cells: FakeCells) -> None:
+    cells.are_revertible = True
+
+
+def seen_of(cells: FakeCells) -> list[list[tuple[Kind, str]]]:
+    """What is on record of each cell's belonging and probes, in order of their making."""
+    kinds = {Kind.SAMPLE_STARTED: "sample", Kind.PROBE_COMPLETED: "phase"}
+    return [
+        [
+            (event.kind, str(event.data[kinds[event.kind]]))
+            for event in cells.runs[0].recorder.events
+            if event.cell_id == cell.id and event.kind in kinds
+        ]
+        for cell in cells.opened
+    ]
+
+
+WHOLE = [
+    (Kind.SAMPLE_STARTED, "s1"),
+    (Kind.PROBE_COMPLETED, "start"),
+    (Kind.PROBE_COMPLETED, "end"),
+]
+
+
+@pytest.mark.promise("3.5")
+@pytest.mark.parametrize("phase", ["start", "end"])
+async def test_a_machine_without_its_probes_makes_the_sample_void(
+    session: Session, cells: FakeCells, phase: str
+) -> None:
+    """The new one or the old one: good probes of the others don't stand for it."""
+    environment, at_start = await opened(), phase == "start"
+
+    def fail(cell: FakeCell, at: str) -> None:
+        if at == phase and cell is cells.opened[at_start]:
+            raise CellError("no probe")
+
+    cells.on_probe = fail
+    none: AbstractContextManager[object] = nullcontext()
+    with pytest.raises(Exception, match="not running") if at_start else none:
+        await environment.revert()
+    assert (environment.cell.id == cells.opened[0].id) is at_start
+    assert not at_start or seen_of(cells)[1] == [WHOLE[0], WHOLE[2]]
+    assert (await environment.exec(["true"])).success
+    with none if at_start else pytest.raises(CellError):
+        await environment.close(outcome="completed")
+    assert environment.containment.cell_verdict is Verdict.VOID
+
+
+async def test_a_breach_of_a_new_machine_is_the_samples(session: Session, cells: FakeCells) -> None:
+    """It stops the run, and the machine that never came into use is in the sample's evidence."""
+    environment = await opened()
+
+    def arm(cell: FakeCell, phase: str) -> None:
+        if cell is cells.opened[1] and phase == "start":
+            cell.run_probe_program.touch = read_canary
+
+    cells.on_probe = arm
+    with pytest.raises(ContainmentBreach):
+        await environment.revert()
+    assert session.breaches
+    await environment.close(outcome="stopped")
+    assert seen_of(cells) == [WHOLE] * 2
+    assert environment.containment.cell_verdict is Verdict.BREACHED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 from typing import Any
 
@@ -12,6 +13,7 @@ from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 from tests.fakes.cell import FakeCells, FakeRun
 from tests.unit.harness.runs import active_sample, close, opened
 
+from belljar.cell.health import HealthFinding
 from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.evidence import FINDINGS
@@ -146,3 +148,36 @@ async def test_cleanup_is_shielded_from_cancellation(session: Session, cells: Fa
             "task", None, {"default": environment}, interrupted=True
         )
     assert cells.opened[0].destroyed
+
+
+NO_SHELL = HealthFinding(stage="exec", errno=errno.ENOENT)
+
+
+def checks(session: Session) -> list[tuple[str, str]]:
+    """Phase and cause of each check on record, each begun before it was made."""
+    assert session.run is not None
+    recorder: Any = session.run.recorder
+    done = [each.data for each in recorder.events if each.kind is Kind.CELL_CHECKED]
+    assert recorder.kinds().count(Kind.CELL_CHECKING) == len(done)
+    return [(each["phase"], each["cause"]) for each in done]
+
+
+@pytest.mark.promise("7.5")
+async def test_damage_is_noticed_at_the_next_call_and_kept(
+    session: Session, cells: FakeCells
+) -> None:
+    """The call itself is an ordinary failure; the damage is looked for no more."""
+    environment = await opened()
+    await environment.exec(["true"])
+    cells.opened[0].healths[:] = [NO_SHELL]
+    for _ in range(2):
+        assert (await environment.exec(["no-such-program"])).returncode == 127
+    await close(environment)
+    assert checks(session) == [("baseline", ""), ("call", "shell_missing")]
+    environment = await opened()
+    await environment.exec(["true"])
+    cells.opened[1].die()
+    with pytest.raises(SandboxUnavailableError):
+        await environment.exec(["true"])
+    await close(environment)
+    assert checks(session)[2:] == [("baseline", ""), ("call", "agent_died")]

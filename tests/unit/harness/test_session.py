@@ -1,7 +1,8 @@
-"""What the cells of one evaluation share: images, a kill order, starts and model cells."""
+"""What the cells of one evaluation share: images, a kill order, model cells, attach sockets."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,10 +12,22 @@ from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.fakes.cell import FakeCells
+from tests.unit.harness.runs import close, opened
 
 from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
 from belljar.harness import session as session_module
+from belljar.harness.attach import (
+    MAX_PAYLOAD_BYTES,
+    AttachError,
+    FrameKind,
+    FrameReader,
+    frame,
+    release_cells,
+    remove_dead_sockets,
+)
 from belljar.harness.options import check_models
 from belljar.harness.session import CloseModels, ModelCells, Session
 from belljar.harness.source import RealCells
@@ -134,3 +147,45 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
     file.write_text(f"belljar: 1\nrisk: low\nmodel: {{weights: {{sha256: {digest}}}}}\n")
     with pytest.raises(HostError, match="not in the store"):
         check_models([f"belljar/{file}"], tmp_path)
+
+
+@given(st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=300))), st.integers(1, 64))
+def test_frames_survive_any_chopping(sent: list[tuple[FrameKind, bytes]], step: int) -> None:
+    """What is sent is read, whatever the chunks."""
+    wire = b"".join(frame(kind, payload) for kind, payload in sent)
+    reader = FrameReader()
+    received = [
+        got
+        for start in range(0, len(wire), step)
+        for got in reader.feed(wire[start : start + step])
+    ]
+    assert received == sent
+
+
+@given(st.binary(max_size=4096))
+def test_garbage_is_an_error_or_frames_never_more_memory(garbage: bytes) -> None:
+    """A broken peer can't make the reader hold more than a frame."""
+    reader = FrameReader()
+    try:
+        for _, payload in reader.feed(garbage):
+            assert len(payload) <= MAX_PAYLOAD_BYTES
+    except AttachError:
+        pass
+
+
+@pytest.mark.anyio
+async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
+    """What a crashed owner left is cleaned up by the next who looks; nobody else may open one."""
+    environment, other = await opened(), await opened()
+    path = environment.attach_socket.path
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(path))
+    removed = await anyio.to_thread.run_sync(remove_dead_sockets, session.home)
+    assert removed == [environment.cell.id]
+    assert (path.exists(), other.attach_socket.path.exists()) == (False, True)
+    assert await anyio.to_thread.run_sync(release_cells, environment.cell.id, session.home) == []
+    await close(other)
+    await close(environment)

@@ -19,8 +19,7 @@ from belljar.host.facts import gather_facts, parse_routes
     ],
 )
 def test_where_core_dumps_go_is_read(pattern: str | None, state: str, tmp_path: Path) -> None:
-    """By the first character, as the kernel does. A pattern that can't be read counts as one that
-    names a program, and what is warned of says that nobody knows."""
+    """By the first character, as the kernel does."""
     proc = tmp_path / "proc"
     if pattern is not None:
         (proc / "sys/kernel").mkdir(parents=True)

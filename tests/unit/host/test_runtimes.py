@@ -79,8 +79,7 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
 def test_a_failure_is_believed_for_a_short_while_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fixed without a trace in any file, it is tried again: at once when in doubt, soon in any
-    case; a success is kept. Who can't try takes what is known."""
+    """Fixed without a trace in any file, it is tried again."""
     file, tried, now_s = program(tmp_path, "runc", "runc version 1.1.5"), [], 1000.0
     monkeypatch.setattr(time, "time", lambda: now_s)
 

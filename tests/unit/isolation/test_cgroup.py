@@ -1,5 +1,4 @@
-"""Control groups, on fake trees of both versions: where they are made, what is written, and that
-they go."""
+"""Control groups, on fake trees of both versions."""
 
 from __future__ import annotations
 
@@ -86,9 +85,7 @@ def has_files(monkeypatch: pytest.MonkeyPatch, **contents: str) -> None:
 def test_version_1_bounds_what_sockets_hold_and_does_not_swap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Datagrams that nobody reads are not counted there without a limit of their own: a cell could
-    take the host's memory by them. Where the kernel counts no swap, a group at its limit would be
-    swapped out, slowly and without a bound."""
+    """Datagrams that nobody reads are not counted there without a limit of their own."""
     groups = planned(("memory",), {"memory": tmp_path}, unified=False)
     has_files(monkeypatch, **{"memory.kmem.tcp.limit_in_bytes": "", "memory.swappiness": "60"})
     cgroup.make_groups(groups, LIMITS)

@@ -9,7 +9,6 @@ import os
 import resource
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -23,7 +22,7 @@ from belljar.isolation import cgroup, survivors
 from belljar.isolation import kill as kill_module
 from belljar.isolation import reap as reap_module
 from belljar.isolation.hold import read_hold, read_order
-from belljar.isolation.kill import KILLS, choose, halt, kill, kill_now
+from belljar.isolation.kill import KILLS, choose, kill, kill_now
 from belljar.isolation.survivors import Destruction
 from belljar.ledger.keys import signature_is_good
 from belljar.process import ProcessId, boot_id, identify
@@ -82,8 +81,7 @@ def test_what_belongs_together_ends_together() -> None:
 
 @pytest.mark.promise("6.3")
 def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
-    """Processes that the journal names, and one that only says for which cell it was started, are
-    killed, files and entry go; the order is there for the owner, the signed record for all."""
+    """What the journal names, and what was only started for the cell, ends; it is signed."""
     journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
     directory.mkdir()
     with a_process() as process, a_process("--cell", CELL) as launched:
@@ -233,9 +231,7 @@ def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[...,
 def test_want_of_descriptors_is_waited_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, step: str, times: int
 ) -> None:
-    """At the strike, at looks, or while it is proven that all is gone: everything is ended in the
-    end, what the journal doesn't name yet too, and nothing counts as gone that can't be looked
-    at."""
+    """At the strike, at looks, or while it is proven that all is gone."""
     journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
     directory.mkdir()
     scarce = without_descriptors(getattr(place, step), times=times)
@@ -294,8 +290,7 @@ def test_what_was_never_struck_is_kept_on_record(
 def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: str
 ) -> None:
-    """Its entry: it is a problem, and ended by its file's name. Its group: it is ended by what is
-    known of it. Neither is proven. The other is halted and proven at once."""
+    """Its entry: it is a problem, and ended by its file's name."""
     group, refused = tmp_path / f"cell-{CELL}", OSError(errno.ENOMEM, "Cannot allocate memory")
     read_text, read_group = Path.read_text, cgroup.processes_in
 
@@ -327,31 +322,6 @@ def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
         assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
 
 
-def test_a_process_that_lost_its_words_is_not_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Known by its words alone, and without them at last: not halted before it has ended."""
-    Journal(tmp_path).write(entry_of(CELL))
-    words, pipe = ["sh", "-c", "echo; read _; exec cat", "--cell", CELL], subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as process:
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("no pipes")
-        told, answers = process.stdin, process.stdout
-        assert answers.readline() == b"\n"  # its words are in place
-
-        def slowly(found: ProcessId) -> None:
-            """Only the next stroke ends it."""
-            monkeypatch.setattr(kill_module, "kill_process", kill_process)
-            told.write(b"\nchanged\n")
-            told.flush()
-            assert (found.pid, answers.readline()) == (process.pid, b"changed\n")
-
-        monkeypatch.setattr(kill_module, "kill_process", slowly)
-        halted = halt(Journal(tmp_path), Journal(tmp_path).entries(), time.monotonic())
-        assert CELL in halted
-        assert identify(process.pid) is None
-
-
 @pytest.mark.promise("6.3")
 def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> None:
     """With --all; the report names the file."""
@@ -381,8 +351,7 @@ async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
-    """Frozen first, then killed, by the kernel's own files; a group without them is left to the
-    pids. A real one ends, where the host has such groups."""
+    """Frozen first, then killed, by the kernel's own files."""
     files = [tmp_path / name for name in ("cgroup.freeze", "cgroup.kill")]
     for file in files:
         file.write_text("0")

@@ -8,7 +8,6 @@ import os
 import resource
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,8 +29,7 @@ from belljar.process import ProcessId, close_all
     ],
 )
 def test_a_step_that_failed(step: str, number: int, is_hosts: bool) -> None:
-    """What the host forbids or lacks is a `HostError`, all else the cell's; each names the step and
-    what the kernel said, and a path can hold anything."""
+    """What the host forbids or lacks is a `HostError`, all else the cell's."""
     line = f"failed step {step} errno {number}: it failed: /a\x1b[2J"
     error = start_error("c-0123456789ab", f"child 7\n{line}\n", "")
     assert type(error) is (HostError if is_hosts else CellError)
@@ -67,33 +65,9 @@ def test_an_end_is_read_from_any_descriptor() -> None:
     assert (end.signal, end.cause) == (9, "itself")
 
 
-def test_two_that_ask_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several threads ask how a cell ended: what one of them has read stays read."""
-    read, is_late = jails._drain, threading.Event()
-
-    def slowly(fd: int | None, max_bytes: int) -> bytes:
-        taken = read(fd, max_bytes)
-        if not taken:
-            is_late.wait(0.2)  # has read nothing, and says so after the other
-        else:
-            is_late.set()
-        return taken
-
-    monkeypatch.setattr(jails, "_drain", slowly)
-    with jailed() as (jail, told):
-        early = threading.Thread(target=jail.read_status)
-        early.start()
-        time.sleep(0.05)
-        os.write(told, b"ended exit 0 cause itself\n")
-        assert jail.read_status() is not None
-        early.join()
-        assert b"ended" in jail._status_text
-
-
 @pytest.mark.anyio
 async def test_an_end_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a descriptor left the jail is closed all the same: the look for survivors says what
-    is left of it."""
+    """Without a descriptor left the jail is closed all the same."""
 
     def none_left(_process: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")

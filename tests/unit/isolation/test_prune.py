@@ -84,8 +84,7 @@ async def test_what_nobody_used_for_long_goes_and_the_rest_stays(home: Path, nam
 @pytest.mark.promise("6.5")
 @pytest.mark.parametrize("name", KINDS)
 async def test_what_a_living_cell_uses_stays(home: Path, name: str) -> None:
-    """Its claim is a lock of the process that owns the cell: it ends with it, however that ends.
-    What was claimed since the look stays, too, and so does what is being made anew."""
+    """Its claim is a lock of the process that owns the cell: it ends with it, however that ends."""
     directory = part_of(home, name, STALE, 15 * DAY_S)
     with held_by_another(directory):
         assert states(await prune(home, unused_for_s=0)) == {STALE: "in use"}
@@ -116,9 +115,7 @@ async def test_trees_go_by_the_same_rule(home: Path) -> None:
 
 
 async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path: Path) -> None:
-    """Two installations share a store and a runtime: each gets the root with its own guest agent,
-    whichever came first; the root of a program that was replaced is made anew. One that was
-    installed again as it was takes nothing from who is in the root."""
+    """Two installations share a store and a runtime."""
     program = tmp_path / "runtime"
     program.write_text("the same")
     common = RootRecipe(

@@ -39,8 +39,7 @@ def planted(home: Path, place: str, name: str) -> Path:
 
 
 def test_nothing_else_is_touched(tmp_path: Path) -> None:
-    """Asked for one cell, only that; a store that isn't there is no error. Runs are not looked
-    through: nothing is made among them, and there may be ten thousand."""
+    """Asked for one cell, only that; a store that isn't there is no error."""
     lost = planted(tmp_path, PLACES[0], dead_name("scratch"))
     assert reap_now(tmp_path, CELL) == ()
     assert lost.exists()

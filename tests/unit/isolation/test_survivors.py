@@ -112,8 +112,7 @@ def test_without_a_look_that_is_needed_nothing_is_proven(
 
 
 def test_what_is_not_seen_is_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That a group's directory isn't there says nothing when its parent is no control group now. A
-    directory that may not be searched hides what is in it."""
+    """That a group's directory isn't there says nothing when its parent is no control group now."""
     mine = entry()
     found = look(replace(mine, cgroups=(tmp_path / mine.cell_id,)))
     assert [each.what for each in found.unproven] == [
@@ -233,8 +232,7 @@ def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
 def test_reaping_spares_who_has_what_a_dying_cell_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed process 1 leaves its network first, and is long in dying: that namespace's number may
-    be a living cell's by then. Of what it is still in nothing is spared."""
+    """A killed process 1 leaves its network first, and is long in dying."""
 
     def left_most(_: object) -> dict[str, int]:
         return {"user": os.open(f"/proc/{still_there.pid}/ns/user", os.O_RDONLY)}

@@ -39,8 +39,7 @@ def opened(process: str = "cat", path: str = "/a") -> Access:
 
 
 def test_the_first_of_a_kind_is_reported_at_once_and_the_rest_counted() -> None:
-    """One report an interval, which says how many it stands for; a crowd at one file hides no
-    other."""
+    """One report an interval, which says how many it stands for."""
     limit = FileWatch()
     limit.add(opened())
     assert limit.due(10.0) == [opened()]
@@ -81,8 +80,7 @@ def test_nothing_is_lost_and_no_interval_has_too_many(
 @pytest.mark.promise("5.6")
 @pytest.mark.parametrize("is_empty", [False, True])
 def test_a_host_read_covers_its_files_until_the_queue_was_read(*, is_empty: bool) -> None:
-    """Also a directory's, and no others': until the queue was found empty by a read that began
-    after it, or for the time that a full queue takes. One that goes on covers always."""
+    """Also a directory's, and no others'."""
     source, sink = os.pipe2(os.O_NONBLOCK)
     thread = QueueThread(lambda: source, lambda: 0, print)
     watch, told = QueueWatch(OwnReads(), thread), list[str]()
@@ -184,8 +182,7 @@ async def test_what_the_guests_kernel_dropped_is_said_once() -> None:
 
 @pytest.mark.promise("5.6")
 async def test_what_a_dead_cell_saw_last_is_lost_and_that_is_said() -> None:
-    """Nobody reads the channel between two operations: a cell that dies meanwhile may have seen
-    more than was told."""
+    """Nobody reads the channel between two operations."""
     async with talking() as (_guest, client):
         watch = await watch_guest(client, ["/a"])
         ends = list[str]()

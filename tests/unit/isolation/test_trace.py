@@ -119,22 +119,6 @@ async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("5.6")
-async def test_a_host_read_hides_nothing_that_follows_it(tmp_path: Path) -> None:
-    """The first access after it is reported, also where nothing else came in between."""
-    trace, own, told = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
-    with connect(tmp_path) as sandbox:
-        watch = await watch_sandbox(trace, [FILE], own)
-        watch.begin(told.append, print)
-        async with own.of(FILE, "/"):
-            pass
-        await anyio.sleep(0.2)
-        sandbox.send(OPENED)
-        await watch.aclose()
-    trace.close()
-    assert [each.operation for each in told] == ["open"]
-
-
-@pytest.mark.promise("5.6")
 async def test_what_came_before_the_end_is_reported(tmp_path: Path) -> None:
     """A guest that touches a decoy and then ends its sandbox has touched it."""
     trace, told, ends = Trace(tmp_path, "/x", is_this), list[Access](), list[str]()

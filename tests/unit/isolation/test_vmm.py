@@ -1,5 +1,4 @@
-"""A VMM that may say anything: its monitor's client, its console, a machine that is to be saved, and
-its memory's digest."""
+"""A VMM that may say anything."""
 
 from __future__ import annotations
 

@@ -18,6 +18,8 @@ from types import FrameType
 import pytest
 
 import belljar.ledger.writer as writer_module
+from belljar.cell.record import text
+from belljar.channel.frames import MAX_REQUEST_BYTES
 from belljar.dataclass import replace
 from belljar.errors import InvalidEventError, LedgerError
 from belljar.events import Body, Event, JsonValue, Kind
@@ -94,7 +96,8 @@ def test_the_digest_of_a_body_is_never_that_of_a_part(writer: LedgerWriter, run_
 
 
 def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run_dir: Path) -> None:
-    """No event is written that a reader would refuse as too deep."""
+    """No event is written that a reader would refuse as too deep. The longest argv that a cell takes
+    is recorded in full, and verified there, also where JSON escapes each of its bytes."""
     value: dict[str, JsonValue] = {}
     for _ in range(97):
         value = {"a": value}
@@ -102,7 +105,9 @@ def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run
     with pytest.raises(InvalidEventError):
         writer.record(replace(hit("x"), data={"reason": "x", "more": {"a": value}}))
     event = exec_events(1)[0]
-    writer.record(replace(event, data={**event.data, "argv": ["x" * (1 << 20), "\udcff"]}))
+    writer.record(
+        replace(event, data={**event.data, "argv": [text(b"\xff" * MAX_REQUEST_BYTES), "\udcff"]})
+    )
     _, large = (parse_canonical(line) for line in (run_dir / "ledger.jsonl").read_bytes().split())
     assert large["data"] == {"$body": "data"}
     result = verify(run_dir)
@@ -179,7 +184,7 @@ def test_what_is_no_event_is_refused_and_the_writer_goes_on(
         Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x", "n": 2**60}),
         Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x", "n": float("nan")}),
         Event(kind="exec.imagined", data={}),  # type: ignore[arg-type]
-        hit("x" * (17 << 20)),
+        hit("x" * (33 << 20)),
         hit("x", *[body("x", b"1")] * 65),
         hit("x", Body(name="x", content=b"12", total_bytes=1, sha256="")),
         hit("x", Body(name="x", content=b"12", total_bytes=2, sha256="0" * 64)),

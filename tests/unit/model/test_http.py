@@ -20,7 +20,6 @@ from belljar.model.http import (
     ServerAnswer,
     ServerViolationError,
     ask_server,
-    is_api,
 )
 
 pytestmark = pytest.mark.anyio
@@ -182,13 +181,3 @@ async def test_a_request_that_is_given_up_takes_its_stream_along() -> None:
         async with ask_server(to(server), QUESTION, max_bytes=MAX_BYTES, timeout_s=30) as got:
             await whole(got)
     assert server.is_closed
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/slots", "/v1", "/v1//x", "/v1/../slots", "/v1/%2e%2e/x", "/v1/x?y"]
-)
-def test_nothing_else_of_the_server_is_reached(path: str) -> None:
-    """Its other endpoints, and what a server may resolve to them; by whatever client."""
-    assert not is_api("POST", path)
-    assert is_api("POST", "/v1/chat/completions")
-    assert not is_api("DELETE", "/v1/models")

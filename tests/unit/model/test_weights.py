@@ -88,24 +88,16 @@ def test_a_file_that_changes_while_it_is_added_is_not_trusted(
 
 
 @pytest.mark.promise("2.8")
-@pytest.mark.parametrize("how", ["changed", "truncated", "missing", "replaced"])
-def test_weights_that_are_not_what_was_added_are_refused(how: str, added: StoredWeights) -> None:
-    """Whatever was done to the bytes, even with times set back."""
+@pytest.mark.parametrize("changed", [b"W", b"", None])
+def test_weights_that_are_not_what_was_added_are_refused(
+    changed: bytes | None, added: StoredWeights
+) -> None:
+    """Other bytes, fewer, or none: even with times set back."""
     stored = added.path / "data" / added.served
-    times = stored.stat()
-    content = stored.read_bytes()
-    stored.chmod(0o644)
-    match how:
-        case "changed":
-            stored.write_bytes(b"W" + content[1:])
-        case "truncated":
-            os.truncate(stored, len(content) // 2)
-        case "missing":
-            stored.unlink()
-        case "replaced":
-            stored.unlink()
-            stored.write_bytes(content[::-1])
-    if stored.exists():
+    times, content = stored.stat(), stored.read_bytes()
+    stored.unlink()
+    if changed is not None:
+        stored.write_bytes(changed + content[1:] if changed else content[:4000])
         os.utime(stored, ns=(times.st_atime_ns, times.st_mtime_ns))
     with pytest.raises(HostError):
         verify_weights(added)

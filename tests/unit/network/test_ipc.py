@@ -1,11 +1,9 @@
-"""Messages between processes of ours, and the owner's end of a gateway's events: what is accepted,
-and that all else is refused."""
+"""Messages between processes of ours, and the owner's end of a gateway's events."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from belljar.events import Body
 from belljar.network import ipc as wire
 from belljar.network.ipc import Item, encode_event
-from belljar.network.stand_ins.web import MAX_ANSWER_BYTES
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 VALUES = st.recursive(
@@ -96,19 +93,13 @@ BAD = {
     "not a number": head().replace(b"{}", b'{"x": NaN}'),
     "infinite": head().replace(b"{}", b'{"x": 1e999}'),
     "beyond 2^53": head(data={"x": 2**53}),
-    "a float beyond 2^53": head().replace(b"{}", b'{"x": 1e16}'),
     "a lone surrogate": head(data={"x": "\ud800"}),
     "17 levels": head(data=json.loads('{"x":' * 17 + "1" + "}" * 17)),
     "a name twice": b'{"id": 1, "id": 2, "kind": "network.dns", "data": {}, "bodies": []}',
     "a field too many": head(more=1),
     "no id": head(id=None),
-    "a true id": head(id=True),
-    "a negative id": head(id=-1),
     "another's kind": head(kind="cell.destroyed"),
-    "the supervisor's kind": head(kind="network.flow"),
-    "no kind": head(kind=["network.dns"]),
     "no data": head(data=[]),
-    "bodies that are none": head(bodies={}),
     "nine bodies": head(bodies=[{**REF, "name": f"b{index}"} for index in range(9)]),
     "a name twice among bodies": head(bodies=[REF, REF]),
     "a body too large": head(
@@ -122,14 +113,8 @@ BAD = {
         kind="ask", data={"what": "chat"}, bodies=[{**REF, "total_bytes": 2}]
     ),
     "a sign of life with data": head(kind="alive", data={"x": 1}),
-    "a sign of life with a body": head(kind="alive", bodies=[REF]),
     "a question of no name": head(kind="ask", data={"what": "../x"}, bodies=[REF]),
     "a last message without its count": head(kind="ended"),
-    "a last message of less than none": head(kind="ended", data={"unreported": -1}),
-    "a last message of a truth": head(kind="ended", data={"unreported": True}),
-    "a last message of a fraction": head(kind="ended", data={"unreported": 1.0}),
-    "a last message with more": head(kind="ended", data={"unreported": 0, "more": 0}),
-    "a last message with a body": head(kind="ended", data={"unreported": 0}, bodies=[REF]),
 }
 
 
@@ -160,30 +145,6 @@ def test_what_comes_when_it_may_not_is_a_violation(first: bytes, then: bytes, ru
     assert (decoder.feed(first) is None) == (first is OVERFLOWING)
     with pytest.raises(wire.WireViolationError, match=rule):
         decoder.feed(then)
-
-
-def test_answers() -> None:
-    """An answer is its head and so many bytes; one that is too large is the owner's own error."""
-    said, *pieces = wire.encode_reply(7, b"x" * 100_000)
-    assert json.loads(said) == {"answer": 7, "ok": True, "bytes": 100_000}
-    assert b"".join(pieces) == b"x" * 100_000
-    assert json.loads(wire.encode_ack(3)) == {"ack": 3}
-    with pytest.raises(ValueError, match="an answer of"):
-        wire.encode_reply(1, bytes(MAX_ANSWER_BYTES + 1))
-
-
-def test_an_object_and_a_descriptor_arrive() -> None:
-    """The copy reads what the original reads."""
-    ours, theirs = wire.pair()
-    with ours, theirs:
-        fd = wire.new_file()
-        wire.fill(fd, {"x": [1, None]})
-        wire.send(ours, {"take": "it"}, [fd])
-        os.close(fd)
-        message, fds = wire.receive(theirs)
-        assert message == {"take": "it"}
-        assert not os.get_inheritable(fds[0])
-        assert wire.from_file(fds[0]) == {"x": [1, None]}
 
 
 def test_last_messages_are_read_after_a_reset() -> None:

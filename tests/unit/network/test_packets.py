@@ -28,8 +28,7 @@ def add(record: PacketFile, time_ns: int, frame: bytes) -> None:
 def test_what_cells_send_is_whole_or_counted(
     tmp_path_factory: pytest.TempPathFactory, frames: list[tuple[int, bool]]
 ) -> None:
-    """However much comes: within the bound, in the order of time. A frame of a cell is whole or
-    counted as dropped; one that the range sent may be cut to its headers, or missing."""
+    """However much comes: within the bound, in the order of time."""
     path = tmp_path_factory.mktemp("record") / "packets"
     record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
     sent = {at * 2 + is_ours: bytes([at]) * size for at, (size, is_ours) in enumerate(frames, 1)}
@@ -90,8 +89,7 @@ FLIGHT = b"\x16\x03\x03" + bytes(range(256)) * 5
 def test_the_gateways_part_in_a_handshake_is_evidence(
     tmp_path: Path, flight: list[bytes], answers: list[bytes]
 ) -> None:
-    """Without the server's hello no secret decrypts what the cell sent: beyond half of the room,
-    too, it is whole, or counted; what follows it on the connection is not."""
+    """Without the server's hello no secret decrypts what the cell sent."""
     path = tmp_path / "packets"
     record = PacketFile(os.open(path, os.O_RDWR | os.O_CREAT), MIN_BYTES)
     for at, frame in enumerate([*[ANSWER] * 7, *flight, *answers]):

@@ -1,5 +1,4 @@
-"""The filters of a gateway and of a supervisor, run by a small interpreter: what is allowed, on both
-machines."""
+"""The filters of a gateway and of a supervisor, run by a small interpreter."""
 
 from __future__ import annotations
 
@@ -85,9 +84,7 @@ def number(name: str, machine: str) -> int:
     "is_supervisors", [False, pytest.param(True, marks=pytest.mark.promise("2.6"))]
 )
 def test_the_list_is_allowed_and_all_else_is_not(machine: str, is_supervisors: bool) -> None:
-    """Each number up to the newest call that is judged by no argument: allowed when it is on the
-    list; the supervisor is killed for what only a compromised process calls; all else is refused,
-    such as pairs of sockets, pipes and epolls of a gateway, which hold the kernel's memory."""
+    """Each number up to the newest call that is judged by no argument."""
     allowed, killing = (SUPERVISOR_ALLOWED, KILLING) if is_supervisors else (ALLOWED, ())
     by_argument = {"sendto", "sendmsg", "mmap", "mprotect", "setsockopt", "fcntl", "ioctl"}
     by_argument |= {"sched_getaffinity"}

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from belljar.dataclass import from_json, json_of
 from belljar.errors import HostError
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan, plan_network
 from belljar.policy.guarding import METADATA_ADDRESS
+from belljar.policy.model import Policy
+from belljar.policy.network import Network
 
 HTTP = (PortPlan(number=80, protocol="http"),)
 
@@ -113,3 +115,23 @@ def test_a_host_with_a_route_to_one_private_net_gets_another() -> None:
     with pytest.raises(HostError, match="routes to all private networks") as refused:
         lay_out(plan(), ("a",), random_bytes=bytes(16), avoid=routes)
     assert refused.value.hint
+
+
+def test_a_cell_without_a_network_is_no_part_of_it() -> None:
+    """It is made and awaited as others, in the policy's order; it has no address, name or rule."""
+    sealed = {"kind": "cell", "names": ["a"], "ports": ["all"], "networks": []}
+    web = {"kind": "cell", "names": ["b"], "ports": [80]}
+    own = {"names": ["me"], "ports": ["all"], "networks": []}
+    written = {"stand_ins": {"a": sealed, "b": web}, "own_cell": own}
+    found = plan_network(Network.model_validate(written, strict=False), None)
+    assert [item.id for item in found.targets] == ["a", "b"]
+    assert [item.id for item in found.attached().stand_ins] == ["b"]
+    layout = lay_out(found.attached(), (), random_bytes=bytes(32), avoid=())
+    assert [port.name for port in layout.cells] == ["b"]
+    assert not found.has_own_cell
+    alone = Network.model_validate({"stand_ins": {"a": sealed}, "own_cell": own}, strict=False)
+    assert not alone.has_cells
+    decoy = {"id": "db", "kind": "redis", "place": "db.example"}
+    fields = {"belljar": 1, "name": "x", "risk": "low", "network": alone, "decoys": [decoy]}
+    with pytest.raises(ValueError, match="needs a network"):
+        Policy.model_validate(fields, strict=False)

@@ -56,21 +56,6 @@ RUNTIME = replace(
 )
 
 
-def test_golden_of_a_runtime() -> None:
-    """A runtime's jail: maps instead of one id, and no limit that would break it."""
-    fds = jail.JailFds(lifeline=5, status=6, kept=(), stdin=7)
-    expected = """
-        /p/jail --cell c-0123456789ab --root /s/vmm/k/root --owner 42 --privileged
-        --uid-map 0 1000 1 --uid-map 1 100000 65536
-        --gid-map 0 1001 1 --gid-map 1 200000 65536
-        --newuidmap /u/newuidmap --newgidmap /u/newgidmap
-        --lifeline 5 --status 6 --lifetime-ms 1500 --rlimit core 1
-        --stdin 7 --hostname vm --env PATH=/usr/bin --keep-capabilities --init
-        -- /runc run
-    """
-    assert [*jail.jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run"))] == expected.split()
-
-
 def words_of(spec: jail.JailSpec, **more: int) -> str:
     """What the launcher is told of this jail."""
     return " ".join(

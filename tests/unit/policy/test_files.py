@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import tracemalloc
 from pathlib import Path
@@ -129,21 +128,6 @@ def test_a_link_out_is_refused(tmp_path: Path, link: str) -> None:
     (tmp_path / "d" / "l").symlink_to(link)
     with pytest.raises(ValueError, match="leads out"):
         files.list_tree(tmp_path, "d", max_entries=10)
-
-
-@pytest.mark.promise("1.7")
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A socket, wherever it is; a pipe is not waited for."""
-    for name in ("d", "e"):
-        (tmp_path / name).mkdir()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "d" / "docker.sock"))
-        os.mkfifo(tmp_path / "e" / "pipe")
-        for source in ("d", "e", "e/pipe"):
-            with pytest.raises(ValueError, match="not a regular file"):
-                files.list_tree(tmp_path, source, max_entries=10)
-        with pytest.raises(OSError):  # noqa: PT011 - a socket can't be opened
-            files.list_tree(tmp_path, "d/docker.sock", max_entries=10)
 
 
 @pytest.mark.promise("1.7")

@@ -46,9 +46,7 @@ INERT_IN_GVISOR = ("channel.open_descriptors", "resources.priority", "resources.
 
 @pytest.mark.promise("7.3")
 def test_there_are_enough_of_them_in_every_group() -> None:
-    """At least 60 containment probes, in all the groups that are promised, and a quick set that
-    covers each of those: what stops a run is containment. No two try the same; a name is one that
-    the program's output format can carry."""
+    """At least 60, in all the promised groups, each with quick ones; no two try the same."""
     assert len(CONTAINMENT) >= 60
     assert {probe.group for probe in PROBES} == GROUPS
     assert {probe.group for probe in PROBES if probe.quick} == GROUPS - {FINGERPRINT}
@@ -58,9 +56,7 @@ def test_there_are_enough_of_them_in_every_group() -> None:
 
 @pytest.mark.promise("7.3")
 def test_containment_has_no_exceptions() -> None:
-    """Nothing but a fingerprint is ever expected to be reached, but for three things that gVisor's
-    kernel keeps to itself; each exception has its reason. Names and words of ours are expected in
-    no tier."""
+    """But for three things that gVisor's kernel keeps to itself; each with its reason."""
     excepted = {probe.name: set(probe.expected) for probe in CONTAINMENT if probe.expected}
     assert excepted == {name: {"gvisor"} for name in INERT_IN_GVISOR}
     for probe in PROBES:

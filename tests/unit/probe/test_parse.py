@@ -1,5 +1,4 @@
-"""The program's words are hostile: whatever they are, reading them ends, and only a whole answer is
-one without a problem."""
+"""The program's words are hostile."""
 
 from __future__ import annotations
 

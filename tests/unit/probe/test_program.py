@@ -18,8 +18,7 @@ devices.memory_present devices.block_present doors.handles network.host_tcp
 @pytest.mark.promise("4.6")
 @pytest.mark.parametrize("name", NAMES.split())
 def test_what_lacked_a_descriptor_was_not_tried(name: str) -> None:
-    """An attempt that fails for want of descriptors, which another cell may use up, was not
-    refused: the host finds no evidence in it."""
+    """An attempt that fails for want of descriptors was not refused."""
 
     def without_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))

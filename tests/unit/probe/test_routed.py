@@ -56,8 +56,7 @@ D, R = AttemptOutcome.DENIED, AttemptOutcome.REACHED
     ],
 )
 def test_silence_and_answers_count_only_with_the_routers_word(name: str, by: str) -> None:
-    """Rules as planned: silence is contained, and an answer that the policy wants. Changed:
-    breached, whatever the cell says. Not to be read: void, or breached by an answer."""
+    """Rules as planned: silence is contained, and an answer that the policy wants."""
     unwanted, wanted = in_range(name), in_range(name, **{by: True})
     for probe, outcome, sight, expected in (
         (unwanted, D, WELL, Verdict.CONTAINED),

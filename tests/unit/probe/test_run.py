@@ -30,8 +30,7 @@ def test_what_is_chosen() -> None:
 
 @pytest.mark.parametrize("has_port", [True, False])
 async def test_a_cell_is_judged_with_its_router_or_not_at_all(has_port: bool) -> None:
-    """A network device without its router, whose word the cell's would replace, and a router
-    without a device, which excuses answers: refused before anything is recorded or tried."""
+    """A device without its router, or a router without a device: refused before any try."""
     router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
     recorder, cell = MemoryRecorder(), FakeProbed(has_port=has_port)
     with pytest.raises(ValueError, match="router"):
@@ -73,8 +72,7 @@ async def test_no_evidence_is_void(trouble: str) -> None:
 
 @pytest.mark.parametrize("verdict", ["void", "breached"])
 async def test_cut_short_is_recorded_with_what_was_seen(verdict: str) -> None:
-    """A run that is cancelled while the program works is on record as void, or as breached by what
-    it had touched until then; and the cancellation goes on."""
+    """A cancelled run is void, or breached by what it had touched until then."""
     recorder, cell = MemoryRecorder(), FakeProbed()
     with anyio.CancelScope() as scope:
 

@@ -1,5 +1,4 @@
-"""Each witness of the host's is silent when nothing comes, and sees it when something does; and
-nothing of it is left."""
+"""Each witness of the host's is silent when nothing comes, and sees it when something does."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def test_silence() -> None:
 
 
 def test_a_late_close_of_the_writer_is_no_touch(tmp_path: Path) -> None:
-    """A child that was forked while the canary was written has a copy of its descriptor, which its
-    execve closes after the watch began."""
+    """A child that was forked meanwhile closes its copy by execve after the watch began."""
     file = tmp_path / "notes.txt"
     with file.open("wb") as writer, watch_file(file) as happened:
         writer.close()
@@ -154,8 +152,7 @@ def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.root
 def test_a_watch_in_another_pid_namespace_is_not_swept() -> None:
-    """A run in a PID namespace of its own, which shares /tmp, keeps its witnesses from a run
-    outside, where its process number means another process or none."""
+    """It shares /tmp; its process number means nothing outside."""
     script = (
         "from belljar.probe.witness import watch\nfrom belljar.probe.model import Witness\n"
         "with watch([Witness.CANARY]) as w:\n"

@@ -175,8 +175,7 @@ def test_a_breach_in_a_stray_cell_is_the_runs() -> None:
 
 
 def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
-    """It counts only when its end is not clean, its warm-up found a way out, or something was done
-    in it; a making that failed proves nothing and leaves nothing."""
+    """It counts only by an unclean end, a way out, or something done in it."""
     made = planned("c9", ahead=True)
     gone = line(Kind.CELL_DESTROYED, "c9", clean=True, survivors=[], duration_ms=1.0)
     left = line(Kind.CELL_DESTROYED, "c9", clean=False, survivors=["a process"], duration_ms=1.0)

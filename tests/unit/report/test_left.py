@@ -145,9 +145,7 @@ def test_what_left_is_told_from_what_was_stopped(
 
 @pytest.mark.promise("7.6")
 def test_missing_evidence_is_never_nothing() -> None:
-    """Neither a run without an end, nor one whose process was not watched, whose task started
-    programs, whose environment names a proxy on this host, which called a cell's model and has no such cell, or
-    whose record is in doubt; an upstream without its count has no bytes."""
+    """No end, nobody watched, programs, a proxy, no such model's cell, a record in doubt."""
     no_end = [call("mockllm/model")]
     unwatched = line(Kind.RUN_EVALUATED, None, interrupted=False, stopped=False, errors=[])
     for left in (

@@ -13,16 +13,7 @@ from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import (
-    FLOW,
-    HOSTILE,
-    RANGE,
-    REQUEST,
-    findings_of,
-    line,
-    planned,
-    story,
-)
+from tests.unit.report.stories import HOSTILE, RANGE, REQUEST, findings_of, line, planned, story
 
 from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA
@@ -204,80 +195,15 @@ def test_only_our_script_and_style_may_run() -> None:
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_a_revert_and_the_run_itself_have_their_entries() -> None:
-    """What a revert left, a check of the air gap, an order to stop: there, bad if they failed."""
-    gap = {"air_gapped": False, "findings": [{"name": "dns", "state": "open", "evidence": "x"}]}
-    traces = {"from": "c0", "planted": ["file"], "found": ["file"], "not_checked": ["memory"]}
-    own = [
-        line(Kind.AIR_GAP_CHECKED, phase="end", **gap),
-        line(Kind.KILL_TRIGGERED, scope="run", rule="operator", reason="enough"),
-    ]
-    own = [replace(each, data={k: v for k, v in each.data.items() if k != "range"}) for each in own]
-    lines = story(line(Kind.CELL_REVERT_VERIFIED, "c1", **traces), *own)
-    report = collect(findings_of([SAMPLE], lines), source_of(lines))
-    sample, run = report["units"]
-    found = [entry[3:6] for entry in sample["entries"] if entry[2] == "cell"]
-    left = 'from=c0 planted=["file"] found=["file"] not_checked=["memory"]'
-    assert ["cell.revert_verified", left, 1] in found
-    assert run["kind"] == "run"
-    assert [(entry[2], entry[5]) for entry in run["entries"]] == [("probe", 1), ("limit", 1)]
-    assert run["entries"][0][7] == ["dns: open: x"]
-    assert report["air_gap"] == {"end": False}
-    assert "NOT air-gapped" in render(report).decode()
-
-
-def test_what_was_typed_is_shown_only_with_its_times() -> None:
-    """Its times say so; of a terminal's output, what acts or hides is a number."""
-    typed = b"secret\r"
-    for keystrokes in ({}, {"stdin_times": [[1, 7]]}):
-        begun, ended = many(1, 1)[0][-2:]
-        ended = with_body(ended)
-        stdin = replace(ended.bodies[0], name="stdin", sha256="1" * 64, kept_bytes=len(typed))
-        lines = [
-            *many(1, 1)[0][:-2],
-            replace(begun, data={**begun.data, "pty": True}),
-            replace(ended, data={**ended.data, **keystrokes}, bodies=(stdin, *ended.bodies)),
-        ]
-        given = replace(
-            source_of(lines),
-            read=lambda body, _size: typed if body.name == "stdin" else b"\x1b[31m\r\n\xe2\x80\xae",
-        )
-        (unit,) = collect(findings_of([], lines), given)["units"]
-        (command,) = [entry for entry in unit["entries"] if entry[2] == "command"]
-        bodies = {name: text for name, text, _ in command[-1]}
-        assert bodies["stdout"] == "\\x1b[31m\n\\u202e"
-        assert ("secret" in str(command)) is bool(keystrokes)
-
-
-def test_what_was_used_and_what_was_not() -> None:
-    """Each exchange is counted; Belljar's own probes are none; the unused is named, but only where
-    the record proves it."""
-    places = [
-        {"id": name, "kind": "http", "names": [f"{name}.example"], "ports": []} for name in "ab"
-    ]
+def test_only_what_the_record_proves_was_unused() -> None:
+    """Not of a changed record or a run that goes on; Belljar's own probes use nothing."""
+    places = [{"id": n, "kind": "http", "names": [f"{n}.example"], "ports": []} for n in "ab"]
     plan = {"network": {"stand_ins": places, "upstreams": []}}
-    shop = [line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "a"})] * 2
-    lines = story(
-        *shop,
-        line(Kind.NETWORK_FLOW, **{**FLOW, "count": 3}),
-        line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user=""),
-        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.8.8.8"}),
-    )
-    report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}))
-    (unit,) = report["units"]
-    assert unit["graphs"][0]["texts"] == ["default → a: 2 allowed", "default → 10.9.9.9: 3 refused"]
-    assert (unit["refusals"], unit["probed"]) == (1, 1)
-    assert [each["name"] for each in report["targets"] if not each["uses"]] == ["b: b.example"]
-    assert "Can't tell: evidence is missing" in render(report).decode()  # a probe was cut off
-    lines = story(*shop)
-    for more, is_proven in (
-        ({}, True),
-        ({"alarm": "changed"}, False),
-        ({"is_running": True}, False),
-    ):
-        source = source_of(lines, plans={"": plan}, **more)
-        page = render(collect(findings_of([SAMPLE], lines), source)).decode()
-        assert ("would have done as well" in page) is is_proven
+    lines = story(line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "a"}))
+    for more in ({}, {"alarm": "changed"}, {"is_running": True}):
+        report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}, **more))
+        assert [each["name"] for each in report["targets"] if not each["uses"]] == ["b: b.example"]
+        assert ("would have done as well" in render(report).decode()) == (not more)
 
 
 def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

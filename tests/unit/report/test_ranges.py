@@ -60,8 +60,7 @@ WHOLE, LOST = ({"packets_recorded_and_dropped": 9, "packets_unaccounted": n} for
     ],
 )
 def test_missing_evidence_voids_the_sample(end: dict[str, Any], why: str) -> None:
-    """What a range's record lacks, and an end that is not proven. What the policy's bound threw
-    away is told, and is a fault unless events hold it whole."""
+    """What a range's record lacks, and an end that is not proven."""
     findings = judged(story(**end))
     (row,) = findings.rows
     assert row.verdict is (Verdict.VOID if why else Verdict.CONTAINED)

@@ -103,20 +103,6 @@ SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
     "stopped by the kill switch": ([KILLED, DIED], []),
     "a full record": ([line(Kind.LIMIT_HIT, limit="range_record")], [SignalCode.RECORD_FLOODED]),
     "an output limit": ([line(Kind.LIMIT_HIT, "c1", limit="output")], []),
-    "what earlier versions wrote": (
-        [
-            line(Kind.CONTROL_STARTED, "c1", control="greedy", policy_sha256="p"),
-            line(
-                Kind.CONTROL_COMPLETED,
-                "c1",
-                control="greedy",
-                ok=False,
-                missing=["x"],
-                unexpected=[],
-            ),
-        ],
-        [],
-    ),
 }
 
 

@@ -109,27 +109,18 @@ def gapped(*lines: Line) -> RunRecord:
 Case = tuple[Evidence, Verdict, int, set[Code]]
 
 
-def case(log: LogRecord | None, lines: list[Line] | None, run: dict[str, Any]) -> Evidence:
-    """A run of one sample of which everything is there, but for what is given."""
-    return evidence(*([] if log is None else [log]), lines=lines, run=replace(RUN, **run))
+def void(*codes: Code, exit_code: int = 2, **given: Any) -> Case:
+    """A run of one sample with these causes; `given`: log, lines and what its record says."""
+    log, lines = given.pop("log", None), given.pop("lines", None)
+    made = evidence(*([log] if log else []), lines=lines, run=replace(RUN, **given))
+    return made, Verdict.VOID if codes else Verdict.CONTAINED, exit_code, set(codes)
 
 
 def contained(
     exit_code: int = 0, log: LogRecord | None = None, lines: list[Line] | None = None, **run: Any
 ) -> Case:
-    """A run of which no evidence is missing; `run`: what its record says."""
-    return case(log, lines, run), Verdict.CONTAINED, exit_code, set()
-
-
-def void(
-    *codes: Code,
-    exit_code: int = 2,
-    log: LogRecord | None = None,
-    lines: list[Line] | None = None,
-    **run: Any,
-) -> Case:
-    """One with these causes."""
-    return case(log, lines, run), Verdict.VOID, exit_code, set(codes)
+    """One of which no evidence is missing."""
+    return void(exit_code=exit_code, log=log, lines=lines, **run)
 
 
 def ended_by(status: LogStatus, **changes: Any) -> LogRecord:
@@ -168,20 +159,13 @@ CASES: dict[str, Case] = {
     ),
     "a void attempt before a clean one": void(Code.PROBES_MISSING, lines=other_cell()),
     "a sample that no log has": void(*UNKNOWN, lines=OTHER),
-    "an interrupt before anything of the next ran": contained(130, lines=OTHER, interrupted=True),
-    "an interrupt hides nothing missing": void(*UNKNOWN, lines=OTHER_RAN, interrupted=True),
     "an error before anything of the next ran": contained(1, ERROR, OTHER),
     "an error hides nothing missing": void(*UNKNOWN, log=ERROR, lines=OTHER_RAN),
     "an interrupt while the next was prepared": contained(130, lines=PREPARED, interrupted=True),
-    "an error while the next was prepared": contained(1, ERROR, PREPARED),
     "an interrupt after the next sample's own work had begun": void(
         *UNKNOWN, lines=other_cell("u2", RUNNING, WORK, preparing=True), interrupted=True
     ),
-    "a sample that was only prepared, and no log says why": void(*UNKNOWN, lines=PREPARED),
     "an end that met its cancellation for another's error": contained(1, FAILED, cancelled()),
-    "an end that met Ctrl-C": contained(
-        130, replace(FAILED, status=LogStatus.CANCELLED), cancelled()
-    ),
     "a sample that is in no log of an evaluation that went well": void(
         Code.SAMPLE_NOT_IN_LOG, log=replace(FAILED, status=LogStatus.SUCCESS), lines=cancelled()
     ),
@@ -219,7 +203,6 @@ CASES: dict[str, Case] = {
         Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,), error="x"), failure_code=5
     ),
     "a degraded sandbox": contained(1, lines=story(BROKEN)),
-    "one of an interrupted run": contained(130, lines=story(BROKEN), interrupted=True),
     "a degraded sandbox, and evidence is missing": void(
         Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,)), lines=story(BROKEN)
     ),

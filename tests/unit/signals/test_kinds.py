@@ -150,10 +150,6 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
 
 
 KEY = b"k" * KEY_BYTES
-LOGIN_FILES = {
-    DecoyKind.DOTENV: "",
-    DecoyKind.TEXT: "{url} {user} {password} {host} {port} {secret}",
-}
 
 
 def made(kind: DecoyKind, scope: str = "range", **more: object) -> Minted:
@@ -181,22 +177,6 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
         held.lower().replace('"', " ").split()
     )
     make(kind.value, context(one.settings))
-
-
-@pytest.mark.parametrize("kind", SERVICE_PORTS)
-@pytest.mark.parametrize("file", LOGIN_FILES)
-def test_a_file_holds_the_login_of_its_service(kind: DecoyKind, file: DecoyKind) -> None:
-    """Host and password stand in it; the password stays the service's value, not the file's."""
-    login = made(kind).login
-    assert login is not None
-    spec = DecoySpec(id="env", kind=file, service="crm", place="/srv/x", template=LOGIN_FILES[file])
-    minted = mint(KEY, "cell", spec, login=login)
-    text = minted.files[0].content.decode()
-    assert login.password in text
-    assert login.host in text
-    assert "{" not in text
-    assert login.password not in {value.text for value in minted.values}
-    assert all(value.text in text for value in minted.values)
 
 
 @pytest.mark.promise("5.6")

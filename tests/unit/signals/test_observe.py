@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
-from belljar.ledger.schema import check_data
-from belljar.policy.guarding import Action, Place, Stop, Trigger
+from belljar.events import Body, Event, JsonValue, Kind, Trust
+from belljar.policy.guarding import Stop, Trigger
 from belljar.signals.observe import (
     MAX_CONNECTIONS,
-    Carried,
     Contact,
     ServiceContacts,
     carried,
     contact_of,
-    event_of,
     stop_of,
     stop_of_breach,
     trigger_of,
@@ -120,37 +117,6 @@ def test_a_value_in_a_login_is_used() -> None:
         [pushed] = carried(Event(kind=Kind.NETWORK_ATTEMPT, data={"what": "push"}, bodies=bodies))
         assert (pushed.channel, pushed.operation) == (Channel.FILE, "push.request")
         assert contact_of(pushed, at) == "sent"
-
-
-FOREIGN = {"source": ValueSource.FOREIGN, "value_id": "c-0123/aws/secret"}
-PROTECTED = {"source": ValueSource.PROTECTED, "value_id": "crm/1"}
-CARRIED = {"decoy": "aws", "value": "aws/secret", "from_cell": "c-0123"}
-
-
-@pytest.mark.parametrize(
-    ("found", "kind", "fields"),
-    [
-        (hit(), Kind.DECOY_TAKEN, {"decoy": "aws", "value": "aws/secret", "evidence": 7}),
-        (hit(**FOREIGN), Kind.DECOY_CARRIED, CARRIED),
-        (hit(**PROTECTED), Kind.GUARD_HIT, {"class": "aws", "value": "crm/1", "action": "flag"}),
-        (hit(source="pattern", value_id=""), Kind.GUARD_HIT, {"class": "aws"}),
-    ],
-)
-def test_a_hit_is_an_event(found: Hit, kind: Kind, fields: dict[str, Any]) -> None:
-    """A decoy is a contact, another sample's decoy is carried over, all else is the guard's."""
-    printed = Carried(
-        place=Place.OUTPUT,
-        channel=Channel.OUTPUT,
-        flow="",
-        part="",
-        operation="exec.output",
-        contact=Contact.TAKEN,
-        data=SECRET,
-    )
-    event = event_of(printed, found, cell_id="c-1", evidence=7, action=Action.FLAG)
-    assert (event.kind, event.cell_id, event.actor) == (kind, "c-1", Actor.GUEST)
-    assert fields.items() <= event.data.items()
-    check_data(event.kind, dict(event.data))
 
 
 @pytest.mark.promise("5.7")

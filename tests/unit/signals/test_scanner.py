@@ -10,14 +10,28 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from belljar.errors import PolicyError
+from belljar.policy.guarding import Protected
+from belljar.signals.decoders import compressed, escapes
+from belljar.signals.runs import decode_run, runs
 from belljar.signals.scanner import KnownValues, Scanner
 from belljar.signals.streams import StreamScanner
-from belljar.signals.values import Channel, Hit, KnownValue, ScanBounds, ScanSpec, ValueSource
+from belljar.signals.values import (
+    MAX_VALUES_BYTES,
+    Channel,
+    Hit,
+    KnownValue,
+    ScanBounds,
+    ScanSpec,
+    ValueSource,
+    protected_values,
+)
 
 KEY = bytes(range(32))
 TEXT = "AKq9-xR7m.Zp2LwT8"
@@ -205,3 +219,90 @@ def test_what_counts_as_the_same_value() -> None:
     assert find(b"o.r.c.h.i.d.7.7.3.1.b.a.s.e") == [(0, 27, ("split",))]
     assert find(b"x ##!!--++..a ", "##!!--++..a") == [(2, 13, ())]
     assert find("vor Geheimnis-Größe nach".encode(), "Geheimnis-Größe") == [(4, 21, ())]
+
+
+MARKS = st.sampled_from(
+    [b"\x1f\x8b\x08", b"x\x9c", b"(\xb5/\xfd", b"PK\x03\x04", b"%4", b"&#x", b"\\u", b"=\n", b"0x4"]
+)
+
+
+@pytest.mark.promise("5.7")
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=40), MARKS, st.from_regex(rb"[A-Za-z0-9+/=_-]{14,40}")),
+        max_size=8,
+    )
+)
+def test_no_bytes_break_a_decoder(parts: list[bytes]) -> None:
+    """Whatever comes, regions lie within the data, and offsets within the regions."""
+    data = b"".join(parts)
+    found = [*escapes(data), *compressed(data, lambda: 1 << 20)]
+    for run in runs(data):
+        found += decode_run(run)
+    for decoded in found:
+        assert 0 <= decoded.start <= decoded.end <= len(data)
+        if decoded.locate and decoded.data:
+            start, end = decoded.locate(0, len(decoded.data))
+            assert decoded.start <= start <= end <= decoded.end
+
+
+def test_a_decoder_stops_where_it_is_told() -> None:
+    """No more comes out than allowed, and it is marked."""
+    (decoded,) = compressed(gzip.compress(bytes(1 << 20)), lambda: 1000)
+    assert len(decoded.data) == 1000
+    assert not decoded.whole
+
+
+VALUE = KnownValue(
+    id="aws/key", text="AKq9-xR7m.Zp2LwT8", source=ValueSource.DECOY, kind="aws_credentials"
+)
+
+
+@pytest.mark.promise("5.7")
+def test_no_representation_shows_a_value_or_the_key() -> None:
+    """Neither a value's nor a spec's repr holds the value or the key."""
+    spec = ScanSpec(values=(VALUE,), key_hex=KEY.hex())
+    for shown in (repr(VALUE), repr(spec)):
+        assert VALUE.text not in shown
+        assert spec.key_hex not in shown
+
+
+def test_a_value_out_of_bounds_is_refused_without_being_shown() -> None:
+    """Too short or too long a value is a ValueError that names its id alone."""
+    for text in ("short", "x" * 4097, ""):
+        with pytest.raises(ValueError, match="bytes") as refused:
+            ScanSpec(values=(replace(VALUE, id="v", text=text),), key_hex=KEY.hex())
+        assert not text or text not in str(refused.value)
+
+
+CSV = b"name,email,note\nAda Lovelace,ada@customer.io,x\nBob,bob.miller@customer.io,y\n"
+
+
+def texts(item: Protected, content: bytes | None = None) -> list[str]:
+    """The values' texts."""
+    return [value.text for value in protected_values(item, content)]
+
+
+def test_what_a_file_or_an_entry_protects() -> None:
+    """Only the named columns' values, or each line; none that is too short."""
+    item = Protected(id="c", file="c.csv", columns=("name", "email"))
+    assert texts(item, CSV) == ["Ada Lovelace", "ada@customer.io", "bob.miller@customer.io"]
+    lines = b"first-value-1\nshort\n\nsecond-value-2\n"
+    assert texts(Protected(id="c", file="c.txt"), lines) == ["first-value-1", "second-value-2"]
+    (value,) = protected_values(Protected(id="codename", value="ORCHID-7731"))
+    assert (value.id, value.text) == ("codename", "ORCHID-7731")
+
+
+def test_a_file_that_can_not_be_used_is_refused() -> None:
+    """A missing column, no text, nothing to look for, or too much: by the file's name."""
+    lines = (b"short\n", b"x" * 5000, b"\n" * (MAX_VALUES_BYTES + 1))
+    for name, columns, content in (
+        ("c.csv", ("iban",), CSV),
+        ("c.csv", ("email",), b"\xff\xfe\x00broken"),
+        ("c.jsonl", (), b'{"name": "Ada Lovelace"}\n'),
+        *(("c.txt", (), each) for each in lines),
+    ):
+        with pytest.raises(PolicyError) as refused:
+            protected_values(Protected(id="c", file=name, columns=columns), content)
+        assert refused.value.where.startswith(name)

@@ -39,8 +39,7 @@ FOREIGN = ("/", "/etc", "relative/c-0123456789ab", "/a/../c-0123456789ab/..", "/
 
 @pytest.mark.parametrize("field", ["cgroups", "directories"])
 def test_an_entry_names_only_its_own(tmp_path: Path, field: str) -> None:
-    """A damaged or forged entry can't make reaping remove what is not the cell's; and only a cell
-    id names a journal's file."""
+    """A damaged or forged entry can't make reaping remove what is not the cell's."""
     for path in FOREIGN:
         with pytest.raises(ValueError, match="does not belong"):
             JournalEntry.from_json({**entry(tmp_path).to_json(), field: [path]})
@@ -70,8 +69,7 @@ def test_anything_else_is_no_entry(data: object) -> None:
 
 
 def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
-    """A file that can't be read is reported, and the others are still found; an entry under
-    another's name is damaged too."""
+    """A file that can't be read is reported, and the others are still found."""
     journal = Journal(tmp_path)
     journal.write(entry(tmp_path))
     damaged = ("{", "[" * 16_000, json.dumps(entry(tmp_path).to_json()))

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from belljar.process import this_process
 from belljar.store import scratch
-from belljar.store.locks import claimed
-from belljar.store.scratch import (
-    MAKING,
-    is_owned,
-    owned_dir,
-    owned_name,
-    remove_tree,
-    scratch_dir,
-    sweep,
-)
+from belljar.store.scratch import MAKING, owned_dir, owned_name, remove_tree, scratch_dir, sweep
 
 LEVELS = 3_000
 
 
 @pytest.mark.promise("1.8")
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
-    """A build step can make more levels than Python has frames or a process descriptors: what it
-    left still goes."""
+    """A build step can make more levels than Python has frames or a process descriptors."""
     top = tmp_path / "top"
     top.mkdir()
     at = os.open(top, os.O_RDONLY)
@@ -43,8 +32,7 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
 
 
 def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> None:
-    """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also
-    one that forbids it."""
+    """Only a directory whose owner is gone, or whose pid is another process's now, is removed."""
     with scratch_dir(tmp_path) as mine:
         parent = mine.parent
         reused = parent / f"{os.getpid()}-{this_process().start_ticks + 1}-abc"
@@ -78,45 +66,6 @@ def test_a_draft_that_is_locked_after_a_sweep_found_it_is_kept(
         monkeypatch.setattr(scratch, "orphans", lambda *_, **__: [draft])
         assert sweep(tmp_path) == []
         assert draft.is_dir()
-
-
-def test_a_draft_that_is_never_locked_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a descriptor for its lock it is removed; one that another PID namespace's sweep took
-    before the lock is made anew; and its name is one that a sweep finds from the beginning."""
-    made = list[Path]()
-
-    def claim(path: Path) -> AbstractContextManager[None]:
-        made.append(path)
-        if len(made) == 1:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
-        if len(made) == 2:
-            path.rmdir()
-        return claimed(path)
-
-    monkeypatch.setattr(scratch, "claimed", claim)
-    with pytest.raises(OSError, match="open files"), owned_dir(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    with owned_dir(tmp_path) as draft:
-        assert [draft] == made[2:] == list(tmp_path.iterdir())
-    assert all(is_owned(path.name) for path in made)
-
-
-def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other one removes between look and removal is nobody's error."""
-    gone, left = (
-        tmp_path / f"{os.getpid()}-{this_process().start_ticks + number}-abc" for number in (1, 2)
-    )
-    left.mkdir()
-
-    def seen_before(_directory: Path, _pattern: str) -> list[Path]:
-        return [gone, left]
-
-    monkeypatch.setattr(Path, "glob", seen_before)
-    assert sweep(tmp_path) == [left]
-    assert not left.exists()
 
 
 def test_a_lack_of_descriptors_makes_no_owner_dead(

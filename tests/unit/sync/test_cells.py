@@ -77,8 +77,7 @@ def test_every_public_method_has_its_counterpart(ours: type, theirs: type) -> No
 def test_a_refused_policy_makes_nothing(
     opener: Callable[..., Any], policy: object, tmp_path: Path
 ) -> None:
-    """A wrong name, a wrong dict and a path without a file are a `PolicyError` before a run
-    begins."""
+    """A wrong name, dict or path is a `PolicyError` before a run begins."""
     with pytest.raises(PolicyError), opener(policy, home=tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -68,8 +67,7 @@ async def fail() -> None:
 
 
 def test_what_the_block_raises_is_raised_within() -> None:
-    """The context sees the block's error or end, which is waited for, and the caller gets that very
-    error."""
+    """The context sees the block's error or end, and the caller gets that very error."""
     steps, error = Steps(), LookupError("mine")
     with own_loop() as loop, loop.entered(steps.opened()) as value:
         assert (value, steps.seen) == ("value", [])
@@ -106,8 +104,7 @@ def test_an_error_of_the_end_is_raised() -> None:
 
 @pytest.mark.parametrize("at_start", [True, False])
 def test_ctrl_c_ends_what_is_open(*, at_start: bool) -> None:
-    """Whether it comes while the context is entered or in its block: it unwinds before the
-    interrupt is raised."""
+    """Whether it comes while the context is entered or in its block."""
     steps = Steps(at_start=at_start)
     with interrupting(), pytest.raises(KeyboardInterrupt):
         interrupted(steps)
@@ -115,8 +112,7 @@ def test_ctrl_c_ends_what_is_open(*, at_start: bool) -> None:
 
 
 def test_a_second_ctrl_c_does_not_cut_the_end_short() -> None:
-    """A call that waits is cancelled and unwinds; more interrupts meanwhile change nothing, and
-    other calls go on."""
+    """A call that waits is cancelled and unwinds."""
 
     async def wait() -> None:
         interrupt()
@@ -137,8 +133,7 @@ def test_a_second_ctrl_c_does_not_cut_the_end_short() -> None:
 
 
 def test_a_call_that_can_not_be_answered_is_refused() -> None:
-    """Code that runs in the loop can't wait for the loop: an error, not a deadlock; after its block
-    a call is a `CellError`, not a hang."""
+    """Code that runs in the loop can't wait for the loop: an error, not a deadlock."""
 
     async def callback(loop: Loop) -> None:
         loop.call(anyio.sleep, 0)
@@ -151,8 +146,7 @@ def test_a_call_that_can_not_be_answered_is_refused() -> None:
 
 @pytest.mark.anyio
 async def test_it_is_refused_in_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coroutine must not block its loop; a notebook, which runs in one, may, and so may a worker
-    thread."""
+    """A coroutine must not block its loop."""
     monkeypatch.delattr(sys, "ps1", raising=False)
     with pytest.raises(RuntimeError, match="async with"), own_loop():
         pass
@@ -164,27 +158,3 @@ async def test_it_is_refused_in_an_event_loop(monkeypatch: pytest.MonkeyPatch) -
     await anyio.to_thread.run_sync(use)
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     use()
-
-
-OPEN_AT_EXIT = """
-import contextlib
-from belljar.sync import own_loop
-
-@contextlib.asynccontextmanager
-async def opened():
-    try:
-        yield
-    finally:
-        print("ended", flush=True)
-
-stack = contextlib.ExitStack()
-loop = stack.enter_context(own_loop())
-stack.enter_context(loop.entered(opened()))
-"""
-
-
-def test_what_nobody_leaves_ends_with_the_interpreter() -> None:
-    """A notebook's stack that is never closed: its contexts end when the interpreter does."""
-    argv = [sys.executable, "-c", OPEN_AT_EXIT]
-    ran = subprocess.run(argv, capture_output=True, check=True, timeout=120)
-    assert ran.stdout == b"ended\n"

@@ -128,10 +128,8 @@ class Authority:
 
 
 def warm_up() -> None:
-    """Set up OpenSSL and `cryptography` before forking.
-
-    No two forks draw the same keys: OpenSSL reseeds by process id (RAND(7)).
-    """
+    """Set up OpenSSL and `cryptography` before forking."""
+    # No two forks draw the same keys: OpenSSL reseeds by process id (RAND(7))
     Authority(Path("/nonexistent"), dt.datetime.now(dt.UTC), 0)
     server_context()
 

@@ -210,10 +210,8 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
-    """Why a front end may see another request, or "".
-
-    Known limit: a method in a JSON body, or that one application looks for, is missed.
-    """
+    """Why a front end may see another request, or ""."""
+    # Known limit: a method in a JSON body, or that one application looks for, is missed
     kinds: set[bytes] = set()
     for name, value in headers:
         field = canonical_field(name)

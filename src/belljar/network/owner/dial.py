@@ -102,10 +102,8 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
-    """The host's resolver's addresses in order, each once. Raises `OSError`.
-
-    The name is absolute: no search domain is appended (resolv.conf(5)).
-    """
+    """The host's resolver's addresses in order, each once. Raises `OSError`."""
+    # An absolute name gets no search domain (resolv.conf(5))
     found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 

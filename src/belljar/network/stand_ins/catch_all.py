@@ -1,7 +1,4 @@
-"""The stand-in `catch_all`: plausible answers (`default: simulate`).
-
-Nothing is remembered; what writes is on record as an attempt.
-"""
+"""The stand-in `catch_all`: plausible answers; what writes is on record as an attempt."""
 
 from __future__ import annotations
 

@@ -149,10 +149,7 @@ class Repository:
         return identity
 
     async def walk(self, starts: Iterable[bytes], seen: set[bytes]) -> AsyncGenerator[bytes]:
-        """Give each object below `starts` that is not in `seen`, and add it there.
-
-        Raises `MissingObjectError`.
-        """
+        """Give new objects below `starts`, and add them to `seen`. `MissingObjectError`: broken."""
         todo = [(0, identity) for identity in starts]
         while todo:
             kind, identity = todo.pop()

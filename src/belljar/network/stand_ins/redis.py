@@ -28,10 +28,7 @@ _REPLIES: Final = {
 
 
 def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
-    """Return the first command's words and length, or how many bytes it has at least.
-
-    Raises `ValueError`, whose text is the reply.
-    """
+    """Return the first command's words and length, or its least size; a `ValueError` is a reply."""
     if not data.startswith(b"*"):
         end = data.find(b"\n", 0, MAX_COMMAND_BYTES)
         if end < 0 and len(data) >= MAX_COMMAND_BYTES:

@@ -19,10 +19,7 @@ NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
 def shaken(
     authority: Authority, server: ssl.SSLContext, name: str, suite_1_2: str = ""
 ) -> ssl.SSLObject:
-    """A client that trusts the authority alone, after a handshake with `server`.
-
-    `suite_1_2`: it speaks TLS 1.2, with this suite alone.
-    """
+    """A client that trusts the authority alone, after a handshake with `server`."""
     trusting = ssl.create_default_context(cadata=authority.certificate.decode())
     trusting.verify_flags |= ssl.VERIFY_X509_STRICT
     if suite_1_2:

@@ -60,8 +60,7 @@ def test_only_what_the_policy_blocks_is_held(
 def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And goes on within the range; both are on record, with the reason. A scan that takes too long
-    is one that was not whole."""
+    """And goes on within the range; both are on record, with the reason."""
     data, reason = base64.b64encode(b"some text that is long enough to be decoded " * 40), "size"
     if what == "too slow":
         monkeypatch.setattr("belljar.network.gateway.site.SCAN_TIMEOUT_S", -1.0)

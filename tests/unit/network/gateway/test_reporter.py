@@ -13,7 +13,7 @@ from belljar.capture import body_of
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds
 from belljar.network.gateway.reporter import Reporter, TooManyRequestsError
-from belljar.network.ipc import ALIVE, DIAL, ENDED, EventDecoder, Item, encode_ack, encode_reply
+from belljar.network.ipc import ALIVE, DIAL, ENDED, EventDecoder, Item, encode_reply
 
 
 class LostError(Exception):
@@ -58,25 +58,6 @@ def item(number: int, size: int = 0) -> Item:
         {"stand_in": "s", "what": str(number)},
         (body_of("b", bytes(size), size),) if size else (),
     )
-
-
-def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
-    """`record` returns after the owner's word, whatever the order in which words come."""
-
-    async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
-        tasks = [
-            group.create_task(reporter.record(item(number, 70_000 * number))) for number in range(3)
-        ]
-        decoder = EventDecoder()
-        messages = [await heard(there, decoder) for _ in tasks]
-        assert not any(task.done() for task in tasks)
-        there.send(encode_ack(messages[1].id))
-        await tasks[1]
-        assert [task.done() for task in tasks] == [False, True, False]
-        for number in (2, 0):
-            there.send(encode_ack(messages[number].id))
-
-    run(scene)
 
 
 async def until_ended(sock: socket.socket) -> tuple[list[Item], Item]:
@@ -143,8 +124,7 @@ async def no_socket(reporter: Reporter) -> str:
 
 
 def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
-    """The descriptor beside the answer's head is the asker's; when he has gone, it is closed, and
-    the next answer is the next asker's."""
+    """The descriptor beside the answer's head is the asker's."""
 
     async def scene(reporter: Reporter, there: socket.socket, group: asyncio.TaskGroup) -> None:
         decoder = EventDecoder()

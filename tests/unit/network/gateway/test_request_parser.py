@@ -115,8 +115,7 @@ def test_what_could_be_read_in_two_ways_is_refused(head: bytes, size: int) -> No
 
 @pytest.mark.promise("4.5")
 def test_blanks_take_time_by_their_number_alone() -> None:
-    """Three million of them, and a NUL, are refused at once; without one they are a head, in time
-    that h11 needs for as many letters. With their square this would take hours."""
+    """Three million of them, and a NUL, are refused at once."""
     bounds = Bounds(head_bytes=8 << 20)
     blanks = HEAD + b"X:" + b" " * 3_000_000
     start = time.monotonic()

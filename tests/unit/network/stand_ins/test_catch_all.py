@@ -1,5 +1,4 @@
-"""The stand-in `catch_all`: any name and path get something plausible, and what is sent anywhere is
-on record."""
+"""The stand-in `catch_all`."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ HOSTS = st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max
 
 
 def test_what_is_sent_is_an_attempt() -> None:
-    """A request that writes is on record with its body, of a large one the beginning; one that
-    reads isn't, besides the gateway's own record. Nothing of a name is markup."""
+    """A request that writes is on record with its body, of a large one the beginning."""
     record = Recorded()
     app = Client(catch_all.make(context(record=record)))
     assert "<b>" not in app.get("/x", host="<b>.example").text.lower()

@@ -14,8 +14,7 @@ from belljar.network.stand_ins.files import Fault, read_file
 
 
 def test_only_regular_files_are_listed_and_opened(tmp_path: Path) -> None:
-    """Links, pipes and hidden files are not, whatever they are called; nor is what was put in a
-    file's place between listing and serving."""
+    """Links, pipes and hidden files are not, whatever they are called."""
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool/a.deb").write_bytes(b"a")
     (tmp_path / "link.deb").symlink_to("/etc/passwd")

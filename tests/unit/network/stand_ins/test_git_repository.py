@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from belljar.network.stand_ins.git_store import ZERO, GitObject, MissingObjectError, Repository
 
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
-NAMES = {COMMIT: "commit", TREE: "tree", BLOB: "blob"}
 
 
 @pytest.fixture
@@ -24,57 +22,9 @@ def bare(tmp_path: Path) -> Path:
     return path
 
 
-def commit(tree: GitObject, *parents: GitObject, text: str = "x") -> GitObject:
-    """A commit."""
-    heads = [f"tree {tree.id.decode()}", *(f"parent {p.id.decode()}" for p in parents)]
-    people = ["author a <a> 0 +0000", "committer a <a> 0 +0000"]
-    return GitObject(COMMIT, "\n".join([*heads, *people, "", text]).encode())
-
-
-def tree(**files: GitObject) -> GitObject:
-    """A tree."""
-    entries = [
-        (b"40000 " if thing.kind == TREE else b"100644 ")
-        + name.encode()
-        + b"\0"
-        + bytes.fromhex(thing.id.decode())
-        for name, thing in sorted(files.items())
-    ]
-    return GitObject(TREE, b"".join(entries))
-
-
 def put(repository: Repository, *things: GitObject) -> None:
     """Push objects."""
     repository.pushed |= {thing.id: thing for thing in things}
-
-
-def sent(repository: Repository, wants: list[GitObject], known: list[GitObject]) -> set[bytes]:
-    """Ids of what a client lacks."""
-
-    async def collect() -> set[bytes]:
-        seen: set[bytes] = set()
-        for _ in [one async for one in repository.walk([k.id for k in known], seen)]:
-            pass
-        return {one async for one in repository.walk([w.id for w in wants], seen)}
-
-    return asyncio.run(collect())
-
-
-def test_what_a_client_lacks(bare: Path) -> None:
-    """Its new commits with their new trees and files; not what the commit before had."""
-    old, new = GitObject(BLOB, b"old"), GitObject(BLOB, b"new")
-    inner = tree(old=old)
-    trees = tree(a=old, d=inner), tree(a=old, b=new, d=inner)
-    first = commit(trees[0])
-    second = commit(trees[1], first)
-    tag = GitObject(TAG, b"object " + second.id + b"\ntype commit\ntag v1\n\n")
-    outer = GitObject(TAG, b"object " + tag.id + b"\ntype tag\ntag v2\n\n")
-    repository = Repository(bare)
-    put(repository, old, new, inner, *trees, first, second, tag, outer)
-    assert sent(repository, [second], [first]) == {second.id, trees[1].id, new.id}
-    assert sent(repository, [outer], [first]) == {outer.id, tag.id, second.id, trees[1].id, new.id}
-    assert sent(repository, [second], [second]) == set()
-    assert len(sent(repository, [outer], [])) == 9
 
 
 def test_references_change_by_their_old_value(bare: Path) -> None:

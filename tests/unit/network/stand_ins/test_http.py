@@ -21,13 +21,6 @@ SITE = """\
 routes:
   - {path: /, body: "<h1>Hello {{ query.who | default('you') }}</h1>"}
   - {path: /raw, type: text/html, body: "{{ query.who | safe }}"}
-  - {path: /items, json: {items: [{name: lamp}], wanted: "{{ query.n }}", at: "{{ now }}"}}
-  - path: /items
-    method: POST
-    status: 201
-    headers: {x-added: "{{ json.name }}", set-cookie: "seen=1"}
-    json: {id: "{{ random.hex(4) }}", all: "{{ json }}"}
-  - {path: /cart, method: POST, body: "{% for each in json.items %}{{ each.name }} {% endfor %}"}
   - {path: /open, body: "{% if query.password == cookie.password %}open{% endif %}"}
   - {path: /times, json: "{{ query.text * 9 }}"}
   - {path: /method, json: "{{ body.upper }}"}
@@ -61,9 +54,7 @@ def shop(tmp_path: Path) -> Client:
 
 
 def test_what_a_route_answers(shop: Client) -> None:
-    """Text of a request is escaped in markup: `safe` is the author's own choice, and there are
-    Jinja's filters for other places. A segment is split before it is decoded; two absent passwords
-    are not the same one; a text is not multiplied, and a method is no JSON."""
+    """Text of a request is escaped in markup."""
     for url, text in {
         "/?who=%3Cb%3E": "<h1>Hello &lt;b&gt;</h1>",
         "/": "<h1>Hello you</h1>",
@@ -86,18 +77,6 @@ def test_what_a_route_answers(shop: Client) -> None:
         assert shop.get(url).status == status, url
 
 
-def test_a_text_that_is_one_expression_keeps_its_type(shop: Client) -> None:
-    """Also below a list or a mapping; what isn't there is null; `items` is a request's field."""
-    added = shop.ask("POST", "/items", json={"name": "<i>", "n": [1, {"a": None}]})
-    fields = (added.status, added.header("x-added"), added.header("set-cookie"))
-    assert fields == (201, "<i>", "seen=1")
-    assert added.json["all"] == {"name": "<i>", "n": [1, {"a": None}]}
-    assert len(added.json["id"]) == 8
-    found = {"items": [{"name": "lamp"}], "wanted": None, "at": "2027-01-15T08:00:00Z"}
-    assert shop.get("/items").json == found
-    assert shop.ask("POST", "/cart", json={"items": [{"name": "lamp"}]}).text == "lamp "
-
-
 def test_what_a_guest_can_not_do_to_an_answer() -> None:
     """Line breaks and controls never reach a field; a page above the bound is a 500."""
     split = {"path": "/", "headers": {"x-q": "{{ query.q }}"}, "redirect": "{{ query.q }}"}
@@ -112,16 +91,10 @@ def test_what_a_guest_can_not_do_to_an_answer() -> None:
 @pytest.mark.parametrize(
     ("route", "field", "what"),
     [
-        ({"path": "items"}, "path", "begins with `/`"),
         ({"path": "/{a}/{a}"}, "path", "two parameters"),
-        ({"path": "/", "method": "GOT"}, "method", "one or several of"),
         ({"path": "/", "bdy": "x"}, "bdy", "did you mean `body`"),
         ({"path": "/", "body": "{{ x"}, "body", "unexpected end"),
-        ({"path": "/", "body": "{{ body | shout }}"}, "body", "no filter `shout`"),
-        ({"path": "/", "body": "{% for i in range(9) %}x{% endfor %}"}, "body", "no `range`"),
         ({"path": "/", "json": {"a": ["{{"]}}, "json.a[0]", "unexpected"),
-        ({"path": "/", "body": "a", "file": "b"}, "file", "one of"),
-        ({"path": "/", "status": 199}, "status", "200 to 599"),
         ({"path": "/", "headers": {"Connection": "x"}}, "headers.Connection", "can't be set"),
         ({"path": "/", "file": "../x"}, "file", "below the stand-in's directory"),
     ],
@@ -178,8 +151,7 @@ def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: st
 
 
 def test_only_its_login_opens_a_decoys_admin_page() -> None:
-    """A wrong, partial or missing login, or an invented session, shows no row; it opens for the
-    visitor who signed in alone."""
+    """A wrong, partial or missing login, or an invented session, shows no row."""
     spec = DecoySpec(id="crm", kind=DecoyKind.HTTP, place="admin.example", count=3)
     minted = mint_service(b"k" * 32, "range", spec)
     page, login = Client(http.make(context(minted.settings))), minted.login

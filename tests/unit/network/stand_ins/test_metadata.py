@@ -1,5 +1,4 @@
-"""The stand-in `metadata` as Amazon's: IMDSv1 and v2, credentials of the range's own, on record
-when they go out."""
+"""The stand-in `metadata` as Amazon's."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def test_credentials_are_recorded_before_they_go_out() -> None:
 
 
 def test_tokens_of_version_two() -> None:
-    """A token comes by PUT with a time to live from 1 to 21600 s, and is needed where the policy
-    says so."""
+    """A token comes by PUT with a time to live from 1 to 21600 s."""
     app, path = cloud({"tokens": "required"}), "/latest/meta-data/mac"
 
     def seen(word: str) -> int:

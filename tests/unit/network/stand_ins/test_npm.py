@@ -53,8 +53,7 @@ def test_any_file_is_read_or_refused(tmp_path: Path, content: bytes, as_manifest
 
 
 def test_other_changes_are_recorded_and_change_nothing(tmp_path: Path) -> None:
-    """Unpublishing, moving a tag, logging out, what this registry doesn't know, and a login, of
-    which nothing is kept. Audits change nothing, so they are no attempts."""
+    """Unpublishing, moving a tag, logging out, what this registry doesn't know."""
     manifest = json.dumps({"name": "left", "version": "1.0.0"}).encode()
     make_tar(tmp_path / "left.tgz", {"package/package.json": manifest})
     ledger = Ledger()

@@ -136,8 +136,7 @@ def test_a_length_beyond_its_bound_is_a_problem_at_once(length: int, begun: bool
 @pytest.mark.promise("5.6")
 @pytest.mark.skipif(PSQL is None, reason="psql (Debian: postgresql-client) is not installed")
 def test_the_real_client_logs_in() -> None:
-    """psql logs in with the URL of its file, and is refused what it asks; a wrong password is
-    refused. What it presented and asked is on record."""
+    """psql logs in with the URL of its file, and is refused what it asks."""
     spec = DecoySpec(id="crm", kind=DecoyKind.POSTGRES, place="127.0.0.1")
     service, ledger = mint_service(b"k" * KEY_BYTES, "range", spec), Ledger()
     with served_service(make, service.settings, ledger) as port:

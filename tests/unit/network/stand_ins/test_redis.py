@@ -42,8 +42,7 @@ def say(session: RedisSession, *words: bytes) -> ServiceStep:
 
 @pytest.mark.promise("5.6")
 def test_only_the_password_opens_it() -> None:
-    """Each attempt is a step of its own with all that was presented; nothing is
-    given out before or after the login."""
+    """Each attempt is a step of its own with all that was presented."""
     session = RedisSession(PASSWORD)
     assert say(session, b"GET", b"key").reply == b"-NOAUTH Authentication required.\r\n"
     assert say(session, b"HELLO", b"3").reply.startswith(b"-NOPROTO ")

@@ -27,29 +27,6 @@ def exchange(ledger: Ledger, content: bytes) -> bytes:
         return b"".join(iter(lambda: client.recv(65536), b""))
 
 
-def test_pipelined_commands_and_a_long_line_of_content() -> None:
-    """All at once, with a line of a megabyte: recorded whole by size, kept by its beginning."""
-    ledger = Ledger()
-    line = b"x" * (1 << 20)
-    replies = exchange(
-        ledger,
-        b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\n" + line + b"\r\n.\r\nQUIT\r\n",
-    )
-    assert replies.startswith(b"220 registry.example ESMTP\r\n250-")
-    assert replies.endswith(b"221 2.0.0 Bye\r\n")
-    (event,) = ledger.attempts
-    expected = {
-        "what": "mail",
-        "sender": "a@x",
-        "recipients": ["b@y"],
-        "size_bytes": len(line) + 2,
-        "complete": True,
-        "cell": "agent",
-    }
-    assert expected.items() <= event.items()
-    assert ledger.bodies[0][0].content == line[: 64 << 10]
-
-
 def test_a_message_that_breaks_off_is_recorded() -> None:
     """As not complete; one that breaks off before its content is none."""
     ledger = Ledger()

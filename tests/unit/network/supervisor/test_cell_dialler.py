@@ -72,9 +72,7 @@ def test_anything_can_be_read(garbage: bytes, cut: int) -> None:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.promise("5.4")
 def test_each_client_has_its_own_room_and_halves_are_connected_for_good() -> None:
-    """Beyond its room a client's segment is counted, and dialled when it comes again. A half that
-    was handed over can be connected to nothing else. The gateway's socket takes nothing from it.
-    """
+    """Beyond its room a client's segment is counted, and dialled when it comes again."""
     ours, theirs = ipc.pair()
     with ours, theirs, socket.create_server(("127.0.0.1", 0)) as server:
         target: tuple[str, int] = server.getsockname()

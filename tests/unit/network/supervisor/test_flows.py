@@ -68,8 +68,7 @@ def test_every_packet_is_in_exactly_one_event(packets: list[Logged]) -> None:
 
 
 def test_what_was_logged_and_never_came_is_lost() -> None:
-    """As many as the rules have logged beyond those that were taken; what comes after a count of
-    theirs makes up for nothing."""
+    """As many as the rules have logged beyond those that were taken."""
     flows = Flows(LAYOUT)
     for _ in range(3):
         flows.take(PACKET)

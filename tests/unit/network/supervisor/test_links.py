@@ -37,8 +37,7 @@ LEFT = Baseline(
 
 
 def test_loopback_ports_and_what_is_down_are_no_strangers() -> None:
-    """The kernel makes some devices itself, which are down. Of a namespace that ends, the number
-    goes before its devices do, and one of two devices before the other."""
+    """The kernel makes some devices itself, which are down."""
     down = Link(index=2, name="sit0", is_up=False)
     for peer in ((2, 0), (2, -1), None):
         port = Link(index=3, name="p0", is_up=True, peer=peer)
@@ -46,8 +45,7 @@ def test_loopback_ports_and_what_is_down_are_no_strangers() -> None:
 
 
 def test_another_device_and_another_end_are_named() -> None:
-    """One that is up and no port, whatever it is called; a port whose other end is another
-    device's, in another namespace, or here."""
+    """One that is up and no port, whatever it is called."""
     assert list(unexpected_devices([LOOPBACK, Link(index=4, name="p0", is_up=True)], PORTS)) == [
         "a device is up that is no cell's port: p0"
     ]
@@ -59,8 +57,7 @@ def test_another_device_and_another_end_are_named() -> None:
 
 @given(st.integers(1, 1 << 30), st.integers(0, 250))
 def test_all_ports_together_are_slower_than_the_record(buffer_bytes: int, ports: int) -> None:
-    """None is faster than the others; all together fill the buffer in an eighth of a second at the
-    least, each frame coming and going; a large one makes none faster."""
+    """None is faster than the others."""
     together = line_bytes_per_s(buffer_bytes, ports) * max(1, ports)
     assert together <= MAX_BYTES_PER_S
     assert 2 * together / 8 <= buffer_bytes

@@ -1,5 +1,4 @@
-"""The kernel's messages, parsed: whatever they say, and a guest's headers that its log holds, never
-believed beyond their bytes."""
+"""The kernel's messages, parsed."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ ROUTE = bytes((2, 8, 0, 0, 254, 4, 253, 1)) + bytes(4)
 
 
 def test_a_route_of_the_kernel_s() -> None:
-    """As RTM_GETROUTE lists it (linux/rtnetlink.h): the long table's number counts, what only
-    counts use doesn't, all else does."""
+    """As RTM_GETROUTE lists it (linux/rtnetlink.h)."""
     device, table = (
         netlink.attribute(4, struct.pack("=I", 7)),
         netlink.attribute(15, struct.pack("=I", 1000)),
