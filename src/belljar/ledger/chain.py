@@ -42,24 +42,21 @@ def canonical(value: object) -> bytes:
             found = rfc8785.dumps(_encodable(anything))
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
-    if found.count(b"{") + found.count(b"[") > _MAX_DEPTH and _is_deep(anything):
-        raise ValueError(_TOO_DEEP)
+    if found.count(b"{") + found.count(b"[") > _MAX_DEPTH:
+        level = [anything]
+        for _ in range(_MAX_DEPTH):
+            level = [
+                inner
+                for each in level
+                if isinstance(each, dict | list | tuple)
+                for inner in (each.values() if isinstance(each, dict) else each)
+            ]
+        if any(isinstance(each, dict | list | tuple) for each in level):
+            raise ValueError(_TOO_DEEP)
     return found
 
 
 _TOO_DEEP: Final = "nested too deeply"
-
-
-def _is_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for each in level
-            if isinstance(each, dict | list | tuple)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-    return any(isinstance(each, dict | list | tuple) for each in level)
 
 
 def parse_canonical(line: bytes) -> dict[str, Any]:
@@ -93,10 +90,6 @@ def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
     return [_encodable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-# RFC 6962, 2.1: the hash of an empty list.
-EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
-
-
 def node_hash(left: bytes, right: bytes) -> bytes:
     """SHA-256 of a one byte and both children."""
     return hashlib.sha256(b"\x01" + left + right).digest()
@@ -124,9 +117,9 @@ class MerkleTree:
         return MerkleTree(self.size + 1, (*self.subtrees[:keep], node))
 
     def root(self) -> bytes:
-        """All leaves' tree hash, SHA-256 of nothing without any. O(log size)."""
-        if not self.subtrees:
-            return EMPTY_ROOT
+        """The tree hash of all leaves; of none, SHA-256 of nothing. O(log size)."""
+        if not self.subtrees:  # RFC 6962, 2.1
+            return hashlib.sha256(b"").digest()
         *rest, node = self.subtrees
         for left in reversed(rest):
             node = node_hash(left, node)

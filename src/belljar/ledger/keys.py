@@ -74,12 +74,9 @@ def load_or_make_key(home: Path) -> SigningKey:
             _make(path)
         return _load(path)
     except OSError as error:
-        raise HostError(
-            f"the signing key can't be used: {error.strerror}; without it nothing can be recorded",
-            where=str(path),
-            hint="set BELLJAR_HOME to a directory that this user can write, or check this one's "
-            "owner and free space",
-        ) from error
+        what = f"the signing key can't be used: {error.strerror}; so nothing can be recorded"
+        hint = "set BELLJAR_HOME to a directory that this user can write and that has space"
+        raise HostError(what, where=str(path), hint=hint) from error
 
 
 def local_fingerprint(home: Path) -> str | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass
 from belljar.events import Kind
 
 Check: TypeAlias = Callable[[Any], object]
@@ -19,32 +18,25 @@ Check: TypeAlias = Callable[[Any], object]
 MAX_COUNT: Final = 2**53 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Optional:
-    """A field that may be missing."""
-
-    check: Check
-
-
-Shape: TypeAlias = Mapping[str, Check | Optional]
+# By field; `name?`: it may be missing.
+Shape: TypeAlias = Mapping[str, Check]
 
 
 def check_shape(value: Any, shape: Shape, *, extra: bool = False) -> None:  # noqa: ANN401
     """Check an object; `extra`: further fields are allowed. Raises `ValueError`."""
     if not isinstance(value, dict):
         raise ValueError("an object is needed")
-    for name, rule in shape.items():
-        check = rule.check if isinstance(rule, Optional) else rule
-        if name not in value:
-            if check is rule:
-                raise ValueError(f"{name}: is missing")
-            continue
-        try:
-            check(value[name])
-        except ValueError as error:
-            # The path of the field says enough: a cause for each level would not.
-            raise ValueError(f"{name}: {error}") from None
-    if not extra and not value.keys() <= shape.keys():
+    for field, check in shape.items():
+        name = field.removesuffix("?")
+        if name in value:
+            try:
+                check(value[name])
+            except ValueError as error:
+                # The path of the field says enough: a cause for each level would not.
+                raise ValueError(f"{name}: {error}") from None
+        elif name == field:
+            raise ValueError(f"{name}: is missing")
+    if not extra and not value.keys() <= {field.removesuffix("?") for field in shape}:
         raise ValueError("it has fields that are not known")
 
 
@@ -61,12 +53,6 @@ def _is_int(value: object) -> bool:
 
 
 text: Final = _that(lambda value: isinstance(value, str), "text is needed")
-flag: Final = _that(lambda value: isinstance(value, bool), "true or false is needed")
-whole: Final = _that(_is_int, "a whole number is needed")
-number: Final = _that(
-    lambda value: _is_int(value) or isinstance(value, float), "a number is needed"
-)
-json_object: Final = _that(lambda value: isinstance(value, dict), "an object is needed")
 count: Final = _that(
     lambda value: _is_int(value) and 0 <= value <= MAX_COUNT,
     "a whole number from 0 to 2^53 - 1 is needed",
@@ -136,17 +122,15 @@ def objects(shape: Shape, *, max_items: int | None = None, extra: bool = False) 
     return items(lambda value: check_shape(value, shape, extra=extra), max_items=max_items)
 
 
-texts: Final[Check] = items(text)
-
 # By the names that the table below and `shape_of` give them.
-_TYPES: Final[dict[str, Check]] = {
+TYPES: Final[dict[str, Check]] = {
     "text": text,
-    "texts": texts,
-    "flag": flag,
+    "texts": items(text),
+    "flag": _that(lambda value: isinstance(value, bool), "true or false is needed"),
     "count": count,
-    "whole": whole,
-    "number": number,
-    "object": json_object,
+    "whole": _that(_is_int, "a whole number is needed"),
+    "number": _that(lambda value: _is_int(value) or isinstance(value, float), "no number"),
+    "object": _that(lambda value: isinstance(value, dict), "an object is needed"),
     "sha256": HEX64,
     "hex128": matching("[0-9a-f]{128}"),
     "run_id": matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}"),
@@ -157,7 +141,8 @@ _TYPES: Final[dict[str, Check]] = {
     # Of a terminal: milliseconds since the start, and its columns and rows from then on.
     "sizes": items(items(count, min_items=3, max_items=3)),
     "reaped": objects(
-        {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}, extra=True
+        {"cell_id": text, "kind": text, "removed": items(text), "remaining": items(text)},
+        extra=True,
     ),
     "findings": objects({"name": text, "state": text, "how": text, "evidence": text}),
     "differences": objects({"kind": text, "key": text, "detail": text}, extra=True),
@@ -165,14 +150,12 @@ _TYPES: Final[dict[str, Check]] = {
 
 
 def shape_of(fields: str, **types: Check) -> Shape:
-    """Return the shape of `fields`, as in the table below; `types`: further ones."""
-    shape: dict[str, Check | Optional] = {}
+    """Return the shape that `fields` describe, as in the table below; `types`: more of them."""
+    shape: dict[str, Check] = {}
     for name, _, type_name in (field.partition(":") for field in fields.split()):
         inner = type_name.removesuffix("-or-null")
-        check = types.get(type_name) or _TYPES.get(inner) or one_of(*inner.split("|"))
-        if type_name not in types and inner != type_name:
-            check = maybe(check)
-        shape[name.removesuffix("?")] = Optional(check) if name.endswith("?") else check
+        check = types.get(type_name) or TYPES.get(inner) or one_of(*inner.split("|"))
+        shape[name] = maybe(check) if type_name not in types and inner != type_name else check
     return shape
 
 
@@ -217,14 +200,13 @@ exec.output             op:count stream:stderr|stdout bytes:count
 exec.input              op:count bytes:count
 exec.signal             op:count signal:text scope:main|tree
 exec.completed          op:count stdin_times?:times stdout_times?:times stderr_times?:times
-                        size_times?:sizes
-                        duration_ms:number status:exited|signalled code:whole stdout_bytes:count
-                        stderr_bytes:count stdout_dropped_bytes:count stderr_dropped_bytes:count
+                        size_times?:sizes duration_ms:number status:exited|signalled code:whole
+                        stdout_bytes:count stderr_bytes:count stdout_dropped_bytes:count
+                        stderr_dropped_bytes:count
 exec.failed             op:count reason:text stdin_times?:times stdout_times?:times
                         stderr_times?:times size_times?:sizes
 exec.timed_out          op:count stdin_times?:times stdout_times?:times stderr_times?:times
-                        size_times?:sizes
-                        timeout_s:number-or-null
+                        size_times?:sizes timeout_s:number-or-null
 connect.started         op:count target:tcp|unix name:text user:text
 connect.completed       op:count sent_bytes:count received_bytes:count unread_bytes:count
 connect.failed          op:count reason:text

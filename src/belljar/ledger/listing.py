@@ -90,7 +90,14 @@ def summarise(run_dir: Path) -> RunSummary:
     found = RunSummary(run_id=run_dir.name, path=run_dir)
     try:
         _, first = next(read_lines(run_dir), (0, ValueError("no events")))
-        last, is_alive = _last_event(run_dir), is_being_written(run_dir)
+        is_alive = is_being_written(run_dir)
+        with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
+            # Read from the end, so that lists of large runs stay quick.
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).split(b"\n")
+            # Else the last line has no end yet, or is longer than what was read.
+            is_whole = len(lines) > 1 and not lines[-1]
+            last = _event_or_why(root, lines[-2]) if is_whole else None
     except (OSError, ValueError, LedgerError):
         return found
     if isinstance(first, ValueError):
@@ -105,7 +112,7 @@ def summarise(run_dir: Path) -> RunSummary:
     )
     # After a crash between the final checkpoint and the rename it still has its first name.
     sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
-    if not sealed or last is None or last.kind is not Kind.RUN_FINISHED:
+    if not sealed or not isinstance(last, Line) or last.kind is not Kind.RUN_FINISHED:
         return found
     return replace(
         found,
@@ -124,11 +131,8 @@ def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
     """(line number, event or error), with spilled `data`. Unverified. Raises as `read_raw`."""
     with open_directory(run_dir) as root:
         for number, raw, complete in read_raw(run_dir):
-            if complete:
-                yield number, _event_or_why(root, raw)
-            else:
-                what = "incomplete: the event being written when the run ended"
-                yield number, IncompleteLineError(what)
+            cut = IncompleteLineError("incomplete: the event being written when the run ended")
+            yield number, _event_or_why(root, raw) if complete else cut
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
@@ -199,15 +203,3 @@ def _event_or_why(root: int, raw: bytes) -> Line | ValueError:
         return error
     except (OSError, LedgerError) as error:
         return ValueError(f"its data can't be read: {error}")
-
-
-def _last_event(run_dir: Path) -> Line | None:
-    """Read from the end, which is quick for large runs."""
-    with open_directory(run_dir) as root, open_beneath(root, LEDGER) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        lines = file.read(_TAIL_BYTES).split(b"\n")
-        # The last line has no end yet, or is longer than what was read.
-        if len(lines) < 2 or lines[-1]:
-            return None
-        last = _event_or_why(root, lines[-2])
-        return None if isinstance(last, ValueError) else last

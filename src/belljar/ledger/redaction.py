@@ -27,8 +27,6 @@ from belljar.ledger.schema import (
     OMISSIONS,
     SPILLED,
     SPILLED_BODY,
-    Checkpoint,
-    Line,
     make_omission,
     parse_checkpoint,
 )
@@ -62,13 +60,6 @@ class Chosen:
     bytes: int
 
 
-def class_of(line: Line, body: str) -> str:
-    """The class of an event's body of that name."""
-    if line.kind is Kind.EXEC_INPUT or (line.kind.startswith("exec.") and body == "stdin"):
-        return "inputs"
-    return _OF_KINDS.get(line.kind.partition(".")[0], "other")
-
-
 def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
     """Find these classes' remaining contents. Raises `LedgerError`, `OSError`."""
     wanted = {*classes}.union(*(_QUOTED_IN.get(each, ()) for each in classes))
@@ -78,9 +69,12 @@ def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
             line = parse_line(raw)
         except ValueError as error:
             raise LedgerError(f"not an event: {error}", where=f"line {number}") from error
+        word = line.kind.partition(".")[0]
         for body in line.bodies:
             is_data = line.data == SPILLED and body.name == SPILLED_BODY
-            if body.stored and (is_data or class_of(line, body.name) in wanted):
+            is_input = line.kind is Kind.EXEC_INPUT or (word == "exec" and body.name == "stdin")
+            of_class = "inputs" if is_input else _OF_KINDS.get(word, "other")
+            if body.stored and (is_data or of_class in wanted):
                 (needed if is_data else found).add(body.stored)
     # Equal bytes are stored once: a body that an event needs as its data stays.
     bodies = {digest for digest in found - needed if (run_dir / body_path(digest)).exists()}
@@ -105,8 +99,8 @@ def _classes_of_file(path: str) -> Set[str]:
     return {"secrets"} if path == "decoys.key" else set()
 
 
-def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
-    """Return the final checkpoint of a run that verifies and that this key sealed.
+def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
+    """Copy a run without what is chosen, whole or not at all; the copy verifies.
 
     Raises `LedgerError`, `HostError`, `OSError`.
     """
@@ -120,22 +114,14 @@ def check_may_leave_out(run_dir: Path, key: SigningKey) -> Checkpoint:
     if result.key != key.fingerprint:
         what = "only the key that sealed the run can sign what is left out of it"
         raise HostError(what, where=str(run_dir), hint="do it on the host that made the run")
-    with open_directory(run_dir) as root, open_beneath(root, CHECKPOINTS) as file:
-        *_, (_, last, _) = raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS)
-    return parse_checkpoint(last)
-
-
-def share(run_dir: Path, target: Path, chosen: Chosen, key: SigningKey) -> None:
-    """Copy a run without what is chosen, whole or not at all; the copy verifies.
-
-    Raises `LedgerError`, `HostError`, `OSError`.
-    """
-    final = check_may_leave_out(run_dir, key)
     left_out = {*chosen.files, *map(body_path, chosen.bodies)}
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         part = Path(scratch) / "run"
         part.mkdir(mode=0o700)
         with open_directory(run_dir) as root:
+            with open_beneath(root, CHECKPOINTS) as file:
+                *_, (_, last, _) = raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS)
+            final = parse_checkpoint(last)
             for path in walk_files(root):
                 if path in left_out:
                     continue

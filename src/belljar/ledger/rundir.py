@@ -143,27 +143,17 @@ class RunDirectory:
                 for name in LIBRARIES:
                     with suppress(metadata.PackageNotFoundError):
                         libraries[name] = metadata.version(name)
-                data: dict[str, JsonValue] = {
-                    "run_id": self.run_id,
-                    **self._about,
-                    "key": self.recorder.key.fingerprint,
-                    "belljar": __version__,
-                    "libraries": {**libraries},
-                }
+                data = {"run_id": self.run_id, **self._about, "belljar": __version__}
+                data |= {"key": self.recorder.key.fingerprint, "libraries": {**libraries}}
                 self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
-                system = {
-                    "python": platform.python_version(),
-                    "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
-                }
+                kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
+                system = {"python": platform.python_version(), "kernel": kernel}
                 self.write_json("versions.json", {"belljar": __version__, **libraries, **system})
                 self._stack = on_failure.pop_all()
         except OSError as error:
-            raise HostError(
-                f"the run directory can't be made: {error.strerror}",
-                where=str(runs),
-                hint="set BELLJAR_HOME to a directory that this user can write, or check this "
-                "one's owner and free space",
-            ) from error
+            what = f"the run directory can't be made: {error.strerror}"
+            hint = "set BELLJAR_HOME to a directory that this user can write and that has space"
+            raise HostError(what, where=str(runs), hint=hint) from error
         return self
 
     def __exit__(
@@ -191,15 +181,10 @@ class RunDirectory:
         self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
         self.recorder.end()
         try:
-            manifest = {
-                "v": SCHEMA_VERSION,
-                "run_id": self.run_id,
-                "key": self.recorder.key.fingerprint,
-                "public_key": self.recorder.key.public_key,
-                "files": digests_of(self.path),
-                "bodies": self.recorder.body_totals,
-            }
-            content = canonical(manifest) + b"\n"
+            key = self.recorder.key
+            manifest = {"v": SCHEMA_VERSION, "run_id": self.run_id, "key": key.fingerprint}
+            manifest |= {"public_key": key.public_key, "bodies": self.recorder.body_totals}
+            content = canonical(manifest | {"files": digests_of(self.path)}) + b"\n"
             # Under another name until the final checkpoint is on the disk: a manifest without one
             # is a sign of a record that was cut.
             write_file(self.path / MANIFEST_PART, content)

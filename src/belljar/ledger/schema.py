@@ -17,6 +17,7 @@ from belljar.ledger.kinds import (
     DATA,
     HEX64,
     SCHEMA_VERSION,
+    Shape,
     check_shape,
     items,
     matching,
@@ -138,8 +139,27 @@ _CHECKPOINT: Final = shape_of(
 )
 
 
-# Separates what the key signs: no statement can pass for a checkpoint.
+# Separate what the key signs: no statement can pass for a checkpoint, nor the reverse.
 _CHECKPOINT_DOMAIN: Final = b"ledger checkpoint v1\n"
+_OMISSION_DOMAIN: Final = b"ledger omission v1\n"
+
+
+def _signed(key: SigningKey, domain: bytes, statement: dict[str, Any]) -> bytes:
+    statement |= {"v": SCHEMA_VERSION, "key": key.fingerprint, "public_key": key.public_key}
+    return canonical(statement | {"signature": key.sign(domain + canonical(statement))})
+
+
+def _opened(raw: bytes, domain: bytes, shape: Shape) -> dict[str, Any]:
+    """The statement, signed by the key that it names. Raises `ValueError`."""
+    statement = parse_canonical(raw)
+    check_shape(statement, shape)
+    unsigned = {name: value for name, value in statement.items() if name != "signature"}
+    if statement["key"] != fingerprint_of(statement["public_key"]):
+        raise ValueError("the fingerprint is not that of the public key beside it")
+    signature, payload = statement["signature"], domain + canonical(unsigned)
+    if not signature_is_good(statement["public_key"], signature, payload):
+        raise ValueError("the signature is not good")
+    return statement
 
 
 def make_checkpoint(
@@ -152,21 +172,11 @@ def make_checkpoint(
     time: str,
     manifest_sha256: str | None = None,
 ) -> bytes:
-    """A signed checkpoint line without newline; final with a manifest digest."""
-    statement = {
-        "v": SCHEMA_VERSION,
-        "run_id": run_id,
-        "number": number,
-        "prev": prev,
-        "size": tree.size,
-        "root": tree.root().hex(),
-        "time": time,
-        "key": key.fingerprint,
-        "public_key": key.public_key,
-        "final": manifest_sha256 is not None,
-        "manifest_sha256": manifest_sha256,
-    }
-    return canonical(statement | {"signature": key.sign(_CHECKPOINT_DOMAIN + canonical(statement))})
+    """A signed checkpoint line without newline; final with a manifest's digest."""
+    statement: dict[str, Any] = {"run_id": run_id, "number": number, "prev": prev, "time": time}
+    statement |= {"size": tree.size, "root": tree.root().hex()}
+    statement |= {"final": manifest_sha256 is not None, "manifest_sha256": manifest_sha256}
+    return _signed(key, _CHECKPOINT_DOMAIN, statement)
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint:
@@ -174,16 +184,7 @@ def parse_checkpoint(line: bytes) -> Checkpoint:
 
     Raises `ValueError`.
     """
-    statement = parse_canonical(line)
-    check_shape(statement, _CHECKPOINT)
-    checkpoint = Checkpoint(**statement)
-    signature = statement.pop("signature")
-    if checkpoint.key != fingerprint_of(checkpoint.public_key):
-        raise ValueError("the fingerprint is not that of the public key beside it")
-    if not signature_is_good(
-        checkpoint.public_key, signature, _CHECKPOINT_DOMAIN + canonical(statement)
-    ):
-        raise ValueError("the signature is not good")
+    checkpoint = Checkpoint(**_opened(line, _CHECKPOINT_DOMAIN, _CHECKPOINT))
     if checkpoint.final != (checkpoint.manifest_sha256 is not None):
         raise ValueError("a final checkpoint, and only that, names the manifest's digest")
     return checkpoint
@@ -213,10 +214,8 @@ def check_data(kind: Kind, data: dict[str, Any]) -> None:
 
 
 OMISSIONS: Final = "omissions.jsonl"
-# Separates what the key signs: no checkpoint can pass for a statement.
-_DOMAIN: Final = b"ledger omission v1\n"
 MAX_OMISSION_BYTES: Final = 64 << 20  # nearly a million bodies
-_SHAPE: Final = shape_of(
+_OMISSION: Final = shape_of(
     "v:version run_id:run_id manifest_sha256:sha256 action:redacted|purged time:wall_time "
     "classes:texts bodies:digests files:texts key:sha256 public_key:sha256 signature:hex128",
     digests=items(HEX64),
@@ -253,20 +252,11 @@ def make_omission(
     bodies: Iterable[str],
     files: Iterable[str],
 ) -> bytes:
-    """A signed statement without newline. Raises `LedgerError`: too long."""
-    statement = {
-        "v": SCHEMA_VERSION,
-        "run_id": final.run_id,
-        "manifest_sha256": final.manifest_sha256,
-        "action": "redacted",
-        "time": time,
-        "classes": list(classes),
-        "bodies": sorted(bodies),
-        "files": sorted(files),
-        "key": key.fingerprint,
-        "public_key": key.public_key,
-    }
-    line = canonical(statement | {"signature": key.sign(_DOMAIN + canonical(statement))})
+    """A signed statement, a line without newline. Raises `LedgerError` if it is too long."""
+    statement: dict[str, Any] = {"run_id": final.run_id, "manifest_sha256": final.manifest_sha256}
+    statement |= {"action": "redacted", "time": time, "classes": list(classes)}
+    statement |= {"bodies": sorted(bodies), "files": sorted(files)}
+    line = _signed(key, _OMISSION_DOMAIN, statement)
     # With its newline it must not be longer than what a reader takes.
     if len(line) >= MAX_OMISSION_BYTES:
         raise LedgerError("too many bodies for one statement", where=OMISSIONS)
@@ -279,16 +269,9 @@ def parse_omission(raw: bytes, where: str) -> Omission:
     Raises `LedgerError`.
     """
     try:
-        statement: dict[str, Any] = parse_canonical(raw)
-        check_shape(statement, _SHAPE)
-        signature, public_key = statement.pop("signature"), statement["public_key"]
-        is_good = statement["key"] == fingerprint_of(public_key) and signature_is_good(
-            public_key, signature, _DOMAIN + canonical(statement)
-        )
+        statement = _opened(raw, _OMISSION_DOMAIN, _OMISSION)
     except ValueError as error:
         raise LedgerError(f"not a statement of what was left out: {error}", where=where) from error
-    if not is_good:
-        raise LedgerError("the signature is not good", where=where)
     names = ("action", "time", "run_id", "key", "manifest_sha256")
     return Omission(
         **{name: statement[name] for name in names},

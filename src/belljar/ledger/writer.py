@@ -24,7 +24,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import InvalidEventError, LedgerError
 from belljar.events import Body, Event, Kind
 from belljar.ledger.chain import NO_LINE, MerkleTree, canonical, sha256_hex
-from belljar.ledger.files import BODIES, CHECKPOINTS, LEDGER, is_being_written, write_all
+from belljar.ledger.files import BODIES, CHECKPOINTS, LEDGER, write_all
 from belljar.ledger.keys import SigningKey
 from belljar.ledger.kinds import SCHEMA_VERSION
 from belljar.ledger.schema import (
@@ -77,67 +77,10 @@ def prepare_body(body: Body) -> PreparedBody:
     if kept == body.total_bytes and body.sha256 not in {digest, ""}:
         raise ValueError(f"body {body.name}: its digest is of other bytes")
     whole = body.sha256 or (digest if kept == body.total_bytes else None)
-    ref: dict[str, Any] = {
-        "name": body.name,
-        "sha256": whole,
-        "kept_bytes": kept,
-        "total_bytes": body.total_bytes,
-    }
-    if kept and digest != whole:
-        ref["stored_sha256"] = digest
+    ref: dict[str, Any] = {"name": body.name, "sha256": whole, "kept_bytes": kept}
+    ref |= {"total_bytes": body.total_bytes}
+    ref |= {"stored_sha256": digest} if kept and digest != whole else {}
     return PreparedBody(digest, body.content, ref)
-
-
-class BodyStore:
-    """A run's `bodies` directory during writing. Not thread-safe."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._root = run_dir / BODIES
-        self.sizes: dict[bytes, int] = {}
-        # Stored by a call that was interrupted before its line, or is about to write it.
-        self.unnamed: set[str] = set()
-        self._folders: set[str] = set()
-        self.unsynced: list[str] = []
-        self._root.mkdir(mode=0o700)
-
-    def keep(self, body: PreparedBody) -> None:
-        """Store it whole, unless stored or empty. Raises `OSError`."""
-        name = bytes.fromhex(body.digest)
-        if not body.content or name in self.sizes:
-            return
-        self.unnamed.add(body.digest)
-        folder, part = self._root / body.digest[:2], self._root / ".part"
-        if body.digest[:2] not in self._folders:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self._folders.add(body.digest[:2])
-        # A store that failed may have left its part; no second writer shares this directory.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(part, flags, 0o600)
-        try:
-            write_all(fd, body.content)
-        finally:
-            os.close(fd)
-        # Whole or not there: a reader may look at a run that is being written.
-        part.rename(folder / body.digest)
-        # In this order: what counts as stored is synced, wherever an interrupt comes.
-        self.unsynced.append(body.digest)
-        self.sizes[name] = len(body.content)
-
-    def drop_unnamed(self) -> None:
-        """Remove unnamed bodies, which look added. Raises `OSError`."""
-        for digest in self.unnamed:
-            (self._root / digest[:2] / digest).unlink(missing_ok=True)
-            self.sizes.pop(bytes.fromhex(digest), None)
-        (self._root / ".part").unlink(missing_ok=True)
-        self.unsynced = [each for each in self.unsynced if each not in self.unnamed]
-
-    def sync(self, digests: list[str]) -> None:
-        """Force these bodies and their directories to the disk."""
-        folders = {self._root / digest[:2] for digest in digests}
-        for path in (*(self._root / each[:2] / each for each in digests), *folders):
-            sync_file(path)
-        if digests:
-            sync_file(self._root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +123,11 @@ class LedgerWriter:
             target=self._sign_as_events_arrive, name="ledger-checkpoints", daemon=True
         )
         self._state = _Written(MerkleTree(), NO_LINE, 0)
+        self._root = run_dir / BODIES
+        self._sizes: dict[bytes, int] = {}  # of each stored body
+        # Stored by a call that was interrupted before its line, or is about to write it.
+        self._unnamed: set[str] = set()
+        self._unsynced: list[str] = []
         self.killed = ""  # the first kill order's rule and reason
         self._pending: tuple[bytes, list[str]] | None = None  # a line and its bodies' digests
         self._poison: LedgerError | None = None
@@ -192,29 +140,24 @@ class LedgerWriter:
 
     def __enter__(self) -> LedgerWriter:
         try:
-            self._open()
+            with self._failing("the ledger can't be made"):
+                try:
+                    self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
+                except FileExistsError as error:
+                    what = "there is a ledger already, of this run or another writer"
+                    hint = "a run is recorded once; start a new one"
+                    raise LedgerError(what, where=str(self.run_dir), hint=hint) from error
+                # Marks this run as alive (`is_being_written`). Readers unlock at once.
+                fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
+                self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
+                self._root.mkdir(mode=0o700)
+                # The names, which a power loss could take although their contents were synced.
+                sync_file(self.run_dir)
         except BaseException:
             self._close()
             raise
         self._thread.start()
         return self
-
-    def _open(self) -> None:
-        with self._failing("the ledger can't be made"):
-            try:
-                self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
-            except FileExistsError as error:
-                what = "there is a ledger already"
-                if is_being_written(self.run_dir):
-                    what = "another writer records this run"
-                hint = "a run is recorded once; start a new one"
-                raise LedgerError(what, where=str(self.run_dir), hint=hint) from error
-            # Marks this run as alive (`is_being_written`). Waiting is safe: readers unlock at once.
-            fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
-            self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
-            self._bodies = BodyStore(self.run_dir)
-            # The files' names, which a power loss could take although their contents were synced.
-            sync_file(self.run_dir)
 
     def __exit__(
         self,
@@ -243,8 +186,7 @@ class LedgerWriter:
     @property
     def body_totals(self) -> dict[str, int]:
         """Count of distinct stored bodies, and their bytes."""
-        sizes = self._bodies.sizes.values()
-        return {"count": len(sizes), "bytes": sum(sizes)}
+        return {"count": len(self._sizes), "bytes": sum(self._sizes.values())}
 
     def record(self, event: Event) -> int:
         """Record the event; returns its number once the kernel has the line.
@@ -284,7 +226,12 @@ class LedgerWriter:
         self._halt()
         # Only now: the thread syncs bodies by their names.
         with self._failing("the ledger can't be ended"):
-            self._bodies.drop_unnamed()
+            # A reader would take what no line names for added.
+            for digest in self._unnamed:
+                (self._root / digest[:2] / digest).unlink(missing_ok=True)
+                self._sizes.pop(bytes.fromhex(digest), None)
+            (self._root / ".part").unlink(missing_ok=True)
+            self._unsynced = [each for each in self._unsynced if each not in self._unnamed]
 
     def seal(self, manifest_sha256: str) -> None:
         """After `end`: sign the final checkpoint. Raises `LedgerError`."""
@@ -296,7 +243,7 @@ class LedgerWriter:
         self._settle()
         # The bodies first: no line names bytes that aren't there.
         for body in bodies:
-            self._bodies.keep(body)
+            self._keep(body)
         seq = self._state.tree.size
         refs = [body.ref for body in bodies]
         line = _line(event, data, refs, seq=seq, prev=self._state.prev)
@@ -306,7 +253,7 @@ class LedgerWriter:
         self._pending = line, digests
         _write_once(self._ledger_fd, content)
         self._state = self._state.after(line)
-        self._bodies.unnamed.difference_update(digests)
+        self._unnamed.difference_update(digests)
         self._pending = None
         # Asked first: setting takes a lock and wakes a thread, on each of thousands of events.
         if not self._wake.is_set():
@@ -314,6 +261,26 @@ class LedgerWriter:
         if event.kind is Kind.KILL_TRIGGERED and not self.killed:
             self.killed = f"{event.data['rule']}: {event.data['reason']}"
         return seq
+
+    def _keep(self, body: PreparedBody) -> None:
+        """Store it whole, unless it is stored or empty."""
+        name, folder = bytes.fromhex(body.digest), self._root / body.digest[:2]
+        if not body.content or name in self._sizes:
+            return
+        self._unnamed.add(body.digest)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # A store that failed may have left its part; no second writer shares this directory.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(part := self._root / ".part", flags, 0o600)
+        try:
+            write_all(fd, body.content)
+        finally:
+            os.close(fd)
+        # Whole or not there: a reader may look at a run that is being written.
+        part.rename(folder / body.digest)
+        # In this order: what counts as stored is synced, wherever an interrupt comes.
+        self._unsynced.append(body.digest)
+        self._sizes[name] = len(body.content)
 
     def _settle(self) -> None:
         """Refuse if unwritable; learn what an interrupted call did."""
@@ -330,7 +297,7 @@ class LedgerWriter:
         elif size != self._state.offset:
             raise OSError(errno.EIO, "a line was written in part")
         if self._state.prev == sha256_hex(line):
-            self._bodies.unnamed.difference_update(digests)
+            self._unnamed.difference_update(digests)
         self._pending = None
         self._wake.set()
 
@@ -351,11 +318,15 @@ class LedgerWriter:
         """Sync, then sign. Called by the writer's thread, after its end the owner."""
         with self._lock:
             state = self._state
-            digests, self._bodies.unsynced = self._bodies.unsynced, []
+            digests, self._unsynced = self._unsynced, []
         if state.tree.size == self._signed_size and manifest_sha256 is None:
             return
         with self._failing("a checkpoint can't be written"):
-            self._bodies.sync(digests)
+            folders = {self._root / digest[:2] for digest in digests}
+            for path in (*(self._root / each[:2] / each for each in digests), *folders):
+                sync_file(path)
+            if digests:
+                sync_file(self._root)
             os.fsync(self._ledger_fd)
             line = make_checkpoint(
                 self.key,
@@ -399,18 +370,10 @@ class LedgerWriter:
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
     """The line around canonical data, which sorts between `cell` and `kind`."""
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
-    right = canonical(
-        {
-            "kind": event.kind,
-            "mono_ns": str(time.monotonic_ns()),
-            "prev": prev,
-            "seq": seq,
-            "time": wall_time(time.time_ns()),
-            "trust": event.trust,
-            "v": SCHEMA_VERSION,
-        }
-    )
-    return b"".join((left[:-1], b',"data":', data, b",", right[1:]))
+    now, mono_ns = wall_time(time.time_ns()), str(time.monotonic_ns())
+    right = {"kind": event.kind, "mono_ns": mono_ns, "prev": prev, "seq": seq, "time": now}
+    right |= {"trust": event.trust, "v": SCHEMA_VERSION}
+    return b"".join((left[:-1], b',"data":', data, b",", canonical(right)[1:]))
 
 
 def _write_once(fd: int, content: bytes) -> None:

@@ -149,24 +149,18 @@ def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
             found = IPv4Network((at, _PREFIX_LENGTH))
             if not any(found.overlaps(other) for other in avoided):
                 return found
-    raise HostError(
-        "this host has routes to all private networks, so none is left for a range",
-        where="network",
-        hint="narrow a route (`ip -4 route show table all`), or use a network namespace",
-    )
+    what = "this host has routes to all private networks, so none is left for a range"
+    hint = "narrow a route (`ip -4 route show table all`), or use a network namespace"
+    raise HostError(what, where="network", hint=hint)
 
 
 def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Iterator[CellPort]:
     hosts = _shuffled(range(1, 255), _stream(random_bytes, "cells"))
     macs = _macs(_stream(random_bytes, "macs"))
     for index, name in enumerate(names):
-        yield CellPort(
-            name=name,
-            address=str(net[hosts[index]]),
-            mac=next(macs),
-            gateway_mac=next(macs),
-            outer_device=f"p{index}",
-        )
+        address, mac, outer = str(net[hosts[index]]), next(macs), next(macs)
+        device = f"p{index}"
+        yield CellPort(name=name, address=address, mac=mac, gateway_mac=outer, outer_device=device)
 
 
 def _macs(stream: Iterator[int]) -> Iterator[str]:

@@ -139,16 +139,11 @@ def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]
 
 def _decoys(policy: Policy) -> Iterator[str]:
     """Each decoy, its kind and where it will be."""
-    if not policy.decoys:
-        return
-    from belljar.signals.decoys import FILES
-
     for decoy in policy.decoys:
-        if decoy.is_service:
-            place = f"{decoy.host}:{decoy.port}"
-        else:
-            place = decoy.place or FILES[decoy.kind][0]
-        yield f"{decoy.id} ({decoy.kind}): {place}"
+        from belljar.signals.decoys import FILES  # late: most policies have none
+
+        at = f"{decoy.host}:{decoy.port}" if decoy.is_service else decoy.place
+        yield f"{decoy.id} ({decoy.kind}): {at or FILES[decoy.kind][0]}"
 
 
 # As many as `docker images` shows; `--json` has all.
@@ -339,14 +334,11 @@ def blast_radius(
             "during it"
         )
     disk = format_size(policy.resources.disk_bytes)
+    write = f"its own copy of the file system, in memory, at most {disk}, gone with the cell"
+    nowhere = "nothing on this host, and nothing another cell can read"
+    read.append(_HOST_SEEN[tier])
     return BlastRadius(
-        read=(*read, _HOST_SEEN[tier]),
-        write=(
-            f"its own copy of the file system, in memory, at most {disk}, gone with the cell",
-            "nothing on this host, and nothing another cell can read",
-        ),
-        reach=tuple(reach),
-        consume=consumed,
+        read=tuple(read), write=(write, nowhere), reach=tuple(reach), consume=consumed
     )
 
 

@@ -14,15 +14,13 @@ from belljar.plan import explain
 from belljar.plan.jail import JailLimits
 from belljar.plan.model import ImageFacts, Layer, MicrovmPlan, Obstacle, OciPlan, Plan
 from belljar.plan.obstacles import (
-    gpu_obstacles,
     hardware_obstacle,
     network_obstacles,
-    rights_obstacles,
+    policy_obstacles,
     size_obstacles,
     tier_obstacles,
-    user_obstacles,
 )
-from belljar.plan.oci import OciRuntime, OciShape, oci_shape, writable_inodes
+from belljar.plan.oci import OciRuntime, OciShape, RuntimeKind, oci_shape, writable_inodes
 from belljar.plan.qemu import (
     GuestLimits,
     VmShape,
@@ -96,9 +94,8 @@ def make_plan(
         network = replace(network, controllers=facts.cgroup.controllers)
     is_attached = network is not None and network.has_own_cell
     user = policy.user or (image.user if image else "root")
-    isolation, skipped = _choose(
-        policy, facts, demanded, user=user, has_port=has_port or is_attached
-    )
+    has_port = has_port or is_attached
+    isolation, skipped = _choose(policy, facts, demanded, user=user, has_port=has_port)
     env = {**(image.env if image else {}), **policy.env}
     why = "can't be used here (`belljar doctor`)"  # which has the hints
     sentences = tuple(
@@ -146,11 +143,7 @@ def _choose(
         if tier < demanded or policy.tier not in (None, tier):
             continue
         devices = () if policy.model is None else policy.model.devices
-        asked = (
-            *rights_obstacles(policy.rights, tier),
-            *user_obstacles(user, tier),
-            *gpu_obstacles(devices, tier),
-        )
+        asked = policy_obstacles(tier, policy.rights, user, devices)
         if found := (*asked, *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
@@ -304,21 +297,11 @@ def _oci(
     devices: tuple[str, ...],
 ) -> Isolation:
     fact = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
-    runtime = OciRuntime(
-        name=fact.name,
-        kind="runsc" if fact.kind == "runsc" else "runc",
-        path=fact.path,
-        version=fact.version,
-    )
-    shape = oci_shape(
-        tier,
-        runtime,
-        resources,
-        arch=facts.arch,
-        open_files_max=facts.open_files_max,
-        rights=rights,
-        devices=devices,
-    )
+    kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
+    runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
+    most, arch = facts.open_files_max, facts.arch
+    given = oci_shape(tier, runtime, resources, arch=arch, open_files_max=most, rights=rights)
+    shape = replace(given, devices=devices)
     jail = oci_limits(tier, resources)
     return Isolation(
         tier=tier,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
 DNS_PORT: Final = 53
 # Kinds that a target cell answers.
 TARGET_KINDS: Final = frozenset({"cell", "python"})
-# Where an HTTP decoy service speaks TLS.
-TLS_PORTS: Final = frozenset({443, 8443})
 # Of an upstream's budget for each dial's own packets.
 DIAL_BYTES: Final = 512
 Default: TypeAlias = Literal["deny", "simulate"]
@@ -265,20 +263,13 @@ def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
         if field_name == item.file_field:
             settings[field_name], directory = directory.name, directory.parent
     ports, all_ports = _ports(item.spoken_ports())
-    return StandInPlan(
-        id=name,
-        kind=item.kind,
-        names=item.names,
-        ports=ports,
-        settings=settings,
-        directory=directory,
-        all_ports=all_ports,
-    )
+    plan = StandInPlan(id=name, kind=item.kind, names=item.names, ports=ports)
+    return replace(plan, settings=settings, directory=directory, all_ports=all_ports)
 
 
 def _service(decoy: DecoySpec) -> StandInPlan:
     protocol = SERVICE_PORTS[decoy.kind][1]
-    if protocol == "http" and decoy.port in TLS_PORTS:
+    if protocol == "http" and decoy.port in (443, 8443):
         protocol = "tls"
     port = PortPlan(number=decoy.port, protocol=protocol)
     # Of a metadata service the address is known, not the name.
@@ -296,14 +287,9 @@ def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], boo
 def _own_cell(own: OwnCell) -> StandInPlan:
     """The range's own cell, like a target cell."""
     ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
-    return StandInPlan(
-        id=OWN_CELL,
-        kind="cell",
-        names=own.names,
-        ports=ports,
-        settings={} if own.networks is None else {"networks": list(own.networks)},
-        all_ports=all_ports,
-    )
+    plan = StandInPlan(id=OWN_CELL, kind="cell", names=own.names, ports=ports)
+    settings = {} if own.networks is None else {"networks": list(own.networks)}
+    return replace(plan, settings=settings, all_ports=all_ports)
 
 
 # Where the catch-all of `default: simulate` answers.

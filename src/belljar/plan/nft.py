@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NewType, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Statement: TypeAlias = dict[str, Any]
 
@@ -39,19 +39,14 @@ DADDR: Final = field("ip", "daddr")
 TCP: Final = match(L4PROTO, "tcp")
 
 
+# Where a packet goes and comes from, as a set's element.
+DESTINATION: Final[Statement] = {"concat": [DADDR, L4PROTO, field("th", "dport")]}
+SOURCE: Final[Statement] = {"concat": [field("ip", "saddr"), L4PROTO, field("th", "sport")]}
+
+
 def marked(mark: int) -> Statement:
     """Marks the packet."""
     return {"mangle": {"key": MARK, "value": mark}}
-
-
-def destination() -> Statement:
-    """Where a packet goes, as a set's element."""
-    return {"concat": [DADDR, L4PROTO, field("th", "dport")]}
-
-
-def source() -> Statement:
-    """Where a packet comes from, likewise."""
-    return {"concat": [field("ip", "saddr"), L4PROTO, field("th", "sport")]}
 
 
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
@@ -87,19 +82,12 @@ _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 # They go into an event: a table that is gone differs in each of its objects.
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
-# RFC 792's code, as nft 1.1 lists it.
-_ICMP_PORT_UNREACHABLE: Final = 3
 # Kind, family, table and name; all rules of a chain have one key, as their order matters.
 _Key = tuple[str, str, str, str]
-# Rendered rules as they are compared.
-KnownRules = NewType("KnownRules", "Mapping[_Key, list[str]]")
+# Rules as they are compared.
+KnownRules: TypeAlias = dict[_Key, list[str]]
 # As JSON, keys in order.
 canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode
-
-
-def known_rules(rendered: Mapping[str, Any]) -> KnownRules:
-    """What `changed_rules` compares with, made once."""
-    return KnownRules(_objects(rendered))
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
@@ -108,14 +96,14 @@ def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ..
     Handles, counts, the order of a set's elements and what packets put into a set don't count.
     """
     try:
-        have = _objects(listed)
+        have = known_rules(listed)
     # A listing in another shape may hide a change: it counts as one.
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         return (f"the listed rules can't be read: {type(exc).__name__}",)
     return tuple(_differences(known, have))[:_MAX_DIFFERENCES]
 
 
-def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]]) -> Iterator[str]:
+def _differences(want: KnownRules, have: KnownRules) -> Iterator[str]:
     for key in sorted({*want, *have}, key=lambda key: (key[0] != "table", key)):
         name = " ".join(filter(None, (key[0], key[3], "of" if key[3] else "", *key[1:3])))
         if key not in have:
@@ -127,9 +115,9 @@ def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]])
             yield f"{name} is changed: {more[0][:_SHOWN_CHARS] if more else 'less, or reordered'}"
 
 
-def _objects(document: Mapping[str, Any]) -> dict[_Key, list[str]]:
-    """Every object by key; a chain's rules are one."""
-    found: dict[_Key, list[str]] = {}
+def known_rules(document: Mapping[str, Any]) -> KnownRules:
+    """Every object, rendered or listed, by its key; a chain's rules are one."""
+    found: KnownRules = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:
             continue
@@ -173,9 +161,7 @@ def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
     if list(part) == ["|"]:
         return statement(part["|"])
     kept = {word: statement(value) for word, value in part.items() if word not in _VOLATILE}
-    is_code = kept.get("left") == {"payload": {"protocol": "icmp", "field": "code"}}
-    return (
-        {**kept, "right": _ICMP_PORT_UNREACHABLE}
-        if is_code and kept.get("right") == "port-unreachable"
-        else kept
-    )
+    is_code = kept.get("left") == field("icmp", "code")
+    if is_code and kept.get("right") == "port-unreachable":
+        kept["right"] = 3  # RFC 792's code, as nft 1.1 lists it
+    return kept

@@ -58,18 +58,39 @@ _MAX_PATTERN_CHARS: Final = 80
 
 def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
     """Why no cell can run in the tier here."""
-    return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts))
+    return tuple(_of_tier(tier, facts))
 
 
-def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
-    if facts.arch != "x86_64":
-        yield _foreign(Tier.MICROVM, ("x86_64",), facts)
-    yield from _tools_and_userns("microvm", facts)
+def _of_tier(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
+    known = ("x86_64",) if tier is Tier.MICROVM else tuple(ARCHITECTURES)
+    if facts.arch not in known:
+        what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"
+        yield Obstacle(ObstacleCode.ARCHITECTURE, what, "use such a host")
+    if tier is not Tier.MICROVM:
+        yield from _runtime(tier, facts)
+    for tool in facts.tools:
+        name = "microvm" if tier is Tier.MICROVM else "oci"
+        if tool.needed and tool.tier == name and not tool.ok:
+            yield _lack(tool)
+    if not facts.userns.available:
+        yield _no_userns("a cell", facts.userns)
+    if tier is Tier.MICROVM:
+        return
+    if not facts.ids.available:
+        yield _no_ids("a cell", facts.ids)
+    # A container's limits are its control groups: no machine around it would bound it otherwise.
+    if missing := [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]:
+        yield _no_groups(tier, missing, facts)
+    match = _RELEASE.match(facts.kernel_release)
+    if ((int(match[1]), int(match[2])) if match else ()) < MIN_KERNEL:
+        needed = ".".join(map(str, MIN_KERNEL))
+        what = f"the {tier} tier needs Linux {needed} for its writable layer, and this is"
+        hint = f"use a kernel {needed} or newer (Debian 12: linux-image-amd64 from"
+        hint += " bookworm-backports), or the microvm tier"
+        yield Obstacle(ObstacleCode.KERNEL_TOO_OLD, f"{what} {facts.kernel_release}", hint)
 
 
-def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
-    if facts.arch not in ARCHITECTURES:
-        yield _foreign(tier, tuple(ARCHITECTURES), facts)
+def _runtime(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     runtime = facts.runtime(tier.value)
     hint = (runtime.hint if runtime is not None else "") or "run `belljar doctor`"
     if runtime is None:
@@ -80,22 +101,6 @@ def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     elif runtime.state is TrialState.REFUTED:
         what = f"{runtime.name} {runtime.version} failed to run a test container: {runtime.reason}"
         yield Obstacle(ObstacleCode.RUNTIME_FAILED, what, hint)
-    yield from _tools_and_userns("oci", facts)
-    if not facts.ids.available:
-        yield _no_ids("a cell", facts.ids)
-    # A container's limits are its control groups: no machine around it would bound it otherwise.
-    if missing := [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]:
-        yield _no_groups(tier, missing, facts)
-    match = _RELEASE.match(facts.kernel_release)
-    if ((int(match[1]), int(match[2])) if match else ()) < MIN_KERNEL:
-        needed = ".".join(map(str, MIN_KERNEL))
-        yield Obstacle(
-            ObstacleCode.KERNEL_TOO_OLD,
-            f"the {tier} tier needs Linux {needed} for its writable layer, and this is "
-            f"{facts.kernel_release}",
-            f"use a kernel {needed} or newer (Debian 12: linux-image-amd64 from "
-            "bookworm-backports), or the microvm tier",
-        )
 
 
 def _no_groups(tier: Tier, missing: list[str], facts: HostFacts) -> Obstacle:
@@ -118,19 +123,6 @@ def _no_groups(tier: Tier, missing: list[str], facts: HostFacts) -> Obstacle:
     because = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
     what = f"the {tier} tier's limits need the control groups {each}, which can't be used here"
     return Obstacle(code, f"{what}{because}", hint)
-
-
-def _tools_and_userns(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
-    for tool in facts.tools:
-        if tool.needed and tool.tier == tier and not tool.ok:
-            yield _lack(tool)
-    if not facts.userns.available:
-        yield _no_userns("a cell", facts.userns)
-
-
-def _foreign(tier: Tier, known: tuple[str, ...], facts: HostFacts) -> Obstacle:
-    what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"
-    return Obstacle(ObstacleCode.ARCHITECTURE, what, "use such a host")
 
 
 def _lack(tool: ToolFact) -> Obstacle:
@@ -174,37 +166,27 @@ def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
         yield "set-user-ID programs"
 
 
-def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
-    """Why the tier can't grant a policy's rights."""
-    refused = tuple(refusals(rights, tier))
-    if not refused:
-        return ()
-    what = f"a {tier} cell does not grant {', '.join(refused)}: {_NOT_GRANTED[tier]}"
-    able = " or ".join(each.value for each in Tier if not any(refusals(rights, each)))
-    code, hint = ObstacleCode.RIGHTS_OF_NO_TIER, "leave out what no tier grants"
-    if able:
-        code, hint = ObstacleCode.RIGHTS_NEED_OTHER_TIER, f"run it in tier {able}"
-    return (Obstacle(code, what, hint, "rights"),)
-
-
-def user_obstacles(user: str, tier: Tier) -> tuple[Obstacle, ...]:
-    """Why the tier can't run commands as this user."""
+def policy_obstacles(
+    tier: Tier, rights: Rights | None, user: str, devices: tuple[str, ...]
+) -> Iterator[Obstacle]:
+    """Why the tier can't give a cell these rights, this user and these GPUs."""
+    if refused := tuple(refusals(rights, tier)):
+        what = f"a {tier} cell does not grant {', '.join(refused)}: {_NOT_GRANTED[tier]}"
+        able = " or ".join(each.value for each in Tier if not any(refusals(rights, each)))
+        code, hint = ObstacleCode.RIGHTS_OF_NO_TIER, "leave out what no tier grants"
+        if able:
+            code, hint = ObstacleCode.RIGHTS_NEED_OTHER_TIER, f"run it in tier {able}"
+        yield Obstacle(code, what, hint, "rights")
     # An image may write thousands of digits, which `int` refuses
     ids = [int(part[:11]) for part in user.split(":") if part.isascii() and part.isdigit()]
-    if tier is Tier.MICROVM or max(ids, default=0) < ID_COUNT:
-        return ()
-    what = f"user `{user}` is beyond the ids of a cell of the {tier} tier, which end at 65,535"
-    hint = "run it in tier microvm (`tier: microvm`), or write a smaller `user`"
-    return (Obstacle(ObstacleCode.USER_BEYOND_IDS, what, hint, "user"),)
-
-
-def gpu_obstacles(devices: tuple[str, ...], tier: Tier) -> tuple[Obstacle, ...]:
-    """Why the tier passes no GPU through."""
-    if not devices or tier is Tier.CONTAINER:
-        return ()
-    what = f"a {tier} cell gets no GPU"
-    hint = "leave `model.gpu` out, or use tier container, which risk `low` allows"
-    return (Obstacle(ObstacleCode.GPU_NEEDS_CONTAINER, what, hint, "model.gpu"),)
+    if tier is not Tier.MICROVM and max(ids, default=0) >= ID_COUNT:
+        what = f"user `{user}` is beyond the ids of a cell of the {tier} tier, which end at 65,535"
+        hint = "run it in tier microvm (`tier: microvm`), or write a smaller `user`"
+        yield Obstacle(ObstacleCode.USER_BEYOND_IDS, what, hint, "user")
+    if devices and tier is not Tier.CONTAINER:
+        hint = "leave `model.gpu` out, or use tier container, which risk `low` allows"
+        what = f"a {tier} cell gets no GPU"
+        yield Obstacle(ObstacleCode.GPU_NEEDS_CONTAINER, what, hint, "model.gpu")
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:

@@ -246,7 +246,6 @@ def oci_shape(
     arch: str,
     open_files_max: int,
     rights: Granted = NOTHING_GRANTED,
-    devices: tuple[str, ...] = (),
 ) -> OciShape:
     """The container for these resources. `open_files_max`: this host's."""
     return OciShape(
@@ -257,7 +256,6 @@ def oci_shape(
         processes=resources.processes,
         debugger_calls=bool(rights.calls),
         raw_sockets="NET_ADMIN" in rights.capabilities,
-        devices=devices,
         config=_config(tier, arch, resources, open_files_max=open_files_max, rights=rights),
     )
 
@@ -294,12 +292,8 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
         config["linux"]["namespaces"] = namespaces
     elif shape.runtime.kind != "runsc":  # as Docker, and as the stage of a cell with a port
         config["linux"]["sysctl"] = {"net.ipv4.ip_unprivileged_port_start": "0"}
-    config["process"]["args"] = [
-        AGENT_IN_CELL,
-        "--contained",
-        str(CHANNEL_FD),
-        *(target for _, target in binds),
-    ]
+    targets = [target for _, target in binds]
+    config["process"]["args"] = [AGENT_IN_CELL, "--contained", str(CHANNEL_FD), *targets]
     return config
 
 
@@ -339,6 +333,9 @@ _RUNSC_FLAGS: Final = (
 )
 
 
+_NAMESPACES: Final = ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")
+
+
 def _config(
     tier: Tier, arch: str, resources: Resources, *, open_files_max: int, rights: Granted
 ) -> dict[str, Any]:
@@ -375,10 +372,7 @@ def _config(
         "linux": {
             "uidMappings": id_lines,
             "gidMappings": id_lines,
-            "namespaces": [
-                {"type": kind}
-                for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")
-            ],
+            "namespaces": [{"type": kind} for kind in _NAMESPACES],
             "maskedPaths": [] if gvisor else list(MASKED_PROC),
             "readonlyPaths": [] if gvisor else list(READ_ONLY_PROC),
             "seccomp": seccomp_profile(arch, gvisor=gvisor, rights=rights),

@@ -230,11 +230,7 @@ class TemplateInputs:
 
 def template_key(inputs: TemplateInputs) -> str:
     """64 hex digits, equal for equal inputs only."""
-    formats = {
-        "template": TEMPLATE_FORMAT,
-        "argv": ARGV_FORMAT,
-        "command_line": KERNEL_COMMAND_LINE,
-    }
-    document = {"formats": formats, **asdict(inputs)}
+    formats = {"template": TEMPLATE_FORMAT, "argv": ARGV_FORMAT}
+    document = {"formats": {**formats, "command_line": KERNEL_COMMAND_LINE}, **asdict(inputs)}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

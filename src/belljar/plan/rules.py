@@ -63,10 +63,7 @@ class DropReason(StrEnum):
     MULTICAST = "multicast"
     BROADCAST = "broadcast"
     FORBIDDEN = "forbidden"  # an address that no policy can allow
-    NEIGHBOUR = "neighbour"
-    """A cell of the range, and not one of its named ports, or one that the sender is kept apart
-    from.
-    """
+    NEIGHBOUR = "neighbour"  # a cell of the range: no named port, or kept apart from the sender
     PORT = "port"  # A stand-in's address, another port
     ADDRESS = "address"  # an address that nobody has
     UDP = "udp"
@@ -76,8 +73,7 @@ class DropReason(StrEnum):
     STRAY = "stray"  # to this namespace without `prerouting`'s consent
     FORWARDED = "forwarded"  # from cell to cell: nothing is forwarded
     OUTPUT = "output"  # sent by the range's own namespace, and no answer
-    CONNECTION = "connection"
-    """A new connection to a target cell: let in when accepted there."""
+    CONNECTION = "connection"  # to a target cell begins: let in when the target takes it
 
     @property
     def counter(self) -> str:
@@ -129,18 +125,13 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
 
 def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
     """`FORBIDDEN` without the range's own addresses, sorted and disjoint."""
-    own = [IPv4Network(layout.prefix), *(IPv4Network(prefix) for prefix in layout.local_prefixes)]
     networks = list(FORBIDDEN)
-    for mine in own:
-        networks = [part for network in networks for part in _without(network, mine)]
+    for hole in map(IPv4Network, (layout.prefix, *layout.local_prefixes)):
+        kept = [each for each in networks if not each.overlaps(hole)]
+        for network in networks:
+            kept += network.address_exclude(hole) if hole.subnet_of(network) else ()
+        networks = kept
     return tuple(sorted(networks))
-
-
-def _without(network: IPv4Network, hole: IPv4Network) -> Iterator[IPv4Network]:
-    if hole.subnet_of(network):
-        yield from network.address_exclude(hole)
-    elif not network.subnet_of(hole):
-        yield network
 
 
 def counts(listed: Mapping[str, Any]) -> dict[DropReason, int]:
@@ -320,11 +311,11 @@ def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
     queries = nft.over(most.queries_per_s, most.queries_burst)
     yield [nft.match(nft.L4PROTO, "udp"), queries, _to(DropReason.RATE)]
     if layout.proxy_port is not None:
-        of_cell = nft.match(nft.destination(), "@of_cells")
+        of_cell = nft.match(nft.DESTINATION, "@of_cells")
         counted = nft.counter(DropReason.CONNECTION.counter)
         yield [of_cell, nft.FIRST, counted, *_log(DropReason.CONNECTION), nft.DROP]
         yield [of_cell, nft.TCP, *_taken_by(layout.proxy_port)]
-    yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
+    yield [nft.match(nft.DESTINATION, "@answered"), nft.ACCEPT]
     yield [nft.goto(_UNNAMED)]
 
 
@@ -345,14 +336,14 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
         apart = nft.match(nft.DADDR, f"@apart_{port.outer_device}")
         yield [apart, _to(DropReason.NEIGHBOUR)]
     if port.name in services.targets:
-        answer = [nft.match(nft.source(), "@of_cells"), nft.match(nft.DADDR, "@cells")]
+        answer = [nft.match(nft.SOURCE, "@of_cells"), nft.match(nft.DADDR, "@cells")]
         yield [*answer, nft.NOT_FIRST, nft.marked(LOCAL_MARK), nft.ACCEPT]
     yield [nft.goto(f"open_{port.outer_device}")]
 
 
 def _input(layout: RangeLayout) -> Iterator[Rule]:
     from_cell = nft.match(nft.IIFNAME, "@devices")
-    yield [from_cell, nft.match(nft.destination(), "@answered"), nft.ACCEPT]
+    yield [from_cell, nft.match(nft.DESTINATION, "@answered"), nft.ACCEPT]
     taken = [nft.match(nft.MARK, LOCAL_MARK), nft.TCP, nft.ACCEPT]
     if layout.proxy_port is not None or layout.sink_port is not None:
         yield [from_cell, *taken]
@@ -367,8 +358,8 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     No connection can be begun from here but one that the supervisor dials, to a target's port.
     """
     to_cell = nft.match(nft.OIFNAME, "@devices")
-    yield [to_cell, nft.match(nft.source(), "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
-    yield [to_cell, nft.match(nft.source(), "@answered"), nft.NOT_FIRST, nft.ACCEPT]
+    yield [to_cell, nft.match(nft.SOURCE, "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
+    yield [to_cell, nft.match(nft.SOURCE, "@answered"), nft.NOT_FIRST, nft.ACCEPT]
     # Resets that the kernel itself sends for the rules and for closed connections.
     yield [to_cell, nft.flags(("syn", "rst"), "rst"), nft.ACCEPT]
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
@@ -380,8 +371,8 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
         for mark in (ENTER_MARK, REFUSE_MARK):
             yield [*again, nft.match(nft.MARK, mark), nft.ACCEPT]
         dialled = [to_cell, nft.match(nft.MARK, DIAL_MARK)]
-        yield [*dialled, nft.match(nft.destination(), "@of_cells"), nft.ACCEPT]
-        yield [*taken, nft.match(nft.source(), "@of_cells"), nft.NOT_FIRST, nft.ACCEPT]
+        yield [*dialled, nft.match(nft.DESTINATION, "@of_cells"), nft.ACCEPT]
+        yield [*taken, nft.match(nft.SOURCE, "@of_cells"), nft.NOT_FIRST, nft.ACCEPT]
     if layout.sink_port is not None:
         yield [*taken, nft.NOT_FIRST, nft.ACCEPT]
     yield [_to(DropReason.OUTPUT)]

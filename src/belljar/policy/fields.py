@@ -274,26 +274,16 @@ MAX_NAMES: Final = 250
 RESOLVER_PORT: Final = 53
 # Only a cell and a stand-in of kind `metadata` may have them.
 METADATA_NAMES: Final = (
-    "instance-data",
-    "instance-data.ec2.internal",
-    "metadata",
-    "metadata.azure.internal",
-    "metadata.goog",
-    "metadata.google.internal",
+    *("instance-data", "instance-data.ec2.internal", "metadata", "metadata.azure.internal"),
+    *("metadata.goog", "metadata.google.internal"),
 )
 # RFC 1035 with the underscore of service names (RFC 2782).
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)", re.ASCII)
 # A last label like these makes an address of the name for some clients (WHATWG URL, 3.5).
 _LIKE_A_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
-# For a hint alone: no port has a protocol that nobody wrote.
-USUAL_PROTOCOLS: Final = {
-    80: "http",
-    443: "tls",
-    8443: "tls",
-    25: "smtp",
-    587: "smtp",
-    465: "smtps",
-}
+USUAL_PROTOCOLS: Final = dict(
+    zip((80, 443, 8443, 25, 587, 465), ["http", "tls", "tls", "smtp", "smtp", "smtps"], strict=True)
+)
 
 
 def read_host(value: object) -> str:

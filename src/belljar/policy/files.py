@@ -104,15 +104,11 @@ def check_below(path: Path, directory: Path) -> None:
     """Raises `PolicyError` for a link out of the task."""
     home = os.path.realpath(directory)
     written = os.path.normpath(path)
-    is_named_below = any(
-        Path(written).is_relative_to(each) for each in (directory.absolute(), home)
-    )
+    is_named_below = any(Path(written).is_relative_to(at) for at in (directory.absolute(), home))
     if is_named_below and not Path(os.path.realpath(path.parent)).is_relative_to(home):
-        raise PolicyError(
-            "a link on the way to it leads out of the task's directory",
-            where=printable(str(path)),
-            hint="put the file itself there, or name it where it is",
-        )
+        what = "a link on the way to it leads out of the task's directory"
+        hint = "put the file itself there, or name it where it is"
+        raise PolicyError(what, where=printable(str(path)), hint=hint)
 
 
 class EntryKind(Enum):

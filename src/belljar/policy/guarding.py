@@ -28,12 +28,10 @@ class DecoyKind(StrEnum):
     SSH = "ssh"
 
 
-# Decoys that a web client reaches.
-_WEB: Final = (DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP)
 # The kinds that are services: usual port and protocol.
 SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
     {
-        **dict.fromkeys(_WEB, (80, "http")),
+        **dict.fromkeys((DecoyKind.METADATA, DecoyKind.HTTP, DecoyKind.MCP), (80, "http")),
         DecoyKind.REDIS: (6379, "tcp"),
         DecoyKind.POSTGRES: (5432, "tcp"),
         DecoyKind.SSH: (22, "tcp"),

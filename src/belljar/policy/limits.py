@@ -5,13 +5,14 @@ Without pydantic: each plan needs these types.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import total_ordering
 from types import MappingProxyType
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass
+from belljar.dataclass import dataclass, field_names
 from belljar.errors import PolicyError
 from belljar.units import format_size
 
@@ -82,12 +83,14 @@ class Resources:
     exec_timeout_s: float = 600.0
     output_bytes: int = 10 << 20
 
+    @classmethod
+    def words(cls) -> dict[str, str]:
+        """Each field's word in a policy file."""
+        return {name: re.sub("_(bytes|s)$", "", name) for name in field_names(cls)}
+
     def written(self) -> dict[str, Any]:
         """The same in the words of a policy file."""
-        return {
-            name.removesuffix("_bytes").removesuffix("_s"): amount
-            for name, amount in asdict(self).items()
-        }
+        return {word: getattr(self, name) for name, word in self.words().items()}
 
     def memory_sum(self, limit_bytes: int) -> str:
         """A limit on a cell's memory, as a sum."""

@@ -82,17 +82,10 @@ class PresetPolicy:
 
     def to_json(self) -> dict[str, Any]:
         """As `Policy.to_json`."""
-        return {
-            **{name: getattr(self, name) for name in self.__slots__},
-            "risk": self.risk.value,
-            "tier": None if self.tier is None else self.tier.value,
-            "resources": self.resources.written(),
-            "env": {},
-            "files": [],
-            "network": "none",
-            "decoys": "none",
-            "on": {},
-        }
+        found = {name: getattr(self, name) for name in self.__slots__}
+        found |= {"risk": self.risk.value, "tier": self.tier.value if self.tier else None}
+        found |= {"resources": self.resources.written(), "network": "none", "decoys": "none"}
+        return found | {"env": {}, "files": [], "on": {}}
 
 
 # Of each: a text that was changed is read, and what runs is what is on record.
@@ -196,10 +189,8 @@ def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
         raise PolicyError(what, where="tier", hint=hint) from None
     least = demanded_tier(loaded.policy.risk, loaded.policy.tier)
     if asked < least:
-        what = (
-            f"tier `{asked}` is less than this policy demands, which is `{least}`; a tier can only "
-            f"be raised"
-        )
+        why = f"less than this policy demands, which is `{least}`; a tier can only be raised"
+        what = f"tier `{asked}` is {why}"
         hint = f"ask for `{least}` or a stronger tier, or leave it out"
         raise PolicyError(what, where=printable(loaded.source), hint=hint)
     return _with(loaded, tier=asked)

@@ -26,21 +26,12 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import asdict, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
-from belljar.policy.guarding import (
-    DEFAULT_ACTIONS,
-    Action,
-    GuardRules,
-    Place,
-    Stop,
-    Trigger,
-    stop_for,
-)
+from belljar.policy.guarding import DEFAULT_ACTIONS, Action, Place, Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
-from belljar.policy.sections import common_rights
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
@@ -56,6 +47,9 @@ _CONTENT: Final[Mapping[str, Any]] = {
     "env": {},
     "files": (),
 }
+
+
+_STOPS: Final = [*Stop].index
 
 
 def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
@@ -76,30 +70,39 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
         one, other = ours.network.record, theirs.network.record
         kept = {name: max(getattr(one, name), getattr(other, name)) for name in Record.model_fields}
         network = network.model_copy(update={"record": one.model_copy(update=kept)})
+    tools, floor = ours.host_tools_rule, theirs.host_tools_rule
+    if ANY in tools.allow:
+        tools = floor
+    elif ANY not in floor.allow:
+        tools = HostTools(allow=tuple(name for name in tools.allow if name in floor.allow))
+    guard = theirs.guard
+    if guard is None and (guard := ours.guard):  # its defaults hold where the floor wrote none
+        usual, order = DEFAULT_ACTIONS, [*Action].index
+        actions = {each: max(guard.action(each), usual[each], key=order) for each in Place}
+        guard = replace(guard, actions=actions)
     changes = {
         "risk": risk,
         "tier": tier,
         "network": network,
-        "rights": common_rights(ours.rights, theirs.rights),
+        "rights": ours.rights and ours.rights.common(theirs.rights),
         "host": ours.host or theirs.host,
         "snapshots": ours.snapshots and theirs.snapshots,
         # Unwritten in both, the default stays that of the risk, which settings may raise later.
-        "host_tools": _common_tools(ours.host_tools_rule, theirs.host_tools_rule)
-        if ours.host_tools or theirs.host_tools
-        else None,
-        "guard": theirs.guard or (ours.guard and _no_milder(ours.guard)),
-        "on": _more_stops(ours.on, theirs.on),
+        "host_tools": tools if ours.host_tools or theirs.host_tools else None,
+        "guard": guard,
+        "on": {
+            trigger: max(stop_for(ours.on, trigger), stop_for(theirs.on, trigger), key=_STOPS)
+            # A trigger that neither names stays unwritten, and keeps its default.
+            for trigger in Trigger
+            if trigger in ours.on or trigger in theirs.on
+        },
     }
     # Resources are not read anew: their text form rounds to microseconds.
     resources = smaller_resources(ours.resources, theirs.resources)
     made = with_changes(wanted, changes).policy.model_copy(update={"resources": resources})
-    base = _directory(
-        made,
-        files=wanted.base,
-        network=bound.base if is_theirs else wanted.base,
-        guard=bound.base if theirs.guard is not None else wanted.base,
-        source=wanted.source,
-    )
+    of_network = bound.base if is_theirs else wanted.base
+    of_guard = bound.base if theirs.guard is not None else wanted.base
+    base = _directory(made, wanted.source, wanted.base, of_network, of_guard)
     return replace(wanted, policy=made, base=base)
 
 
@@ -127,33 +130,6 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
     return Resources(**{name: min(most, pairs[name]) for name, most in asdict(ours).items()})
 
 
-def _no_milder(ours: GuardRules) -> GuardRules:
-    """A task's guard under a floor's defaults."""
-    order = [*Action].index
-    actions = {each: max(ours.action(each), DEFAULT_ACTIONS[each], key=order) for each in Place}
-    return replace(ours, actions=actions)
-
-
-def _more_stops(
-    ours: Mapping[Trigger, Stop], theirs: Mapping[Trigger, Stop]
-) -> Mapping[Trigger, Stop]:
-    order = list(Stop)
-    return {
-        trigger: max(stop_for(ours, trigger), stop_for(theirs, trigger), key=order.index)
-        # A trigger that neither names stays unwritten, and keeps its default.
-        for trigger in Trigger
-        if trigger in ours or trigger in theirs
-    }
-
-
-def _common_tools(ours: HostTools, theirs: HostTools) -> HostTools:
-    if ANY in ours.allow:
-        return theirs
-    if ANY in theirs.allow:
-        return ours
-    return HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
-
-
 def is_closed(network: Network) -> bool:
     """Return True if it reaches only its own range's cells."""
     is_plain = not network.upstreams and not network.sink and network.default == "deny"
@@ -172,7 +148,7 @@ def _held_cells(network: Network, bound: Policy, least: Tier) -> Network:
         name: item.model_copy(
             update={
                 "resources": smaller_resources(item.resources, bound.resources),
-                "rights": common_rights(item.rights, bound.rights),
+                "rights": item.rights and item.rights.common(bound.rights),
                 # A target's `tier` only raises the range's: one below that falls away instead of
                 # failing.
                 "tier": None if item.tier is not None and item.tier < least else item.tier,
@@ -204,9 +180,9 @@ def _common_network(ours: Network, theirs: Network | None) -> Network | None:
 
 
 def _directory(
-    policy: Policy, *, files: Path | None, network: Path | None, guard: Path | None, source: str
+    policy: Policy, source: str, files: Path | None, network: Path | None, guard: Path | None
 ) -> Path | None:
-    """The directory of the policy's files, by section."""
+    """The directory of the policy's files, of those that its sections need."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     needed = [files] if policy.files else []
     if any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins):
@@ -214,11 +190,8 @@ def _directory(
     if any(item.file for item in policy.guard_rules.protect):
         needed.append(guard)
     if len(set(needed)) > 1:
-        raise PolicyError(
-            "the task and the operator's policy both have files, of two directories",
-            where=printable(source),
-            hint="put all files into one of them",
-        )
+        what = "the task and the operator's policy both have files, of two directories"
+        raise PolicyError(what, where=printable(source), hint="put all files into one of them")
     return needed[0] if needed else files
 
 
@@ -232,9 +205,8 @@ def above_floor(
     changes, network = dict(asked), base.policy.network
     found = list[Difference]()
     if "network" in asked and network is not None:
-        if isinstance(asked["network"], Network):
-            record = {"record": network.record}
-            changes["network"] = asked["network"].model_copy(update=record)
+        if isinstance(made := asked["network"], Network):
+            changes["network"] = made.model_copy(update={"record": network.record})
         why = "the task's compose file takes its place: its stand-ins and upstreams are not there"
         found.append(_fact("network", why, DifferenceKind.DROPPED, where="policy"))
     if "resources" in asked:
@@ -244,8 +216,8 @@ def above_floor(
     wanted = with_tier(with_changes(base, changes) if changes else base, tier)
     if floor is None:
         return wanted, tuple(found)
-    made = bounded(wanted, floor)
-    return made, (*found, *looser(wanted.policy, made.policy, by="$BELLJAR_POLICY"))
+    held = bounded(wanted, floor)
+    return held, (*found, *looser(wanted.policy, held.policy, by="$BELLJAR_POLICY"))
 
 
 def under_policy(
@@ -274,13 +246,7 @@ def under_policy(
         limits = run_policy.policy.resources.written() | asked["resources"]
         changes["resources"] = with_changes(run_policy, {"resources": limits}).policy.resources
     wanted = run_policy.policy.model_copy(update=changes)  # `bounded` validates it
-    base = _directory(
-        wanted,
-        files=files_base,
-        network=network_base,
-        guard=run_policy.base,
-        source=run_policy.source,
-    )
+    base = _directory(wanted, run_policy.source, files_base, network_base, run_policy.base)
     made = bounded(replace(run_policy, policy=wanted, base=base), run_policy)
     found += (*of_content, *of_network)
     return made, (*found, *looser(wanted, made.policy, by="the policy"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -151,14 +151,6 @@ class DecoyText(Strict):
             raise AtError("leave it out: this decoy has no rows; it logs in and refuses", "count")
         return self
 
-    def spec(self) -> DecoySpec:
-        """The same for the program."""
-        spec = DecoySpec(**self.model_dump())
-        has_rows = spec.is_service and spec.kind not in LOGIN_SERVICES
-        if has_rows and "count" not in self.model_fields_set:
-            return replace(spec, count=SERVICE_ROWS)
-        return spec
-
 
 def _read_decoys(value: object) -> object:
     if value is None or value == NONE:
@@ -182,16 +174,18 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
         if decoy.service and services.get(decoy.service) not in able:
             why = f"{quoted(decoy.service)} is not the id of a decoy service that can have it"
             raise AtError(why, index, "service")
-    return tuple(decoy.spec() for decoy in decoys)
+    specs = []
+    for decoy in decoys:
+        has_rows = decoy.kind in SERVICE_PORTS and decoy.kind not in LOGIN_SERVICES
+        more = {"count": SERVICE_ROWS} if has_rows and "count" not in decoy.model_fields_set else {}
+        specs.append(DecoySpec(**{**decoy.model_dump(), **more}))
+    return tuple(specs)
 
 
 def _written_decoy(spec: DecoySpec) -> dict[str, Any]:
-    written = {name: getattr(spec, name) for name in DecoyText.model_fields}
-    return {
-        name: value
-        for name, value in (written | {"kind": spec.kind.value}).items()
-        if value != DecoyText.model_fields[name].default
-    }
+    written = asdict(spec) | {"kind": spec.kind.value}
+    usual = {name: field.default for name, field in DecoyText.model_fields.items()}
+    return {name: value for name, value in written.items() if value != usual[name]}
 
 
 class ProtectedText(Strict):
@@ -248,25 +242,21 @@ class GuardText(Strict):
         json_schema_extra={"default": {}},
     )
 
-    def rules(self) -> GuardRules:
-        """The same for the program."""
-        return GuardRules(
-            protect=tuple(Protected(**item.model_dump()) for item in self.protect),
-            classes=self.classes,
-            actions={**DEFAULT_ACTIONS, **self.action},
-        )
+
+def _rules(text: GuardText | None) -> GuardRules | None:
+    if text is None:
+        return None
+    protect = tuple(Protected(**item.model_dump()) for item in text.protect)
+    actions = {**DEFAULT_ACTIONS, **text.action}
+    return GuardRules(protect=protect, classes=text.classes, actions=actions)
 
 
 def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
     if rules is None:
         return None
-    return {
-        "protect": [
-            {name: value for name, value in asdict(item).items() if value} for item in rules.protect
-        ],
-        "classes": rules.classes,
-        "action": {place.value: rules.action(place).value for place in Place},
-    }
+    protect = [{name: v for name, v in asdict(item).items() if v} for item in rules.protect]
+    action = {place.value: rules.action(place).value for place in Place}
+    return {"protect": protect, "classes": rules.classes, "action": action}
 
 
 if TYPE_CHECKING:
@@ -295,7 +285,7 @@ else:
             lambda value: _written_guard(value) if isinstance(value, GuardRules) else value,
             json_schema_input_type=GuardText | None,
         ),
-        AfterValidator(lambda text: None if text is None else text.rules()),
+        AfterValidator(_rules),
         PlainSerializer(_written_guard, return_type=dict[str, Any] | None),
     ]
     StopsField = Annotated[
@@ -399,12 +389,10 @@ class Policy(Strict):
     @field_validator("tier", mode="after")
     @classmethod
     def _only_raised(cls, tier: Tier | None, info: ValidationInfo) -> Tier | None:
-        risk = info.data.get("risk")
-        if risk is not None:
-            try:
-                demanded_tier(risk, tier)
-            except PolicyError as error:
-                raise ValueError(error.what) from None
+        try:
+            demanded_tier(info.data.get("risk", Risk.LOW), tier)
+        except PolicyError as error:
+            raise ValueError(error.what) from None
         return tier
 
     @field_validator("network", mode="after")
@@ -491,9 +479,5 @@ class Policy(Strict):
 
 def policy_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a policy file, for editors."""
-    schema = Policy.model_json_schema(mode="validation")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "Belljar policy",
-    }
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return dialect | Policy.model_json_schema(mode="validation") | {"title": "Belljar policy"}

@@ -202,9 +202,6 @@ class Network(Strict):
 
 def read_network(value: object) -> object:
     """`none` → None; a mapping is left to `Network`."""
-    if value is None or value == "none":
-        return None
-    if isinstance(value, (Network, dict)):
-        return value
-    what = "`none` or a mapping with `stand_ins` and `default`"
-    raise kinds.expected(what, value)
+    if value is None or isinstance(value, (Network, dict)) or value == "none":
+        return None if value == "none" else value
+    raise kinds.expected("`none` or a mapping with `stand_ins` and `default`", value)

@@ -91,12 +91,8 @@ def parse_reference(text: str) -> Reference:
         most = f"{_MAX_NAME_CHARS} characters, registry included"
         raise ValueError(f"an image's name has at most {most}")
     digest = match["digest"] or ""
-    return Reference(
-        registry=registry,
-        path=path,
-        tag=match["tag"] or ("" if digest else DEFAULT_TAG),
-        digest=digest,
-    )
+    tag = match["tag"] or ("" if digest else DEFAULT_TAG)
+    return Reference(registry=registry, path=path, tag=tag, digest=digest)
 
 
 def _split(host: str, path: str) -> tuple[str, str]:

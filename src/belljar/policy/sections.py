@@ -41,15 +41,10 @@ MAX_TOOL_CHARS: Final = 256
 _DEFAULT: Final = Resources()
 
 
-def _read_image(value: object) -> str:
-    """Unchanged; it is normalised at look-up."""
-    image = kinds.read_text(value, "an image")
-    if not IMAGE_ID.fullmatch(image):
-        parse_reference(image)
-    return image
-
-
-IMAGE: Final = kinds.FieldKind(_read_image)
+# As written; it is normalised where it is looked up. `parse_reference` raises what is wrong.
+IMAGE: Final = kinds.checked(
+    "an image", "", lambda image: IMAGE_ID.fullmatch(image) or parse_reference(image)
+)
 
 
 def _amount(default: float, shown: str, description: str) -> Any:  # noqa: ANN401 - pydantic's Field
@@ -101,15 +96,8 @@ class ResourcesText(Strict):
 
     def resources(self) -> Resources:
         """The same; `exec_timeout` shrinks to a shorter lifetime."""
-        return Resources(
-            cpus=self.cpus,
-            memory_bytes=self.memory,
-            disk_bytes=self.disk,
-            processes=self.processes,
-            lifetime_s=self.lifetime,
-            exec_timeout_s=min(self.exec_timeout, self.lifetime),
-            output_bytes=self.output,
-        )
+        written = self.model_dump() | {"exec_timeout": min(self.exec_timeout, self.lifetime)}
+        return Resources(**{name: written[word] for name, word in Resources.words().items()})
 
 
 def written_resources(value: object) -> object:
@@ -176,15 +164,11 @@ FilesField: TypeAlias = Annotated[
 # word counts in verdicts (docs/threat-model.md has the reason of each)
 
 
-def _capability(text: str) -> str:
-    return text.upper().removeprefix("CAP_")
-
-
 _CAPABILITY: Final = kinds.checked(
     "a capability",
     "is not a capability of Linux",
-    lambda text: _capability(text) in CAPABILITIES,
-    convert=_capability,
+    lambda text: text.upper().removeprefix("CAP_") in CAPABILITIES,
+    convert=lambda text: text.upper().removeprefix("CAP_"),
 )
 
 
@@ -210,8 +194,10 @@ class Rights(Strict):
         description="All rights that the cell's tier grants, but for set-user-ID programs.",
     )
 
-    def common(self, other: Rights) -> Rights:
-        """The rights in both; `privileged` stands for a tier's whole list."""
+    def common(self, other: Rights | None) -> Rights:
+        """What both ask for; `privileged`: a tier's whole list; None bounds nothing."""
+        if other is None:
+            return self
         setuid = min(self.setuid_programs, other.setuid_programs, key=("off", "auto", "on").index)
         if self.privileged or other.privileged:
             fewer = self if other.privileged else other
@@ -222,11 +208,6 @@ class Rights(Strict):
             seccomp="unconfined" if is_open else "default",
             setuid_programs=setuid,
         )
-
-
-def common_rights(ours: Rights | None, floor: Rights | None) -> Rights | None:
-    """The rights in both; a floor of None bounds nothing."""
-    return ours if ours is None or floor is None else ours.common(floor)
 
 
 def _read_host_tools(value: object) -> HostTools | None:
@@ -249,9 +230,9 @@ def _read_host_tools(value: object) -> HostTools | None:
 
 
 def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
-    if rule in (None, REFUSE, REPORT):
-        return None if rule is None else "refuse" if rule == REFUSE else "report"
-    return {"allow": list(rule.allow)}
+    if rule is None:
+        return None
+    return {REFUSE: "refuse", REPORT: "report"}.get(rule) or {"allow": list(rule.allow)}
 
 
 # The tools and MCP servers that may act outside of a cell; `*` stands for all.

@@ -221,7 +221,13 @@ class _Reader:
 
     def _node(self, event: _Event, path: Path) -> _Node:
         if isinstance(event, AliasEvent):
-            return self._named(event, path)
+            written, found = quoted("*" + event.anchor), self.anchors.get(event.anchor)
+            if not self.reading.is_compose:
+                self._refuse(event, path, f"aliases are not read: write the value, not {written}")
+            if found is None:
+                self._refuse(event, path, f"{written} refers to no value that is complete before")
+            self._count(event, found.nodes, found.characters)
+            return found
         if event.anchor is not None and not self.reading.is_compose:
             self._refuse(event, path, f"anchors are not read: remove {quoted('&' + event.anchor)}")
         if event.tag is not None:
@@ -252,16 +258,6 @@ class _Reader:
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return node
-
-    def _named(self, event: _Event, path: Path) -> _Node:
-        """Return what an alias stands for."""
-        written, found = quoted("*" + event.anchor), self.anchors.get(event.anchor)
-        if not self.reading.is_compose:
-            self._refuse(event, path, f"aliases are not read: write the value again, not {written}")
-        if found is None:
-            self._refuse(event, path, f"{written} refers to no value that is complete before it")
-        self._count(event, found.nodes, found.characters)
-        return found
 
     def _count(self, event: _Event, nodes: int, characters: int) -> None:
         self.nodes += nodes

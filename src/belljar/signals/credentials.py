@@ -103,16 +103,15 @@ def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
         yield f"{first} {last}", f"{box}{stream.below(9000) + 1000}@{DOMAIN}"
 
 
-def pick(alphabet: str, count: int, random: Callable[[int], bytes]) -> str:
-    """Characters of an alphabet of at most 256."""
-    return "".join(alphabet[byte % len(alphabet)] for byte in random(count))
-
-
 def make_credentials(random: Callable[[int], bytes]) -> dict[str, str]:
     """A machine's role at AWS: `access_key_id`, `secret_key`, `session_token`."""
+
+    def pick(alphabet: str, count: int) -> str:
+        return "".join(alphabet[byte % len(alphabet)] for byte in random(count))
+
     return {
-        "access_key_id": "ASIA" + pick(BASE32, 16, random),
-        "secret_key": pick(f"{ALNUM}+/", 40, random),
+        "access_key_id": "ASIA" + pick(BASE32, 16),
+        "secret_key": pick(f"{ALNUM}+/", 40),
         # As AWS's own begin: the base64 of `origin_ec` behind three bytes.
         "session_token": "IQoJb3JpZ2luX2Vj" + base64.b64encode(random(240)).decode(),
     }

@@ -283,37 +283,32 @@ _NO_PERSON: Final = re.compile(
 )
 
 
-def personal_detectors(classes: Iterable[str]) -> Iterator[Detector]:
-    """Detectors of the classes."""
-    for cls in classes:
-        if cls == "card":
-            pattern = re.compile(
-                rb"(?<![0-9A-Za-z.-])[2-6](?:[ -]?[0-9]){12,18}(?![0-9A-Za-z]|[.-][0-9])"
-            )
-            yield Detector("card", (), pattern, is_card)
-        elif cls == "iban":
-            pattern = re.compile(
-                rb"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?:[ -]?[A-Z0-9]){11,30}(?![A-Za-z0-9])"
-            )
-            yield Detector("iban", (), pattern, is_iban)
-        elif cls == "email":
-            pattern = re.compile(
-                rb"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,"
-                rb"8}[A-Za-z]{2,24}(?![A-Za-z0-9])"
-            )
-            yield Detector(
-                "email",
-                (b"@",),
-                pattern,
-                lambda text: not _NO_PERSON.search(text),
-                # The 64 characters before the `@`, and the one in front that must be none of an
-                # address.
-                before=65,
-                within=600,
-            )
-        else:
-            raise ValueError(f"{cls!r} is no class of personal data")
-
+_PERSONAL: Final = {
+    "card": Detector(
+        "card",
+        (),
+        re.compile(rb"(?<![0-9A-Za-z.-])[2-6](?:[ -]?[0-9]){12,18}(?![0-9A-Za-z]|[.-][0-9])"),
+        is_card,
+    ),
+    "iban": Detector(
+        "iban",
+        (),
+        re.compile(rb"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?:[ -]?[A-Z0-9]){11,30}(?![A-Za-z0-9])"),
+        is_iban,
+    ),
+    "email": Detector(
+        "email",
+        (b"@",),
+        re.compile(
+            rb"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}"
+            rb"[A-Za-z]{2,24}(?![A-Za-z0-9])"
+        ),
+        lambda text: not _NO_PERSON.search(text),
+        # The 64 characters before the `@`, and the one in front that must be none of an address.
+        before=65,
+        within=600,
+    ),
+}
 
 # Named only where nothing more precise was found.
 WEAK: Final = frozenset({"secret", "url_password"})
@@ -323,7 +318,7 @@ class Patterns:
     """Finds credentials and the classes asked for."""
 
     def __init__(self, classes: Iterable[str]) -> None:
-        self._detectors = (*CREDENTIALS, *personal_detectors(classes))
+        self._detectors = (*CREDENTIALS, *(_PERSONAL[name] for name in classes))
 
     def find(self, data: bytes, tick: Callable[[], None]) -> Iterator[tuple[int, int, str]]:
         """Start, end, class. `tick` raises when time is up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, field, replace
@@ -23,7 +24,7 @@ class Contact(StrEnum):
     SENT = "sent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Carried:
     """Bytes that an event reports as transferred.
 
@@ -32,11 +33,11 @@ class Carried:
     blocks or stops looks at it before it goes on, and reports what it finds.
     """
 
-    place: Place
     channel: Channel
     operation: str
-    contact: Contact
     data: bytes
+    contact: Contact = Contact.SENT
+    place: Place = Place.RANGE
     flow: str = ""
     part: str = ""
     to: str = ""
@@ -55,8 +56,6 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str]]] = {
     Kind.CONNECT_COMPLETED: (("received",), "connect.received"),
     Kind.CONNECT_FAILED: (("received",), "connect.received"),
 }
-# By the first word of an operation; any other is a command's output.
-_CHANNELS: Final = {"file": Channel.FILE, "connect": Channel.STREAM}
 HEADER: Final = "header"  # The part that holds header fields, a line each.
 # Any other may carry data.
 USUAL_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -91,30 +90,30 @@ def carried(event: Event) -> Iterator[Carried]:
                 flow = f"{event.cell_id}/{event.data.get('op')}/{body.name}"
                 yield replace(part, flow=flow, part=body.name)
     elif event.kind.value.startswith("network."):
-        yield from _from_network(event)
+        named = event.data
+        other = str(named.get("stand_in") or named.get("host") or named.get("address") or "")
+        where = {name: named[name] for name in ("range", "cell") if name in named}
+        for found in chain(_from_network(event), _bodies(event)):
+            if not found.data and found.missing_bytes <= 0:
+                continue
+            to = found.to or other  # also short pieces: their flow joins them
+            flow = f"{named.get('range', '')}/{named.get('cell', '')}/{found.channel}/{to}"
+            is_first = _is_scanned_first(event, found.part)
+            yield replace(found, flow=flow, to=to, where=where, is_scanned_first=is_first)
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
     """Bytes that a cell's caller gets."""
-    return Carried(
-        place=Place.OUTPUT,
-        channel=_CHANNELS.get(operation.partition(".")[0], Channel.OUTPUT),
-        operation=operation,
-        contact=Contact.TAKEN,
-        data=data,
-        missing_bytes=missing_bytes,
-    )
+    # By the first word of an operation; any other is a command's output.
+    known = {"file": Channel.FILE, "connect": Channel.STREAM}
+    channel = known.get(operation.partition(".")[0], Channel.OUTPUT)
+    part = Carried(channel, operation, data, Contact.TAKEN, Place.OUTPUT)
+    return replace(part, missing_bytes=missing_bytes)
 
 
 def model_part(data: bytes, operation: str) -> Carried:
     """A text that a model's provider gets."""
-    return Carried(
-        place=Place.MODEL,
-        channel=Channel.MODEL,
-        operation=operation,
-        contact=Contact.SENT,
-        data=data,
-    )
+    return Carried(Channel.MODEL, operation, data, place=Place.MODEL)
 
 
 def _from_network(event: Event) -> Iterator[Carried]:
@@ -122,22 +121,21 @@ def _from_network(event: Event) -> Iterator[Carried]:
     if event.kind is Kind.NETWORK_DNS:
         names = data.get("names") or [data.get("name", "")]
         for name in names if isinstance(names, list) else ():
-            yield from _part(event, Channel.DNS, "label", "dns.name", str(name).encode(), "dns")
+            yield Carried(Channel.DNS, "dns.name", str(name).encode(), part="label", to="dns")
     elif event.kind is Kind.NETWORK_TLS:
-        yield from _part(event, Channel.DNS, "sni", "tls.sni", str(data.get("sni") or "").encode())
+        sni = str(data.get("sni") or "").encode()
+        yield Carried(Channel.DNS, "tls.sni", sni, part="sni")
     elif event.kind is Kind.NETWORK_HTTP:
-        yield from _part(event, Channel.HTTP, "url", "http.url", str(data.get("url", "")).encode())
-        method = str(data.get("method", ""))
-        if method not in USUAL_METHODS:
-            yield from _part(event, Channel.HTTP, "method", "http.method", method.encode())
+        yield Carried(Channel.HTTP, "http.url", str(data.get("url", "")).encode(), part="url")
+        if (method := str(data.get("method", ""))) not in USUAL_METHODS:
+            yield Carried(Channel.HTTP, "http.method", method.encode(), part="method")
     is_answer = event.kind is Kind.NETWORK_HTTP_ANSWERED and data.get("between_cells") is True
     if event.kind is Kind.NETWORK_HTTP or is_answer:
         headers: Any = data.get("headers") or ()
         lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
         # An event that was cut down has no lists: how much they held is unknown.
         cut = int(data.get("cut") is True)
-        yield from _part(event, Channel.HTTP, HEADER, "http.header", lines, missing_bytes=cut)
-    yield from _bodies(event)
+        yield Carried(Channel.HTTP, "http.header", lines, part=HEADER, missing_bytes=cut)
 
 
 # Bodies that a cell sent; between two cells both ways are a cell's.
@@ -173,40 +171,8 @@ def _bodies(event: Event) -> Iterator[Carried]:
             not_kept = event.data.get(f"{body.name}_not_kept_bytes")
             content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
         kind = Channel.STREAM if "operation" in event.data else channel
-        yield from _part(
-            event, kind, body.name, operation, content, contact=contact, missing_bytes=missing_bytes
-        )
-
-
-def _part(
-    event: Event,
-    channel: Channel,
-    part: str,
-    operation: str,
-    data: bytes,
-    to: str = "",
-    *,
-    contact: Contact = Contact.SENT,
-    missing_bytes: int = 0,
-) -> Iterator[Carried]:
-    """Also short pieces: their flow joins them."""
-    if not data and missing_bytes <= 0:
-        return
-    named = event.data
-    to = to or str(named.get("stand_in") or named.get("host") or named.get("address") or "")
-    yield Carried(
-        place=Place.RANGE,
-        channel=channel,
-        flow=f"{named.get('range', '')}/{named.get('cell', '')}/{channel.value}/{to}",
-        part=part,
-        operation=operation,
-        contact=contact,
-        data=data,
-        to=to,
-        missing_bytes=missing_bytes,
-        where={name: named[name] for name in ("range", "cell") if name in named},
-        is_scanned_first=_is_scanned_first(event, part),
-    )
+        found = Carried(kind, operation, content, contact, part=body.name)
+        yield replace(found, missing_bytes=missing_bytes)
 
 
 def _is_scanned_first(event: Event, part: str) -> bool:
@@ -256,48 +222,39 @@ def event_of(
     """Return what to record of a hit."""
     if hit.source not in {ValueSource.DECOY, ValueSource.FOREIGN}:
         return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
-    value_id, origin = hit.value_id, {}
-    kind = Kind(f"decoy.{contact_of(part, hit)}")
+    kind, value_id, data = Kind(f"decoy.{contact_of(part, hit)}"), hit.value_id, _where(part)
     if hit.source == ValueSource.FOREIGN:
-        from_cell, _, value_id = value_id.partition("/")
-        kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
-    about: dict[str, JsonValue] = {"decoy": value_id.partition("/")[0], "value": value_id}
-    about |= {"evidence": evidence, "decoding": list(hit.decoding)}
-    return _guest(kind, cell_id, {**_where(part), **about, **origin})
+        kind = Kind.DECOY_CARRIED
+        data["from_cell"], _, value_id = value_id.partition("/")
+    data |= {"decoy": value_id.partition("/")[0], "value": value_id}
+    data |= {"evidence": evidence, "decoding": list(hit.decoding)}
+    return _guest(kind, cell_id, data)
 
 
 def hit_event(
     part: Carried, hit: Hit, *, cell_id: str | None, action: Action, evidence: int | None = None
 ) -> Event:
     """What the guard found and did."""
-    data: dict[str, JsonValue] = {
-        "class": hit.cls,
-        "action": action.value,
-        "digest": hit.digest,
-        "start": hit.start,
-        "end": hit.end,
-        "decoding": list(hit.decoding),
-        **({"value": hit.value_id} if hit.value_id else {}),
-        **_where(part, evidence, with_channel=True),
-    }
+    data = _looked_at(part, evidence)
+    data |= {"value": hit.value_id} if hit.value_id else {}
+    data |= {"class": hit.cls, "action": action.value, "digest": hit.digest}
+    data |= {"start": hit.start, "end": hit.end, "decoding": list(hit.decoding)}
     return _guest(Kind.GUARD_HIT, cell_id, data)
 
 
-def _where(
-    part: Carried, evidence: int | None = None, *, with_channel: bool = False
-) -> dict[str, JsonValue]:
-    """Return the event fields that describe the scanned place."""
-    data: dict[str, JsonValue] = {"operation": part.operation, **part.where}
-    if part.to:
-        data["to"] = part.to
-    if with_channel:
-        data |= {"place": part.place.value, "channel": part.channel.value}
+def _where(part: Carried) -> dict[str, JsonValue]:
+    to: dict[str, JsonValue] = {"to": part.to} if part.to else {}
+    return {"operation": part.operation, **part.where, **to}
+
+
+def _looked_at(part: Carried, evidence: int | None) -> dict[str, JsonValue]:
+    data = _where(part) | {"place": part.place.value, "channel": part.channel.value}
     return data if evidence is None else data | {"evidence": evidence}
 
 
 def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
     """Why a part was not scanned whole."""
-    data = _where(part, evidence, with_channel=True)
+    data = _looked_at(part, evidence)
     data |= {"reason": reason, "bytes": part.missing_bytes or len(part.data)}
     return Event(kind=Kind.GUARD_UNSCANNED, cell_id=cell_id, data=data)
 
@@ -353,14 +310,9 @@ _TRIGGERS: Final = {
     Kind.DECOY_CARRIED: Trigger.BREACH,
 }
 _WORDS: Final = {
-    Trigger.DECOY_TOUCHED: "a decoy was touched",
-    Trigger.DECOY_TAKEN: "a decoy was taken",
-    Trigger.DECOY_USED: "a decoy was used",
     Trigger.SENT: "a decoy or protected data was sent",
     Trigger.BREACH: "containment was breached",
 }
-# Places beyond the cell: a value that gets there was on its way out.
-_ENDPOINTS: Final = {"range", "upstream"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +332,9 @@ def trigger_of(event: Event) -> Trigger | None:
     match event.kind:
         case Kind.GUARD_HIT:
             is_protected = bool(data.get("value")) or data.get("class") in GUARD_CLASSES
-            return Trigger.SENT if is_protected and data.get("place") in _ENDPOINTS else None
+            # Beyond the cell: a value that gets there was on its way out.
+            is_out = data.get("place") in {"range", "upstream"}
+            return Trigger.SENT if is_protected and is_out else None
         case Kind.PROBE_COMPLETED:
             return Trigger.BREACH if data.get("verdict") == "breached" else None
         case Kind.CELL_DESTROYED | Kind.RANGE_DESTROYED:
@@ -399,16 +353,13 @@ def stop_of(event: Event, number: int | None, stops: Mapping[Trigger, Stop]) -> 
     if trigger is None or stop is Stop.NOTHING:
         return None
     about = event.data.get("decoy") or event.data.get("value") or event.data.get("class")
-    reason = f"{_WORDS[trigger]} ({about})" if isinstance(about, str) and about else _WORDS[trigger]
-    name = event.cell_id or event.data.get("range") or ""
-    return StopRequest(
-        stop=stop, rule=trigger.value, reason=reason, name=str(name), evidence=number
-    )
+    reason = _WORDS.get(trigger) or f"a decoy was {trigger.removeprefix('decoy_')}"
+    reason += f" ({about})" if isinstance(about, str) and about else ""
+    name = str(event.cell_id or event.data.get("range") or "")
+    return StopRequest(stop=stop, rule=trigger.value, reason=reason, name=name, evidence=number)
 
 
 def stop_of_breach(what: str, stops: Mapping[Trigger, Stop]) -> StopRequest | None:
     """The same for a raised `ContainmentBreach`."""
-    stop = stop_for(stops, Trigger.BREACH)
-    if stop is Stop.NOTHING:
-        return None
-    return StopRequest(stop=stop, rule=Trigger.BREACH.value, reason=what)
+    stop, rule = stop_for(stops, Trigger.BREACH), Trigger.BREACH.value
+    return None if stop is Stop.NOTHING else StopRequest(stop=stop, rule=rule, reason=what)

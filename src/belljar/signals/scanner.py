@@ -15,16 +15,8 @@ from typing import Any, Final
 import ahocorasick  # type: ignore[import-not-found] # a compiled module without stubs
 
 from belljar.dataclass import dataclass, field
-from belljar.signals.decoders import (
-    ROT13,
-    Decoded,
-    Locate,
-    compressed,
-    deflated,
-    escapes,
-    normalised,
-    promising,
-)
+from belljar.signals import decoders
+from belljar.signals.decoders import ROT13, Decoded, Locate
 from belljar.signals.detectors import WEAK, Patterns
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, KnownValue, Scanned, ScanSpec
@@ -125,16 +117,11 @@ class KnownValues:
 
 def _forms(value: KnownValue) -> Iterator[_Form]:
     plain = value.text.encode(errors="surrogatepass")
-    rotated, normal = plain.translate(ROT13), normalised(plain)
-    read: list[tuple[bytes, tuple[str, ...]]] = [
-        (plain, ()),
-        (plain[::-1], ("reversed",)),
-        (rotated, ("rot13",)),
-        (rotated[::-1], ("reversed", "rot13")),
-    ]
-    if normal != plain:
-        read.append((normal, ("unicode",)))
-    for text, names in read:
+    rotated, normal = plain.translate(ROT13), decoders.normalised(plain)
+    read: dict[tuple[str, ...], bytes] = {(): plain, ("reversed",): plain[::-1]}
+    read |= {("rot13",): rotated, ("reversed", "rot13"): rotated[::-1]}
+    read |= {("unicode",): normal} if normal != plain else {}
+    for names, text in read.items():
         yield _Form(value, plain, text, names, text.strip(_DROPPED), len(fold(text)))
 
 
@@ -309,11 +296,11 @@ class _Scan:
                 continue
             inner = _inner(view, decoded)
             self._search(inner)
-            if promising(decoded.data):
+            if decoders.promising(decoded.data):
                 self._views.append(inner)
             # Raw deflate has no mark: it is tried on what else is garbage.
             elif _TURNED.isdisjoint(inner.names) and inner.depth < self._spec.bounds.depth:
-                found = deflated(decoded.data, self._left)
+                found = decoders.deflated(decoded.data, self._left)
                 if found and self._is_new(inner, found):
                     unpacked = _inner(inner, found)
                     self._search(unpacked)
@@ -340,8 +327,8 @@ class _Scan:
             if run.text not in self._runs:
                 self._runs.add(run.text)
                 yield from decode_run(run)
-        yield from escapes(view.data)
-        yield from compressed(view.data, self._room)
+        yield from decoders.escapes(view.data)
+        yield from decoders.compressed(view.data, self._room)
 
     def _room(self) -> int:
         """The bytes that may be expanded now; asked at each mark."""

@@ -55,8 +55,7 @@ class _Part:
         self.starts: frozenset[tuple[int, str]] = frozenset()
 
     def report(self, key: tuple[str, str]) -> None:
-        """Remember a find; beyond the bound some come again."""
-        if len(self.reported) >= MAX_REPORTED:
+        if len(self.reported) >= MAX_REPORTED:  # some come again
             self.reported.clear()
         self.reported.add(key)
 
@@ -70,6 +69,7 @@ class _Flow:
         self.parts: OrderedDict[str, _Part] = OrderedDict()
         self.end = b""  # Of whatever part came last.
         self.starts: frozenset[tuple[int, str]] = frozenset()  # As of a part, of `end`.
+        self.counted = 0  # Its size, when it was last fed.
 
     def part(self, name: str) -> _Part:
         found = self.parts.setdefault(name, _Part())
@@ -94,7 +94,6 @@ class StreamScanner:
         longest = max((len(value.text.encode()) for value in scanner.spec.values), default=0)
         self._tail = min(MAX_TAIL, max(MIN_TAIL, 8 * longest))
         self._flows: OrderedDict[str, _Flow] = OrderedDict()
-        self._sizes: dict[str, int] = {}
         self._bytes = 0
         self.dropped = 0
         self._until = 0.0
@@ -113,13 +112,12 @@ class StreamScanner:
             self._join(field, before, piece, len(data), alone=name.startswith("labels"))
             for name, field, before, piece in _fields(state, channel, part, data, self._tail)
         ]
-        size = state.size
-        self._bytes += size - self._sizes.get(flow, 0)
-        self._sizes[flow] = size
+        self._bytes -= state.counted
+        state.counted = state.size
+        self._bytes += state.counted
         # The flow that was just fed stays: it is the last.
         while len(self._flows) > MAX_FLOWS or (self._bytes > MAX_BYTES and len(self._flows) > 1):
-            gone, _ = self._flows.popitem(last=False)
-            self._bytes -= self._sizes.pop(gone)
+            self._bytes -= self._flows.popitem(last=False)[1].counted
             self.dropped += 1
             results.append(Scanned(complete=False, problem="flows"))
         return _together(results)
@@ -131,8 +129,8 @@ class StreamScanner:
 
     def end(self, flow: str) -> None:
         """Forget a flow that is over."""
-        if self._flows.pop(flow, None) is not None:
-            self._bytes -= self._sizes.pop(flow, 0)
+        if (gone := self._flows.pop(flow, None)) is not None:
+            self._bytes -= gone.counted
 
     def _follow(self, state: _Flow, name: str, data: bytes) -> Scanned:
         """Search data behind its tail and compressed beginning."""
@@ -193,14 +191,12 @@ class StreamScanner:
         end, state.end = state.end, (state.end + data)[-self._tail :]
         if not end or not data:
             return Scanned()
-        head = data[: self._tail]
-        result = self._scan(end + head)
-        across = [
-            hit
+        result = self._scan(end + data[: self._tail])
+        hits = tuple(
+            _moved(hit, -len(end), len(data), (JOINED,))
             for hit in result.hits
             if hit.start < len(end) < hit.end and not _has_grown(hit, len(end), state.starts)
-        ]
-        hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in across)
+        )
         return replace(result, hits=hits)
 
     def _join(
@@ -213,11 +209,8 @@ class StreamScanner:
         hits = []
         for hit in result.hits:
             key = (hit.cls, hit.digest)
-            if (
-                hit.end > len(before)
-                and (alone or hit.start < len(before))
-                and key not in field.reported
-            ):
+            is_joined = hit.end > len(before) and (alone or hit.start < len(before))
+            if is_joined and key not in field.reported:
                 field.report(key)
                 hits.append(replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)))
         return replace(result, hits=tuple(hits))

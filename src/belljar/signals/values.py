@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import read_regular
 from belljar.policy.guarding import Protected
@@ -133,10 +133,6 @@ class Scanned:
     problem: str = ""
 
 
-# A file of values alone can't have more than all values may.
-MAX_FILE_BYTES: Final = MAX_VALUES_BYTES
-
-
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
     """A `guard.protect` entry's values; under 10 bytes: left out. Raises PolicyError."""
     values: dict[str, KnownValue] = {}
@@ -147,17 +143,13 @@ def protected_values(item: Protected, content: bytes | None = None) -> tuple[Kno
             raise _refused(item, f"a protected value has at most {MAX_VALUE_BYTES} bytes")
         # Short ones are left out, not refused: a column of names has some.
         if size >= MIN_VALUE_BYTES and stripped not in values:
-            values[stripped] = KnownValue(
-                id=f"{item.id}/{len(values) + 1}" if item.file else item.id,
-                text=stripped,
-                source=ValueSource.PROTECTED,
-                case_sensitive=False,
-            )
+            name = f"{item.id}/{len(values) + 1}" if item.file else item.id
+            known = KnownValue(id=name, text=stripped, source=ValueSource.PROTECTED)
+            values[stripped] = replace(known, case_sensitive=False)
         if len(values) > MAX_VALUES:
             raise _refused(item, f"more than {MAX_VALUES} protected values")
     if not values:
-        what = f"nothing in it is {MIN_VALUE_BYTES} bytes or longer, so nothing can be looked for"
-        raise _refused(item, what)
+        raise _refused(item, f"nothing in it is {MIN_VALUE_BYTES} bytes or longer")
     return tuple(values.values())
 
 
@@ -168,8 +160,8 @@ def _refused(item: Protected, what: str) -> PolicyError:
 
 
 def _texts(item: Protected, content: bytes | None) -> Iterator[str]:
-    if content is None or len(content) > MAX_FILE_BYTES:
-        raise _refused(item, f"a protected file has at most {MAX_FILE_BYTES >> 20} MiB")
+    if content is None or len(content) > MAX_VALUES_BYTES:
+        raise _refused(item, f"a protected file has at most {MAX_VALUES_BYTES >> 20} MiB")
     if item.file.endswith((".jsonl", ".ndjson")):  # else each line would be one value
         raise _refused(item, "JSON lines are not read")
     try:
@@ -195,7 +187,7 @@ def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
             if loaded.base is None:
                 raise _refused(item, "a policy without a directory has no protected files")
             try:
-                content = read_regular(loaded.base, item.file, MAX_FILE_BYTES + 1)
+                content = read_regular(loaded.base, item.file, MAX_VALUES_BYTES + 1)
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
                 raise _refused(item, f"the protected file can't be read: {reason}") from error

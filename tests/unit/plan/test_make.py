@@ -328,8 +328,8 @@ def test_only_ids_that_a_container_has_will_do(user: str) -> None:
     """Up to 65,535, also of a number that is too long to be read; a microVM has them all."""
     refused = user not in {"65535", "root"}
     for tier in (Tier.CONTAINER, Tier.GVISOR):
-        assert bool(obstacles.user_obstacles(user, tier)) == refused
-    assert not obstacles.user_obstacles(user, Tier.MICROVM)
+        assert any(obstacles.policy_obstacles(tier, None, user, ())) == refused
+    assert not any(obstacles.policy_obstacles(Tier.MICROVM, None, user, ()))
 
 
 def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:

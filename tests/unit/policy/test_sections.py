@@ -18,15 +18,7 @@ from belljar.policy import limits, sections
 from belljar.policy.limits import Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.load import Examined, examine, policy_of
 from belljar.policy.model import Policy
-from belljar.policy.sections import (
-    CellData,
-    FileCopy,
-    ModelBlock,
-    Rights,
-    TaskFile,
-    common_rights,
-    trees_of,
-)
+from belljar.policy.sections import CellData, FileCopy, ModelBlock, Rights, TaskFile, trees_of
 
 
 def read(text: str, risk: str = "high") -> Examined:
@@ -80,9 +72,8 @@ def test_a_tier_grants_what_is_asked_for_or_says_what_not(
 def test_a_policy_that_says_nothing_bounds_nothing() -> None:
     """One that says `{}` forbids all; a task that asks for nothing has nothing."""
     asked = Rights(privileged=True)
-    assert common_rights(asked, None) == asked
-    assert common_rights(asked, Rights()) == Rights()
-    assert common_rights(None, asked) is None
+    assert asked.common(None) == asked
+    assert asked.common(Rights()) == Rights()
 
 
 @pytest.mark.promise("1.9")

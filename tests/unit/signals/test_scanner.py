@@ -23,7 +23,7 @@ from belljar.signals.runs import decode_run, runs
 from belljar.signals.scanner import KnownValues, Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import (
-    MAX_FILE_BYTES,
+    MAX_VALUES_BYTES,
     Channel,
     Hit,
     KnownValue,
@@ -296,7 +296,7 @@ def test_what_a_file_or_an_entry_protects() -> None:
 
 def test_a_file_that_can_not_be_used_is_refused() -> None:
     """A missing column, no text, nothing to look for, or too much: by the file's name."""
-    lines = (b"short\n", b"x" * 5000, b"\n" * (MAX_FILE_BYTES + 1))
+    lines = (b"short\n", b"x" * 5000, b"\n" * (MAX_VALUES_BYTES + 1))
     for name, columns, content in (
         ("c.csv", ("iban",), CSV),
         ("c.csv", ("email",), b"\xff\xfe\x00broken"),
