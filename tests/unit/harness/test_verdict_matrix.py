@@ -28,9 +28,10 @@ from belljar.report.reasons import ReasonCode as Code
 
 TASK = """
 import signal
+import sys
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
-from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.scorer import Score, mean, metric, scorer
 from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
 
@@ -43,21 +44,33 @@ def work():
         tries.append(1)
         if state.metadata.get("fails") and len(tries) == 1:
             raise RuntimeError("the first try fails")
+        if state.metadata.get("leaves") == "solver":
+            sys.exit(0)
         if state.metadata.get("interrupts"):
             signal.raise_signal(signal.SIGINT)
         return state
     return solve
 
-@scorer(metrics=[mean()])
+@metric
+def left():
+    def value(scores):
+        answers = [getattr(each, "score", each).answer for each in scores]
+        return sys.exit(0) if "metric" in answers else 1
+    return value
+
+@scorer(metrics=[mean(), left()])
 def points():
     async def score(state, target):
         said = state.metadata.get("says")
-        return Score(value=1, metadata={"containment": said} if said else None)
+        leaves = state.metadata.get("leaves")
+        if leaves == "scorer":
+            sys.exit(0)
+        return Score(value=1, answer=leaves, metadata={"containment": said} if said else None)
     return score
 
 @task
-def one(fails: bool = False, interrupts: bool = False, says: str = ""):
-    about = {"fails": fails, "interrupts": interrupts, "says": says}
+def one(fails: bool = False, interrupts: bool = False, says: str = "", leaves: str = ""):
+    about = {"fails": fails, "interrupts": interrupts, "says": says, "leaves": leaves}
     return Task(dataset=[Sample(id="s", input="x", metadata=about)], solver=work(), scorer=points())
 """
 
