@@ -81,7 +81,6 @@ hypothesis.settings.load_profile("belljar")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `scripts/test --thorough` passes on."""
     parser.addoption(
         "--thorough",
         action="store_true",
@@ -103,7 +102,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Inspect may run us under either."""
     return str(request.param)
 
 
@@ -258,7 +256,6 @@ def copy_store(source: Path, target: Path) -> Path:
 
 @pytest.fixture
 def home(vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The session's store, as `BELLJAR_HOME`."""
     monkeypatch.setenv("BELLJAR_HOME", str(vm_home))
     return vm_home
 
@@ -430,5 +427,4 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """This interpreter."""
     return sys.executable

@@ -17,8 +17,6 @@ from belljar.signals.values import Channel
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An HTTP request."""
-
     method: str
     url: str
     headers: tuple[tuple[str, str], ...]
@@ -47,7 +45,6 @@ class Case:
 
     @property
     def channel(self) -> Channel:
-        """The channel of its first step."""
         return self.steps[0].channel
 
 
@@ -134,7 +131,6 @@ def _step(step: dict[str, Any]) -> Step:
 
 
 def feeds(step: Step) -> Iterator[tuple[str, bytes]]:
-    """Parts of a step, for `StreamScanner.feed`."""
     if step.http is not None:
         headers = (f"{name}: {value}\r\n" for name, value in step.http.headers)
         yield "url", step.http.url.encode()
@@ -150,7 +146,6 @@ def feeds(step: Step) -> Iterator[tuple[str, bytes]]:
 
 
 def scan_case(case: Case, stream: StreamScanner) -> CaseOutcome:
-    """Scan a case as one flow."""
     results = [
         stream.feed(case.id, step.channel, part, data)
         for step in case.steps

@@ -117,12 +117,10 @@ class Templates:
             self._give(home, owner)
 
     def take(self, home: Path, owner: tuple[int, int] | None = None) -> None:
-        """What others made until now."""
         for key in _keys(self.folder) - _keys(home / "templates"):
             _copy(self.folder / key, home / "templates", owner, may_link=owner is None)
 
     def exchange(self) -> None:
-        """Give and take what is new."""
         # After every test: reading all folders costs a millisecond, their times a hundredth of it.
         changed_ns = self._times()
         if changed_ns == self._changed_ns:
@@ -194,7 +192,6 @@ TEMPLATES = pytest.StashKey[Templates]()
 
 
 def templates_of(config: pytest.Config, base: Path) -> Templates:
-    """This process's hold on them."""
     if TEMPLATES not in config.stash:
         folder = Path(os.environ.get(TEMPLATES_VARIABLE) or shared_folder(base) / "templates")
         config.stash[TEMPLATES] = Templates(folder)

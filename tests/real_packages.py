@@ -151,7 +151,6 @@ def linked(source: Path, target: Path) -> Path:
 
 
 def _fetch(target: Path) -> None:
-    """Whole or not at all."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetching-") as scratch:
         draft = Path(scratch, "all")
         for name in ("wheels", "debs"):

@@ -53,19 +53,16 @@ def _is_shown_elsewhere(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="module", params=CHOSEN)
 def carrier(request: pytest.FixtureRequest) -> str:
-    """`where-loop`."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def anyio_backend(carrier: str) -> str:
-    """The carrier's event loop."""
     return carrier.partition("-")[2]
 
 
 @pytest.fixture(scope="module")
 def tier(carrier: str) -> str:
-    """The carrier's tier."""
     return carrier.partition("-")[0]
 
 
@@ -82,7 +79,6 @@ async def cell(
 
 @pytest.fixture
 def client(cell: Cell) -> GuestClient:
-    """The client of its guest."""
     return cell._live.client
 
 

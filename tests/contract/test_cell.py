@@ -33,7 +33,6 @@ resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB,
 
 
 def small(tier: str, folder: Path) -> Path:
-    """A policy with little of everything."""
     path = folder / "policy.yaml"
     path.write_text(SMALL.format(tier=tier))
     return path
@@ -132,6 +131,5 @@ async def test_an_end_is_an_error_not_a_result(
 
 
 def newest_events(home: Path) -> list[dict[str, Any]]:
-    """The events of the newest run."""
     newest = max((home / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     return [json.loads(line) for line in (newest / "ledger.jsonl").read_bytes().splitlines()]

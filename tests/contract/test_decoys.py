@@ -24,7 +24,6 @@ RESOURCES = {"memory": "512MiB", "disk": "256MiB", "processes": 512, "lifetime":
 
 
 def policy(tier: str, decoys: object) -> dict[str, object]:
-    """With these decoys, as root."""
     words = {"belljar": 1, "risk": "low", "tier": tier, "user": "root"}
     return {**words, "decoys": decoys, "resources": RESOURCES}
 

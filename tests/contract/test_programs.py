@@ -25,7 +25,6 @@ async def run(cell: Cell, script: str, **settings: Any) -> None:  # noqa: ANN401
 
 
 async def running(cell: Cell, pattern: str) -> list[bytes]:
-    """The processes whose command line matches."""
     return (
         await cell.exec(["sh", "-c", f"grep -la '{pattern}' /proc/[0-9]*/cmdline"])
     ).stdout.split()

@@ -47,8 +47,6 @@ def not_seen(tier: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Revertible:
-    """A cell and its record."""
-
     cell: Cell
     run: RunDirectory
 
@@ -68,7 +66,6 @@ async def revertible(tier: str, home: Path, folder: Path) -> AsyncIterator[Rever
 
 
 async def said(cell: Cell, script: str) -> list[str]:
-    """The lines that a script prints."""
     output = await cell.exec(["sh", "-c", script])
     return output.stdout.decode().splitlines()
 

@@ -38,13 +38,11 @@ def policy(tier: str) -> Mapping[str, object]:
 async def cell(
     anyio_backend: str, vm_home: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[Cell]:
-    """A cell of that policy."""
     async with open_range(request.getfixturevalue("policy"), home=vm_home, ahead=True) as opened:
         yield opened.cell  # nobody took it: it has no decoys, and no sensor, but the test's own
 
 
 def descriptors() -> set[str]:
-    """The numbers of this process's."""
     return {file.name for file in Path("/proc/self/fd").iterdir()}
 
 
@@ -57,10 +55,7 @@ class Touch(Access):
 
 
 class Touches(list[Touch]):
-    """What was recorded."""
-
     def record(self, event: Event) -> None:
-        """Take it as a `Touch`."""
         self.append(Touch(**event.data, trust=event.trust))  # type: ignore[arg-type]
 
     async def wait(self, cell: Cell, wanted: Callable[[Touch], bool]) -> Touch:
@@ -75,7 +70,6 @@ class Touches(list[Touch]):
 
     @property
     def operations(self) -> set[str]:
-        """Of all."""
         return {touch.operation for touch in self}
 
 
@@ -90,7 +84,6 @@ async def watched(cell: Cell) -> AsyncIterator[Touches]:
 
 
 async def run(cell: Cell, script: str) -> None:
-    """A script of root's that succeeds."""
     output = await cell.exec(["sh", "-c", script], user="0", cwd="/")
     assert output.returncode == 0, output
 

@@ -43,14 +43,10 @@ _numbers = itertools.count(1)
 
 
 class _KeyedRecorder(MemoryRecorder):
-    """With the name of a key."""
-
     key = SimpleNamespace(fingerprint="0" * 64)
 
 
 class FakeRun:
-    """A run directory in memory."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.run_id = "fake-run"
@@ -65,11 +61,9 @@ class FakeRun:
     def finish(
         self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: Any
     ) -> None:
-        """As the real one."""
         self.outcome = outcome
 
     def write_json(self, name: str, value: Any) -> None:
-        """As the real one."""
         self.files[name] = value
 
     def shared(self, name: str) -> Any:
@@ -77,15 +71,12 @@ class FakeRun:
 
 
 class EndedProgram:
-    """A service's program that has ended."""
-
     running = False
 
     def __init__(self, output: ExecOutput) -> None:
         self.output = output
 
     async def wait(self) -> ExecOutput:
-        """Its end."""
         return self.output
 
     async def leave(self) -> None:
@@ -126,14 +117,12 @@ class FakeCell:
         )
 
     def note(self, kind: Kind, data: Mapping[str, Any]) -> None:
-        """As the real one."""
         self.run.recorder.record(Event(kind=kind, cell_id=self.id, data=data))
 
     def record_death(self) -> None:
         """It isn't looked for."""
 
     def describe(self, **said: Any) -> None:
-        """Remembers it."""
         self.described |= said
 
     async def start(
@@ -154,7 +143,6 @@ class FakeCell:
         max_output_bytes: int | None = None,
         keep: str = "head",
     ) -> ExecOutput:
-        """As the real one."""
         self._alive()
         try:
             identity = _identity(user or self.plan.user)
@@ -212,14 +200,12 @@ class FakeCell:
         )
 
     async def write_file(self, path: str, contents: bytes, **_: Any) -> None:
-        """As the real one."""
         self._alive()
         target = self.directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(contents)
 
     async def read_file(self, path: str, *, max_bytes: int, **_: Any) -> bytes:
-        """As the real one."""
         self._alive()
         target = self.directory / path
         if target.is_dir():
@@ -238,26 +224,21 @@ class FakeCell:
         return self.healths.pop(0) if len(self.healths) > 1 else self.healths[0]
 
     async def ping(self, **_: Any) -> float:
-        """As the real one."""
         self._alive()
         return 0.0
 
     async def wait_dead(self) -> str:
-        """As the real one."""
         await self.death.wait()
         return "it died"
 
     def die(self) -> None:
-        """End it."""
         self.dead = True
         self.death.set()
 
     def disconnect(self) -> None:
-        """As the real one."""
         self.die()
 
     def mark_failed(self, _error: Exception) -> None:
-        """As the real one."""
         self.die()
 
     async def destroy(self, *, reason: str = "closed") -> None:
@@ -296,7 +277,6 @@ class FakeCells(RealCells):
 
     @contextmanager
     def start_run(self, kind: str, argv: list[str], *, what: str = "") -> Iterator[Any]:
-        """As the real one."""
         run = FakeRun(kind)
         self.runs.append(run)
         yield run
@@ -311,11 +291,9 @@ class FakeCells(RealCells):
             raise self.images_error
 
     def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
-        """As a test says."""
         return self.of_images
 
     async def prepare(self, policy: LoadedPolicy, run: Any) -> None:
-        """As the real one."""
         self.prepared.append(policy)
         if self.prepare_error is not None:
             raise self.prepare_error
@@ -324,7 +302,6 @@ class FakeCells(RealCells):
     async def open_range(
         self, policy: LoadedPolicy, run: Any, *, ahead: bool = False
     ) -> AsyncIterator[Any]:
-        """As the real one, if `are_revertible`."""
         make = partial(self._one, policy, run)
         async with revertible(make) if self.are_revertible else make() as opened:
             yield opened
@@ -367,7 +344,6 @@ class RecordedCells(FakeCells):
 
     @contextmanager
     def start_run(self, kind: str, argv: list[str], *, what: str = "") -> Iterator[Any]:
-        """As the real one."""
         with create_run(self.store, kind, argv, what=what) as run:
             yield run
 
@@ -375,7 +351,6 @@ class RecordedCells(FakeCells):
     async def open_range(
         self, policy: LoadedPolicy, run: Any, *, ahead: bool = False
     ) -> AsyncIterator[Any]:
-        """As the real one."""
         async with super().open_range(policy, run, ahead=ahead) as opened:
             cell = opened.cell
             planned: dict[str, Any] = {

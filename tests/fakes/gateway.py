@@ -103,7 +103,6 @@ class Owner:
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Acknowledge nothing from now on."""
         with self._changed:
             self._held = True
 
@@ -166,7 +165,6 @@ class Gateway:
     authority: Path
 
     def connect(self, protocol: str, address: str = SHOP) -> socket.socket:
-        """A connection to a stand-in's port."""
         sock = socket.create_connection((address, self.ports[protocol]), timeout=DEADLINE_S)
         sock.settimeout(DEADLINE_S)
         return sock
@@ -213,7 +211,6 @@ def is_silent(sock: socket.socket) -> bool:
 
 
 def layout() -> RangeLayout:
-    """A range's addresses, all of loopback."""
     owners = ("shop", "wild", "mail", "other")
     names = zip(NAMES.items(), owners, strict=True)
     agent = CellPort(name="agent", address="127.0.0.1", mac="", gateway_mac="", outer_device="p0")

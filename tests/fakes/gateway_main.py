@@ -55,8 +55,6 @@ def greeter(context: StandInContext) -> StreamApp:
 
 
 def echo(context: StandInContext) -> App:
-    """Answers by path."""
-
     async def app(request: Request) -> Answer:
         match request.path:
             case "/crash":
@@ -78,8 +76,6 @@ def echo(context: StandInContext) -> App:
 
 
 def pieces(parts: list[bytes]) -> Answer:
-    """An answer in pieces."""
-
     async def stream() -> AsyncGenerator[bytes]:
         for part in parts:
             yield part

@@ -25,12 +25,10 @@ WINDOW = 256 << 10
 
 
 def frame(kind: int, op: int, payload: bytes = b"", *, flags: int = 0, reserved: int = 0) -> bytes:
-    """One frame, well-formed unless asked otherwise."""
     return HEADER.pack(len(payload), kind, flags, reserved, op) + payload
 
 
 def text(value: bytes | str) -> bytes:
-    """The protocol's `str`."""
     raw = value.encode() if isinstance(value, str) else value
     return struct.pack("<I", len(raw)) + raw
 
@@ -45,7 +43,6 @@ def result_payload(
     duration_ns: int = 1_000_000,
     detail: str = "",
 ) -> bytes:
-    """The payload of a RESULT."""
     return struct.pack("<BBHiQQQ", outcome, flags, stage, code, *dropped, duration_ns) + text(
         detail
     )
@@ -67,7 +64,6 @@ class GuestOp:
     news: anyio.Event = field(default_factory=anyio.Event)
 
     def argv(self) -> list[bytes]:
-        """The command of an exec."""
         at = 4 + 8 * 3 + 4
         for _ in range(2):
             at += 4 + int.from_bytes(self.body[at : at + 4], "little")
@@ -119,13 +115,11 @@ class FakeGuest:
         self.put = b""
 
     def close(self) -> None:
-        """Die."""
         if self._socket.fileno() >= 0:
             anyio.notify_closing(self._socket)
             self._socket.close()
 
     async def send(self, data: bytes) -> None:
-        """Send raw bytes."""
         async with self._send_lock:
             left = memoryview(data)
             while left:
@@ -251,7 +245,6 @@ class FakeGuest:
     # ---- for scripts
 
     async def started(self, op: GuestOp, info: int = 0) -> None:
-        """Send STARTED."""
         await self.send(frame(STARTED, op.id, struct.pack("<Q", info)))
 
     async def output(
@@ -288,13 +281,11 @@ class FakeGuest:
     async def finish(
         self, op: GuestOp, outcome: int = EXITED, code: int = 0, **rest: object
     ) -> None:
-        """Send RESULT."""
         self.ops.pop(op.id, None)
         await self.send(frame(RESULT, op.id, result_payload(outcome, code, **rest)))  # type: ignore[arg-type]
 
 
 async def cat(guest: FakeGuest, op: GuestOp) -> None:
-    """Echo stdin to stdout."""
     await guest.started(op)
     while chunk := await guest.stdin(op):
         await guest.output(op, 1, chunk)

@@ -106,7 +106,6 @@ def some_image() -> Image:
 
 
 def some_kernel() -> Kernel:
-    """A kernel that nobody boots."""
     return Kernel(
         digest="fedcba9876543210" * 4,
         version="6.12.0",

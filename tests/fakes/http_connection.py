@@ -35,7 +35,6 @@ class GivenPipe:
         return self.pieces.pop(0) if self.pieces else b""
 
     async def send(self, data: bytes) -> None:
-        """See `Pipe`."""
         if not self.takes:
             await asyncio.Event().wait()
         self.answer += data
@@ -46,8 +45,6 @@ class GivenPipe:
 
 @dataclass
 class Outcome:
-    """All that was recorded."""
-
     items: list[Item]
     answer: bytes
     unreported: int = 0

@@ -33,7 +33,6 @@ Json = dict[str, Any]
 def entry(
     name: str, content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: object
 ) -> tuple[tarfile.TarInfo, bytes]:
-    """One tar entry."""
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, len(content)
     info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
@@ -43,22 +42,18 @@ def entry(
 
 
 def directory(name: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
-    """A directory's entry."""
     return entry(name, b"", kind=tarfile.DIRTYPE, **fields)
 
 
 def symlink(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
-    """A symbolic link's entry."""
     return entry(name, b"", kind=tarfile.SYMTYPE, linkname=target, **fields)
 
 
 def hard_link(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
-    """A hard link's entry."""
     return entry(name, b"", kind=tarfile.LNKTYPE, linkname=target, **fields)
 
 
 def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """A layer: an uncompressed tar archive."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=form) as archive:
         for info, content in entries:
@@ -68,8 +63,6 @@ def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMA
 
 @dataclass(frozen=True)
 class BytesOf:
-    """Bytes as a layer."""
-
     content: bytes
 
     def pread(self, count: int, offset: int) -> bytes:
@@ -79,7 +72,6 @@ class BytesOf:
 
 
 def sha256(content: bytes) -> str:
-    """A digest as images write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -89,7 +81,6 @@ def blob_of(media_type: str, content: bytes) -> Json:
 
 
 def config_document(layers: Sequence[bytes], config: Mapping[str, Any] | None = None) -> Json:
-    """An image configuration."""
     return {
         "architecture": ARCH,
         "os": "linux",

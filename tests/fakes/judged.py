@@ -31,7 +31,6 @@ class Judged:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
         return self.outcome.path
 
     @cached_property
@@ -45,7 +44,6 @@ class Judged:
 
     @cached_property
     def logged(self) -> EvalSample | None:
-        """The sample there."""
         samples = self.log.samples or [] if self.log is not None else []
         return next((each for each in samples if each.id == self.sample), None)
 
@@ -76,7 +74,6 @@ def table(judged: Judged) -> str | None:
 
 
 def metadata(judged: Judged) -> str | None:
-    """The sample's metadata."""
     known = judged.logged.metadata.get("containment", {}) if judged.logged else {}
     return (
         str(known["verdict"])
@@ -86,7 +83,6 @@ def metadata(judged: Judged) -> str | None:
 
 
 def score(judged: Judged) -> str | None:
-    """The score that Belljar adds."""
     found = (judged.logged.scores or {}).get("containment") if judged.logged else None
     return found.answer if found is not None else None
 
@@ -117,7 +113,6 @@ SAMPLE_PLACES: Final[Mapping[str, Callable[[Judged], str | None]]] = {
 
 
 def listed(judged: Judged) -> dict[str, Any]:
-    """The run in `belljar runs`."""
     (found,) = [
         each for each in judged.said("runs", "--all")[1] if each["run_id"] == judged.outcome.run_id
     ]

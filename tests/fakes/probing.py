@@ -82,7 +82,6 @@ class FakeProgram:
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """As the real one."""
         self.asked.append(list(argv))
         self.was_alone.append(alone)
         if self.error is not None:
@@ -100,8 +99,6 @@ class FakeProgram:
 
 
 class FakeProbed:
-    """A cell that only answers probes."""
-
     def __init__(
         self, *, tier: str = "microvm", host_pid: int | None = None, has_port: bool = False
     ) -> None:
@@ -114,27 +111,22 @@ class FakeProbed:
 
 
 def dead(_: object = None) -> CellError:
-    """What a dead cell raises."""
     return CellError("the cell died: memory", where="cell c-000000000000")
 
 
 def read_canary(given: dict[str, str]) -> None:
-    """An escape that reads."""
     Path(given["canary"]).read_bytes()
 
 
 def write_canary(given: dict[str, str]) -> None:
-    """An escape that writes."""
     Path(given["canary"]).write_text(given["token"])
 
 
 def signal_sentinel(given: dict[str, str]) -> None:
-    """An escape that sends a signal."""
     os.kill(int(given["pid"]), signal.SIGUSR1)
 
 
 def kill_sentinel(given: dict[str, str]) -> None:
-    """An escape that kills, seen dead."""
     pid = int(given["pid"])
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

@@ -28,15 +28,12 @@ def exec_body(
     user: str = "",
     cwd: str = "/",
 ) -> bytes:
-    """The body of an exec request."""
     head = struct.pack("<IQQQHH", flags, timeout_ms, *caps, 24, 80) + text(user) + text(cwd)
     return head + struct.pack("<I", len(argv)) + b"".join(map(text, argv)) + struct.pack("<I", 0)
 
 
 @dataclass
 class Ended:
-    """All that an operation sent."""
-
     types: list[int] = field(default_factory=list)
     output: dict[int, bytearray] = field(default_factory=lambda: {1: bytearray(), 2: bytearray()})
     outcome: int = -1
@@ -56,7 +53,6 @@ class Wire:
         self.last_op = 0
 
     def send(self, kind: int, op: int = 0, payload: bytes = b"") -> None:
-        """One frame."""
         self.sock.sendall(struct.pack("<IBBHI", len(payload), kind, 0, 0, op) + payload)
 
     def frame(self, timeout_s: float = 60) -> tuple[int, int, bytes]:
@@ -103,7 +99,6 @@ class Wire:
             ended.dropped = (out, err)
 
     def finish(self, op: int, *, credit: bool = True) -> Ended:
-        """Everything until the operation's RESULT."""
         ended = Ended()
         while ended.outcome < 0:
             kind, whose, payload = self.frame()
@@ -120,11 +115,9 @@ class Wire:
             self.absorb(ops[op], kind, payload)
 
     def run(self, script: str, **rest: int) -> Ended:
-        """A shell script to its end."""
         return self.finish(self.start(EXEC, exec_body(["sh", "-c", script], **rest)))  # type: ignore[arg-type]
 
     def renew(self) -> bytes:
-        """What comes before the first operation."""
         ids = text("0" * 32) + text("0" * 36) + text("machine")
         self.send(RENEW, 0, struct.pack("<Q", time.time_ns()) + text(os.urandom(64)) + ids)
         return self.expect(RENEWED)

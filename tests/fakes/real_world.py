@@ -24,8 +24,6 @@ LARGE_BYTES = 64 << 10
 
 
 class Authority:
-    """A certification authority."""
-
     def __init__(self, directory: Path, name: str = "Public CA") -> None:
         self._directory, self._key = directory, ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -76,7 +74,6 @@ class WebServer:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def dial(self) -> socket.socket:
-        """A connection to it."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)
 
 

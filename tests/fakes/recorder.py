@@ -6,13 +6,10 @@ from belljar.events import Event, Kind
 
 
 class MemoryRecorder:
-    """Keeps events."""
-
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def record(self, event: Event) -> int:
-        """Keep the event."""
         self.events.append(event)
         return len(self.events) - 1
 

@@ -36,7 +36,6 @@ class Ledger:
     async def record(
         self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
     ) -> None:
-        """As the gateway's: bounded, or `ValueError`."""
         if self.full:
             raise OSError("the record is full")
         if kind != "network.attempt" or len(json.dumps(data)) > 48 << 10 or len(bodies) > 8:
@@ -83,11 +82,9 @@ class Both:
     writer: asyncio.StreamWriter
 
     async def receive(self) -> bytes:
-        """See `Stream`."""
         return await self.reader.read(64 << 10)
 
     async def send(self, data: bytes) -> None:
-        """See `Stream`."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -144,12 +141,10 @@ def _in_thread(run: Callable[[Callable[[], Awaitable[Any]]], Awaitable[None]]) -
 
 
 def basic(user: str, password: str) -> str:
-    """An `Authorization` field."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 def make_wheel(directory: Path, name: str, version: str, *, code: str = "") -> Path:
-    """An installable wheel with one module."""
     info = f"{name}-{version}.dist-info"
     wheel = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files = {
@@ -170,13 +165,11 @@ def make_wheel(directory: Path, name: str, version: str, *, code: str = "") -> P
 
 
 def make_tar(path: Path, files: Mapping[str, bytes]) -> Path:
-    """A `.tar.gz` of these files."""
     path.write_bytes(gzip.compress(tar_of(files)))
     return path
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:
-    """An uncompressed tar of these files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -189,7 +182,6 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
 def form(
     fields: Mapping[str, str], files: Mapping[str, tuple[str, bytes]], boundary: str = "xyzzy"
 ) -> tuple[str, bytes]:
-    """A `multipart/form-data` content type and body."""
     parts = [
         f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
         for name, value in fields.items()

@@ -110,7 +110,6 @@ def _answer(handler: BaseHTTPRequestHandler, status: int, content: bytes, kind: 
 
 @contextmanager
 def registry() -> Iterator[Registry]:
-    """A registry on loopback, as `127.0.0.1:PORT`."""
     served = Registry()
     handler = type(
         "Handler", (_RegistryHandler,), {"registry": served, "do_HEAD": _RegistryHandler.do_GET}

@@ -27,13 +27,11 @@ FLOOD = ExecRequest(argv=["flood"], max_stdout_bytes=1 << 40)
 
 
 async def hang(guest: FakeGuest, op: GuestOp) -> None:
-    """Run until killed."""
     await guest.started(op)
     await guest.until_killed(op)
 
 
 async def flood(guest: FakeGuest, op: GuestOp) -> None:
-    """Write until killed."""
     await guest.started(op)
     while not op.killed:
         await guest.output(op, 1, b"x" * 200_000)
@@ -41,7 +39,6 @@ async def flood(guest: FakeGuest, op: GuestOp) -> None:
 
 
 async def undying(guest: FakeGuest, op: GuestOp) -> None:
-    """Never end, whatever comes."""
     await guest.started(op)
     await anyio.sleep_forever()
 
@@ -94,7 +91,6 @@ async def _serve(guest: FakeGuest, serving: anyio.CancelScope) -> None:
 
 
 async def endless() -> AsyncIterator[bytes]:
-    """Input without an end, in pieces."""
     while True:
         yield b"x" * 1000
         await anyio.sleep(0.001)

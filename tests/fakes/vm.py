@@ -42,11 +42,9 @@ class FakeFileWatch(FileWatch):
         self.on_end: OnEnd | None = None
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
-        """As the real one."""
         self.on_access, self.on_end = on_access, on_end
 
     async def aclose(self) -> None:
-        """As the real one."""
         self.is_closed = True
 
 
@@ -70,34 +68,33 @@ class FakeVm(Sandbox):
 
     @property
     def host_pid(self) -> int | None:
-        """It has no process."""
         return None
 
-    def console(self) -> bytes:  # noqa: D102 - here and below: as the real one
+    def console(self) -> bytes:
         return CONSOLE
 
-    def end(self, timeout_s: float = 0.0) -> JailEnd | None:  # noqa: D102
+    def end(self, timeout_s: float = 0.0) -> JailEnd | None:
         return self.ended
 
-    def cause_of_death(self) -> str:  # noqa: D102
+    def cause_of_death(self) -> str:
         return self.cause
 
-    def killed(self) -> KillOrder | None:  # noqa: D102
+    def killed(self) -> KillOrder | None:
         return self.order
 
-    def death_limit(self) -> str | None:  # noqa: D102
+    def death_limit(self) -> str | None:
         return self.limit
 
-    def oom_kills(self) -> int:  # noqa: D102
+    def oom_kills(self) -> int:
         return self.oom_count
 
-    def refused_forks(self) -> int:  # noqa: D102
+    def refused_forks(self) -> int:
         return self.fork_count
 
-    def processes_full(self) -> bool:  # noqa: D102
+    def processes_full(self) -> bool:
         return self.crowded
 
-    def disk_full(self) -> bool:  # noqa: D102
+    def disk_full(self) -> bool:
         return self.full
 
     async def watch_files(self, paths: Sequence[str]) -> FakeFileWatch:
@@ -110,11 +107,9 @@ class FakeVm(Sandbox):
         """It has no processes."""
 
     async def wait_dead(self) -> str:
-        """As the real one."""
         return self.cause
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """As the real one."""
         self.destroyed += 1
         return Destruction(survivors=self.survivors, looked_for=("everything",), duration_ms=1.0)
 
@@ -135,7 +130,6 @@ class Stage:
         return self.recorder.kinds()
 
     def last(self, kind: Kind) -> Event:
-        """The last event of this kind."""
         return [event for event in self.recorder.events if event.kind is kind][-1]
 
 

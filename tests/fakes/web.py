@@ -22,46 +22,36 @@ NOW = 1_800_000_000.0
 
 @dataclass
 class Reply:
-    """One answer."""
-
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
 
     def header(self, name: str) -> str:
-        """The values of a field, joined."""
         return ", ".join(value for key, value in self.headers if key == name)
 
     @property
     def text(self) -> str:
-        """The body as text."""
         return self.body.decode()
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """The body as JSON."""
         return parse_json(self.body)
 
 
 @dataclass
 class Recorded:
-    """What a stand-in has recorded."""
-
     events: list[tuple[str, dict[str, JsonValue], tuple[Body, ...]]] = field(default_factory=list)
 
     async def __call__(
         self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()
     ) -> None:
-        """Keep it."""
         self.events.append((kind, dict(data), tuple(bodies)))
 
     def attempts(self) -> list[JsonValue]:
-        """`what` of each attempt."""
         return [data["what"] for kind, data, _ in self.events if kind == "network.attempt"]
 
 
 async def no_answer(kind: str, body: bytes) -> bytes:
-    """An owner who refuses."""
     raise ValueError("nobody to ask")
 
 
@@ -101,7 +91,6 @@ class Client:
     cookies: dict[str, str] = field(default_factory=dict)
 
     def ask(self, method: str, url: str, **how: Any) -> Reply:  # noqa: ANN401 - as `send` has it
-        """One request and the whole answer."""
         return anyio.run(lambda: self.send(method, url, **how))
 
     def get(self, url: str, **headers: str) -> Reply:
@@ -118,7 +107,6 @@ class Client:
         json: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """As `ask`, inside an event loop."""
         parts, fields = urlsplit(url), {k.lower(): v for k, v in (headers or {}).items()}
         if json is not None:
             body, fields = compact(json), {"content-type": "application/json", **fields}
@@ -155,7 +143,6 @@ def request_to(
 
 
 async def answered(app: App, request: Request) -> Reply:
-    """The whole answer."""
     answer = await app(request)
     body = answer.body
     if answer.stream is not None and request.method != "HEAD":

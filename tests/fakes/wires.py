@@ -25,14 +25,12 @@ STARTED = struct.pack("<Q", 0)
 def welcome(
     version: int = 1, nonce: bytes = NONCE, max_ops: int = 64, window: int = WINDOW
 ) -> bytes:
-    """A WELCOME."""
     return g.frame(
         g.WELCOME, 0, struct.pack("<H", version) + nonce + struct.pack("<II", max_ops, window)
     )
 
 
 def greeted() -> HostConnection:
-    """A connection that has shaken hands."""
     wire = HostConnection()
     wire.send_hello(NONCE)
     wire.feed(welcome())
@@ -40,7 +38,6 @@ def greeted() -> HostConnection:
 
 
 def renewed() -> HostConnection:
-    """A connection that may start operations."""
     wire = greeted()
     wire.ask(frames.FrameType.RENEW, RENEWAL)
     wire.feed(RENEWED)
@@ -54,7 +51,6 @@ def with_exec(
     caps: tuple[int, int] = (5000, 5000),
     started: bool = True,
 ) -> HostConnection:
-    """A connection with exec 1 live."""
     wire = renewed()
     stderr = None if pty else caps[1]
     op, _ = wire.start(
@@ -81,12 +77,10 @@ def with_write() -> HostConnection:
 
 
 def data(stream: int, content: bytes, op: int = 1) -> bytes:
-    """A DATA."""
     return g.frame(g.DATA, op, bytes((stream,)) + content)
 
 
 def result(outcome: int = 0, code: int = 0, op: int = 1, **rest: object) -> bytes:
-    """A RESULT."""
     return g.frame(g.RESULT, op, g.result_payload(outcome, code, **rest))  # type: ignore[arg-type]
 
 
@@ -102,19 +96,16 @@ def refused(wire: HostConnection, said: bytes, why: str) -> None:
 
 
 def ready_read() -> HostConnection:
-    """A read that has started."""
     wire = with_read()
     wire.feed(g.frame(g.STARTED, 1, STARTED))
     return wire
 
 
 def ready_write() -> HostConnection:
-    """A write that has started."""
     wire = with_write()
     wire.feed(g.frame(g.STARTED, 1, STARTED))
     return wire
 
 
 def unstarted() -> HostConnection:
-    """An exec that has not started."""
     return with_exec(started=False)

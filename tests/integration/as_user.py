@@ -67,13 +67,11 @@ class UsersBelljar(Belljar):
         timeout_s: float = 300,
         **extra: str,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run `belljar` to the end."""
         return self.run(self.argv(*args), stdin=input, timeout_s=timeout_s, **extra)
 
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 300, **extra: str
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run any program to the end."""
         process = self.start_program(argv, subprocess.PIPE, extra)
         with process:
             try:
@@ -84,7 +82,6 @@ class UsersBelljar(Belljar):
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
-        """Start `belljar` and leave it running."""
         return self.start_program(self.argv(*args), subprocess.DEVNULL, extra)
 
     def start_program(
@@ -112,7 +109,6 @@ class UsersBelljar(Belljar):
         return process
 
     def planned(self, *args: str) -> dict[str, Any]:
-        """`belljar plan … --json`."""
         shown = self("plan", *args, "--json")
         assert shown.returncode == 0, shown.stderr
         return dict(json.loads(shown.stdout))
@@ -148,7 +144,6 @@ class UsersBelljar(Belljar):
 
 
 def uids_of(process: Path) -> set[int]:
-    """Real, effective, saved and file system's."""
     try:
         status = (process / "status").read_text(errors="replace")
     except OSError:

@@ -24,7 +24,6 @@ ENVIRONMENT = {
 
 
 def main(root: str, bundle: str, *command: str) -> None:
-    """Never returns."""
     mount(root, root, "", MS_BIND)
     Path(root, "bundle").mkdir(exist_ok=True)
     for name in ("sys", "dev"):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def chromium() -> Iterator[Callable[..., Browser]]:
-    """Starts Debian's chromium with these arguments."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if (path := shutil.which("chromium")) is None:
         pytest.skip("chromium is not installed")
@@ -43,7 +42,6 @@ def chromium() -> Iterator[Callable[..., Browser]]:
 
 @pytest.fixture
 def browser(chromium: Callable[..., Browser]) -> Browser:
-    """It, as it is."""
     return chromium()
 
 
@@ -58,7 +56,6 @@ class Belljar:
     )
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """The environment of a command."""
         return {
             **os.environ,
             "BELLJAR_HOME": str(self.home),
@@ -68,7 +65,6 @@ class Belljar:
         }
 
     def argv(self, *args: str) -> list[str]:
-        """The command line."""
         return (
             quick_command(*args)
             if args[0] in {"run", "report", "verdict"}  # what imports Inspect
@@ -82,7 +78,6 @@ class Belljar:
         timeout_s: float = 300,
         **extra: str,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run to the end."""
         return subprocess.run(
             self.argv(*args),
             input=input,
@@ -93,7 +88,6 @@ class Belljar:
         )
 
     def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
-        """Start and leave running."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             self.argv(*args),
@@ -122,16 +116,13 @@ class Belljar:
                 self("reap")
 
     def runs(self) -> list[Path]:
-        """Run directories, oldest first."""
         folder = self.home / "runs"
         return sorted(folder.iterdir()) if folder.is_dir() else []
 
     def events(self, run: Path) -> list[dict[str, Any]]:
-        """The ledger's lines."""
         return [json.loads(line) for line in (run / "ledger.jsonl").read_bytes().splitlines()]
 
     def leftovers(self) -> list[str]:
-        """Cells that the journal still knows."""
         folder = self.home / "journal"
         return sorted(path.name for path in folder.glob("*.json")) if folder.is_dir() else []
 
@@ -205,7 +196,6 @@ def user(installed: UsersBelljar) -> Iterator[UsersBelljar]:
 
 @pytest.fixture
 def grouped(installed_with_groups: UsersBelljar) -> Iterator[UsersBelljar]:
-    """As `user`, in his control groups."""
     from tests.integration.as_user import leaves_nothing
 
     with leaves_nothing(installed_with_groups), installed_with_groups.ending_what_it_started():
@@ -226,6 +216,5 @@ def module_gateway(
 
 @pytest.fixture
 def gateway(module_gateway: Gateway) -> Gateway:
-    """The module's gateway, its events forgotten."""
     module_gateway.owner.events.clear()
     return module_gateway

@@ -30,7 +30,6 @@ def must(result: int) -> None:
 def mount(
     source: str | None, target: Path, kind: str | None = None, flags: int = 0, options: str = ""
 ) -> None:
-    """mount(2)."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, str(target), kind)]
     must(libc.mount(*encoded, ctypes.c_ulong(flags), options.encode() or None))
 

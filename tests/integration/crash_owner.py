@@ -162,7 +162,6 @@ def die(home: Path, policy: Path, site: list[Any]) -> dict[str, object]:
 
 
 def reap(home: Path) -> dict[str, object]:
-    """What the next start does first."""
     started = time.monotonic()
     reaped = anyio.run(reap_cells, home)
     remaining = [what for one in reaped for what in one.remaining]

@@ -59,7 +59,6 @@ class Owners:
         self.remains = Remains.since_now(self.home, self.fork_server.pid, self.scratch)
 
     def runs(self) -> set[Path]:
-        """The run directories there are."""
         return set((self.home / "runs").iterdir())
 
 
@@ -130,7 +129,6 @@ def owners_of(
 
 
 def spread(sites: Sequence[Site], count: int) -> list[Site]:
-    """So many of them, evenly."""
     return [sites[index * len(sites) // count] for index in range(min(count, len(sites)))]
 
 
@@ -152,7 +150,6 @@ def rehearse(
 
 
 def choose(sites: Sequence[Site], sites_of_phase: Mapping[str, int]) -> list[Site]:
-    """So many of each phase's."""
     return [
         site
         for phase in PHASES

@@ -104,7 +104,6 @@ class Host:
 
 @pytest.fixture
 def host(belljar: Belljar, tmp_path: Path) -> Host:
-    """This host, with the session's store."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     return Host(belljar, scratch)
@@ -137,7 +136,6 @@ def mounted(path: Path, options: str) -> Iterator[Path]:
 
 
 def read_only(path: Path) -> tuple[str, str, str]:
-    """For root too."""
     return f"mkdir -p {path}", f"mount --bind {path} {path}", f"mount -o remount,bind,ro {path}"
 
 

@@ -79,7 +79,6 @@ class Fleet:
         }
 
     def start_run(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start `belljar run` on the head."""
         words = ["tasks.py", *arguments, "--model", "mockllm/model", "--fleet", self.address]
         return subprocess.Popen(
             quick_command("run", "--json", *words),
@@ -92,12 +91,10 @@ class Fleet:
         )
 
     def belljar(self, *words: str, home: Path | None = None) -> str:
-        """Another command's output."""
         environment = {"BELLJAR_HOME": str(home or self.head)}
         return self.output(*quick_command(*words), environment=environment)
 
     def output(self, *words: str, environment: Mapping[str, str] | None = None) -> str:
-        """A program's output."""
         done = subprocess.run(
             words,
             env={**self.environment, **(environment or {})},

@@ -61,7 +61,6 @@ def all_of(words: Sequence[str]) -> int:
 
 
 def main(how: str, *command: str) -> None:
-    """Never returns."""
     if how == "belljar":
         airgap.FIRST_PID_NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino  # type: ignore[misc]
         sys.exit(all_of(command))

@@ -39,7 +39,6 @@ class HandedGroups:
         return ["/bin/sh", "-c", _ENTER, "sh", *map(str, self.joined), "--", *become, *argv]
 
     def cells(self) -> list[str]:
-        """Groups of cells in them."""
         return sorted(
             {str(path) for top in self.owned if top.is_dir() for path in top.glob("**/cell-*")}
         )

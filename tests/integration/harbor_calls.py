@@ -44,7 +44,6 @@ def made(at: Path, *phases: Any, policy: str = "low", **config: Any) -> Any:  # 
 
 
 async def refusal(call: Any) -> str:  # noqa: ANN401
-    """What the call is refused with."""
     from belljar.errors import BelljarError
 
     try:
@@ -161,7 +160,6 @@ ALL = {each.__name__: each for each in (commands, files, networks)}
 if __name__ == "__main__":
 
     async def main() -> None:
-        """All at once."""
         async with anyio.create_task_group() as tasks:
             for name, calls in ALL.items():
                 tasks.start_soon(calls, Path(sys.argv[1], name))

@@ -40,7 +40,6 @@ inspect_ai.tool._mcp._local inspect_ai.tool._mcp._sandbox
 
 
 def client(path: str, arguments: list[str]) -> int:
-    """Pass everything on and wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(path)
         words = [
@@ -121,7 +120,6 @@ def serve(listener: socket.socket) -> None:
 
 
 def run(fds: list[int]) -> None:
-    """As `python -m` would."""
     import atexit
     import random
     import runpy

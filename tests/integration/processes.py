@@ -79,13 +79,11 @@ def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) 
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """/proc/PID/status as the host sees it."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def capabilities(status: Mapping[str, str]) -> set[int]:
-    """Of all five sets."""
     return {int(status[f"Cap{name}"], 16) for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")}
 
 

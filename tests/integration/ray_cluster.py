@@ -62,7 +62,6 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one started."""
     found: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -71,7 +70,6 @@ def children(pid: int) -> list[int]:
 
 
 def main(folder: str, *homes: str) -> None:
-    """Serve until standard input ends."""
     from ray.cluster_utils import Cluster
 
     CURRENT.parent.mkdir(exist_ok=True)  # where Ray writes the address, whatever its own folder is

@@ -124,7 +124,6 @@ def tables_of(cells: Iterable[str]) -> list[str]:
 
 
 def _listing(home: Path) -> Iterator[str]:
-    """The store's names, two levels deep."""
     for path in home.iterdir():
         if path.name in _KEPT:
             continue

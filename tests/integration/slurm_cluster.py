@@ -46,7 +46,6 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> list[str]:
-    """The programs that are not installed."""
     return [tool for tool in TOOLS if shutil.which(tool) is None]
 
 

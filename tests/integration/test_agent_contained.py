@@ -44,12 +44,10 @@ class Box:
         self.renewed = struct.unpack_from("<I", self.wire.renew())[0]
 
     def exec(self, *argv: str, user: str = "", timeout_ms: int = 20_000, flags: int = 0) -> Ended:
-        """A command to its end."""
         body = exec_body(list(argv), user=user, timeout_ms=timeout_ms, flags=flags)
         return self.wire.finish(self.wire.start(EXEC, body))
 
     def sh(self, script: str, user: str = "", timeout_ms: int = 20_000) -> str:
-        """What a shell script prints."""
         return self.exec("sh", "-c", script, user=user, timeout_ms=timeout_ms).output[1].decode()
 
     def others(self) -> list[str]:
@@ -64,19 +62,16 @@ class Box:
         ]  # fmt: skip
 
     def until_alone(self) -> None:
-        """What is going is gone."""
         deadline = time.monotonic() + 60
         while self.others() and time.monotonic() < deadline:
             pass
         assert self.others() == []
 
     def end_all(self) -> None:
-        """Root kills everything, and it goes."""
         self.sh("kill -KILL -1")
         self.until_alone()
 
     def started(self, *argv: str, until: bytes) -> tuple[int, Ended]:
-        """A command that has said this."""
         op, ended = self.wire.start(EXEC, exec_body(list(argv))), Ended()
         while until not in ended.output[1]:
             self.wire.absorb(ended, *self.wire.frame()[::2])

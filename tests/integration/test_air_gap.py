@@ -105,7 +105,6 @@ def run(
 
 
 def belljar(*words: str) -> list[str]:
-    """Its command line."""
     return [sys.executable, "-m", "belljar", *words]
 
 

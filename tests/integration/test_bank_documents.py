@@ -22,12 +22,10 @@ LEAKS = {"http.url", "http.request", "dns.name"}
 
 
 def documents() -> dict[str, str]:
-    """Their texts, by name."""
     return {path.stem: path.read_text() for path in (EXAMPLE / "documents").iterdir()}
 
 
 def fold(text: str) -> str:
-    """Letters and digits alone."""
     return re.sub(r"[\W_]", "", text).casefold()
 
 
@@ -41,12 +39,10 @@ def personal(text: str) -> set[str]:
 
 
 def hits(belljar: Belljar, run: Path) -> list[dict[str, Any]]:
-    """What the guard put on record."""
     return [line["data"] for line in belljar.events(run) if line["kind"] == "guard.hit"]
 
 
 def run_bank(belljar: Belljar, task: str, *options: str, agent: str = "leaking") -> dict[str, Any]:
-    """The findings of two samples."""
     which = ["--sample-id", ",".join(SAMPLES), "-T", f"agent={agent}"]
     ran = belljar("run", f"{EXAMPLE / 'bank.py'}@{task}", *which, "--json", *options)
     assert ran.returncode == 0, ran.stderr.decode()

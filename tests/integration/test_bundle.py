@@ -144,7 +144,6 @@ def in_root(
 
 
 def alone(namespace: Callable[[], str]) -> str:
-    """A network namespace with loopback alone."""
     inside = namespace()
     ip("-n", inside, "link", "set", "lo", "up")
     return inside

@@ -81,7 +81,6 @@ class Agent:
         return (await self.sh('tools/bin/python -c "$1"', program)).splitlines()
 
     def events(self, kind: Kind, **data: object) -> list[dict[str, Any]]:
-        """What is on record by now."""
         found: list[Line] = list(read_events(self.run.path))
         return [
             dict(line.data)

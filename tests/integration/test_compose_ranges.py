@@ -212,12 +212,10 @@ class Finished:
         return made
 
     def logs(self) -> list[EvalSample]:
-        """The samples in Inspect's logs."""
         paths = (self.run / "inspect").glob("*.eval")
         return [sample for path in paths for sample in read_eval_log(str(path)).samples or []]
 
     def lines(self, *kinds: Kind) -> list[Line]:
-        """Of its record."""
         return [line for line in read_events(self.run) if line.kind in kinds]
 
 

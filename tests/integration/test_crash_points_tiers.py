@@ -15,7 +15,6 @@ TIERS = {"gvisor": "isolation/oci/", "microvm": "isolation/microvm/"}
 
 @pytest.fixture(scope="module", params=TIERS)
 def tier(request: pytest.FixtureRequest) -> str:
-    """Each with its own code."""
     return str(request.param)
 
 

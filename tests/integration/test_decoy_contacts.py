@@ -25,7 +25,6 @@ SECRET = "$(sed -n 's/aws_secret_access_key = //p' ~/.aws/credentials)"
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One event loop is enough."""
     return "asyncio"
 
 

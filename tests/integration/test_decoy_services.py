@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One event loop is enough."""
     return "asyncio"
 
 
@@ -36,7 +35,6 @@ async def sh(cell: Cell, script: str) -> str:
 
 
 def events(run: RunDirectory, kind: Kind) -> list[Line]:
-    """Of a run that is over."""
     return [line for line in read_events(run.path) if line.kind is kind]
 
 

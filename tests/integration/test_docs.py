@@ -40,7 +40,6 @@ def test_example_in_python_runs(
 
 
 def in_folder(folder: Path, home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """A command there, with this store."""
     env = {**os.environ, "BELLJAR_HOME": str(home)}
     return subprocess.run(
         argv, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False

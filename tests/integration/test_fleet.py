@@ -39,8 +39,6 @@ pytestmark = [
 
 
 class Nodes(Fleet):
-    """A cluster of Ray."""
-
     def __init__(self, folder: Path, prepared: Path, count: int) -> None:
         homes = [copy_store(prepared, folder / f"n{number + 1}") for number in range(count)]
         token = folder / "token"
@@ -78,7 +76,6 @@ class Nodes(Fleet):
         return next((line for line in self._process.stdout if line.startswith(("{", "done"))), "")
 
     def tell(self, command: str) -> None:
-        """`kill N`."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
@@ -86,7 +83,6 @@ class Nodes(Fleet):
         assert self._line() == "done\n"
 
     def stop(self) -> None:
-        """End the cluster."""
         if self._process is not None:
             self._process.communicate(timeout=120)
 
@@ -100,7 +96,6 @@ class Nodes(Fleet):
 def nodes(
     prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[Nodes]:
-    """Two or three nodes, one task."""
     count = 3 if pytestconfig.getoption("thorough") else 2
     made = Nodes(tmp_path_factory.mktemp("fleet"), prepared_home, count)
     try:

@@ -26,7 +26,6 @@ pytestmark = [
 def fleet(
     prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[Fleet]:
-    """One node or two, one task."""
     folder = tmp_path_factory.mktemp("slurm")
     names = ("n1", "n2") if pytestconfig.getoption("thorough") else ("n1",)
     homes = [copy_store(prepared_home, folder / name) for name in names]

@@ -32,7 +32,6 @@ def ready(home: Path) -> Iterator[ForkServer]:
 
 @pytest.fixture
 def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
-    """Such a one."""
     with ready(tmp_path) as made:
         yield made
 
@@ -46,13 +45,11 @@ def given() -> Iterator[list[int]]:
 
 
 def children(fork_server: ForkServer) -> set[int]:
-    """Its, that live."""
     pid = pid_of(fork_server)
     return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def pid_of(fork_server: ForkServer) -> int:
-    """Of one that lives."""
     assert fork_server.process is not None
     return fork_server.process.pid
 
@@ -90,7 +87,6 @@ class Full(MemoryRecorder):
     """A ledger that has no room for a range's end."""
 
     def record(self, event: Event) -> int:
-        """All else."""
         if event.kind is Kind.RANGE_DESTROYING:
             raise LedgerError("no room")
         return super().record(event)

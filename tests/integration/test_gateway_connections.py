@@ -17,7 +17,6 @@ GET = b"GET / HTTP/1.1\r\n" + HOST + b"Connection: close\r\n"
 
 
 def kept(gateway: Gateway) -> bytes:
-    """All bodies, and all texts."""
     events = gateway.owner.events
     return b"\0".join(
         [b.content for e in events for b in e.bodies]

@@ -18,7 +18,6 @@ MANY = 200
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One with the usual bounds."""
     with running(tmp_path) as found:
         yield found
 

@@ -85,7 +85,6 @@ def test_whatever_the_bytes_it_goes_on(gateway: Gateway, data: bytes, seed: int)
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """Some bytes changed."""
     found = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(found))

@@ -92,7 +92,6 @@ def test_nothing_is_answered_before_it_is_on_record(gateway: Gateway) -> None:
 
 
 def client_hello(name: str) -> bytes:
-    """What OpenSSL says first."""
     context = ssl.create_default_context()
     out = ssl.MemoryBIO()
     engine = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname=name)

@@ -43,7 +43,6 @@ REWARD = "if {}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 
 
 def written(directory: Path, files: dict[str, str]) -> Path:
-    """A directory with these files."""
     for name, text in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +80,6 @@ def harbor(home: Path, *words: object) -> list[str]:
 
 
 def run(command: list[str]) -> str:
-    """What it prints; it must succeed."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -63,7 +63,6 @@ UPPER = layer(
 
 
 def output(*argv: object, **options: Any) -> str:  # noqa: ANN401 - of subprocess
-    """What a tool writes."""
     words = [str(word) for word in argv]
     return str(subprocess.run(words, capture_output=True, text=True, check=True, **options).stdout)
 

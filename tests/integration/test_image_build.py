@@ -42,12 +42,10 @@ def context(directory: Path, text: str, **files: str) -> Path:
 
 
 def build(home: Path, folder: Path, name: str) -> Image:
-    """What this directory is built to."""
     return build_dockerfile(home, BuildRequest(context=folder, name=name))[0]
 
 
 def read(rootfs: Path, path: str) -> str:
-    """A file of an image."""
     argv = ["unsquashfs", "-cat", str(rootfs), path]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 

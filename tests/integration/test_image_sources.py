@@ -34,7 +34,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def served() -> Iterator[Registry]:
-    """A registry on loopback."""
     with registry() as made:
         yield made
 

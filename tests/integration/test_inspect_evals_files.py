@@ -28,7 +28,6 @@ _NOT_KEPT = re.compile(
 
 @cache
 def judgements() -> dict[str, BelljarConfig | Refused]:
-    """What becomes of each file."""
     root = inspect_evals()
     files = sorted(path for path in root.rglob("*compose*.y*ml") if path.is_file())
     found: dict[str, BelljarConfig | Refused] = {}

@@ -185,7 +185,6 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command(*arguments: str) -> list[str]:
-    """A command line of ours."""
     return [sys.executable, "-m", "belljar", *arguments]
 
 
@@ -200,11 +199,9 @@ class Finished:
 
     @property
     def run_dir(self) -> Path:
-        """Its directory."""
         return Path(self.said["run_dir"])
 
     def samples(self, *names: str) -> list[dict[str, Any]]:
-        """What it says of those."""
         return [each for each in self.said["samples"] if each["sample"] in names]
 
 
@@ -353,7 +350,6 @@ def running(tasks: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def attach_sockets(home: Path) -> set[str]:
-    """The attach sockets that are there."""
     return {path.name for path in (home / "attach").glob("*")}
 
 
@@ -388,7 +384,6 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path) -> None:
 
 
 def attached(cell: str) -> subprocess.CompletedProcess[str]:
-    """A session in the held cell."""
     for _ in range(10):
         seen = ended(
             command("attach", cell, "--user", "root", "--", "sh", "-c", "tty; id -un; exit 5"),

@@ -44,7 +44,6 @@ def setting(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def anyio_backend(setting: str) -> str:
-    """The setting's event loop."""
     return setting.split("-")[2]
 
 

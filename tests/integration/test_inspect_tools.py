@@ -34,7 +34,6 @@ def calls(*steps: tuple[str, dict[str, Any]]) -> list[ModelOutput]:
 
 
 def answers(log: EvalLog) -> list[str]:
-    """What the tools said."""
     assert log.samples
     messages = [
         message for message in log.samples[0].messages if isinstance(message, ChatMessageTool)

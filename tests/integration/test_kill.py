@@ -38,7 +38,6 @@ OWNERS = [
 
 
 def policy_of(folder: Path, tier: str, more: str = "") -> Path:
-    """A policy file."""
     file = folder / f"{tier}.yaml"
     file.write_text(POLICY.format(tier=tier) + more)
     return file
@@ -82,7 +81,6 @@ def an_owner(
 
 
 def killed(belljar: Belljar, *words: str, code: int = 0) -> dict[str, Any]:
-    """What `belljar kill --json` says."""
     done = belljar("kill", *words, "--json")
     assert done.returncode == code, done.stdout + done.stderr
     return dict(json.loads(done.stdout))

@@ -42,7 +42,6 @@ def serving(
 
 @contextmanager
 def served(*words: str, port: str = "0") -> Iterator[str]:
-    """The address alone."""
     with serving(*words, port=port) as (address, _):
         yield address
 

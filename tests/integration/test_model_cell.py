@@ -147,7 +147,6 @@ def folder(
 
 
 def events(belljar: Belljar, run: Path, kind: str) -> list[dict[str, Any]]:
-    """Those of one kind."""
     return [line["data"] for line in belljar.events(run) if line["kind"] == kind]
 
 
@@ -254,13 +253,10 @@ def test_a_model_cell_that_ends_in_mid_request(
 
 
 class Served:
-    """A client of `belljar model serve`."""
-
     def __init__(self, about: dict[str, str]) -> None:
         self.address, self.token, self.cell = about["address"], about["token"], about["cell"]
 
     def ask(self, body: object, *, token: str = "", path: str = "/chat/completions") -> Any:  # noqa: ANN401
-        """The answer's JSON."""
         request = urllib.request.Request(  # noqa: S310 - loopback
             self.address + path,
             data=json.dumps(body).encode(),
@@ -274,8 +270,6 @@ class Served:
 
 
 class serving:  # noqa: N801 - read as a word at its use
-    """`belljar model serve`, ended with Ctrl-C."""
-
     def __init__(self, belljar: Belljar, *options: str) -> None:
         self.process = belljar.start("model", "serve", "model.yaml", "--json", *options)
 

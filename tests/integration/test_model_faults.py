@@ -76,7 +76,6 @@ ASK = Question(method="POST", path="/v1/chat/completions", body=b'{"messages": [
 
 
 def policy_of_model(digest: str, server: list[str], **fields: object) -> dict[str, object]:
-    """A small cell with this server."""
     model = {"weights": {"sha256": digest}, "server": server, **fields}
     resources = {"memory": "256MiB", "disk": "64MiB"}
     return {"belljar": 1, "name": "m", "risk": "low", "model": model, "resources": resources}
@@ -99,7 +98,6 @@ class World:
         on_end: Callable[[CellError], object] = lambda _error: None,
         **fields: object,
     ) -> AsyncIterator[ModelCell]:
-        """A model cell with this server."""
         program = SERVER.replace('"""answer"""', answering)
         weights = self.folder / "weights.bin"
         weights.write_bytes(b"the weights")
@@ -137,7 +135,6 @@ def world(home: Path, belljar: Belljar, tmp_path: Path) -> Iterator[World]:
 
 
 async def ask(served: ModelCell, question: Question = ASK) -> bytes:
-    """The whole answer."""
     parts = []
     async with served.ask(question) as asked:
         while (part := await asked.next_part()) is not None:
@@ -235,7 +232,6 @@ async def strike(served: ModelCell) -> None:
 
 
 async def end_server(served: ModelCell) -> None:
-    """The server alone ends."""
     await served.command.signal(signal.SIGKILL)
 
 

@@ -89,7 +89,6 @@ async def container(
 
 
 def cell_of(live: Container, parts: ContainerParts, recorder: MemoryRecorder) -> Cell:
-    """A cell around it."""
     return Cell(live, parts.plan, recorder, actor=recorder.events[0].actor, has_port=False)
 
 
@@ -201,7 +200,6 @@ def test_a_tree_is_nobodys(vm_home: Path) -> None:
 
 
 def trees_of(home: Path) -> list[Path]:
-    """What stands among the trees."""
     return sorted((home / "trees").iterdir())
 
 

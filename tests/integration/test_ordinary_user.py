@@ -37,7 +37,6 @@ def running(user: UsersBelljar) -> Iterator[int]:
 
 
 def limits_of(pid: int) -> dict[str, str]:
-    """A process's hard limits, by name."""
     lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
     return {line[:26].strip(): line[47:68].strip() for line in lines}
 

@@ -31,7 +31,6 @@ POLICY = (
 
 
 def policy_of(folder: Path) -> LoadedPolicy:
-    """A small one."""
     path = folder / "policy.yaml"
     path.write_text(POLICY)
     return load_policy(path)

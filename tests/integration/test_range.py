@@ -58,7 +58,6 @@ class Who:
         self._seen: dict[str, dict[str, Any]] = {}
 
     def start(self, *scenarios: str) -> subprocess.Popen[bytes]:
-        """Start the driver."""
         python = sys.executable if self.user is None else self.user.python
         argv = [python, *_DRIVER, str(self.home), *scenarios]
         if self.user is not None:
@@ -69,7 +68,6 @@ class Who:
         return subprocess.Popen(argv, stdout=pipe, stderr=pipe, stdin=none, env=env)
 
     def run(self, scenario: str) -> dict[str, Any]:
-        """What it saw."""
         if scenario not in self._seen:
             batches = (batch for batch in BATCHES[self.is_root] if scenario in batch)
             self._seen |= self._played(next(batches, [scenario]))
@@ -93,7 +91,6 @@ class Who:
 
     @property
     def is_root(self) -> bool:
-        """Whether it is root."""
         return self.user is None
 
 
@@ -419,7 +416,6 @@ def test_a_lying_gateway_and_a_full_record_end_the_range(who: Who) -> None:
 
 @pytest.fixture
 def grouped(who: Who) -> Iterator[Who]:
-    """Who has some."""
     if who.user is None:
         if set(controllers()) < {"cpu", "memory"}:
             pytest.skip("root can make no control groups here")

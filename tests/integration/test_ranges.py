@@ -72,7 +72,6 @@ OWN = "  own_cell: {names: [me.example], ports: [7000]}\n"
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One loop: these are dear."""
     return "asyncio"
 
 
@@ -111,12 +110,10 @@ def of(lines: list[Line], kind: Kind, **data: object) -> list[Line]:
 
 
 async def curl(cell: Cell, *words: str) -> ExecOutput:
-    """A request from inside."""
     return await cell.exec(["curl", "-sS", *_TIMEOUT, *words], timeout_s=PATIENCE_S)
 
 
 async def text(cell: Cell, *words: str) -> str:
-    """What is answered."""
     output = await curl(cell, *words)
     assert output.returncode == 0, output.stderr
     return output.stdout.decode()
@@ -189,7 +186,6 @@ async def probed(opened: Range, **options: Any) -> ProbeReport:  # noqa: ANN401 
 
 
 async def asked_in(cell: Cell) -> None:
-    """The question; it has no answer."""
     with contextlib.suppress(BelljarError):  # the cell ends
         await curl(cell, *ASK, "-d", json.dumps(QUESTION))
 
@@ -246,7 +242,6 @@ async def is_contained(opened: Range, run: RunDirectory, which: str, phase: str)
 
 
 async def names_lead_to_what_the_policy_has(cell: Cell, depot: Cell) -> None:
-    """And to nothing else."""
     script = "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
     for url in ("http://shop.example/", "https://shop.example/"):
         assert await text(cell, url) == "hello from the shop"

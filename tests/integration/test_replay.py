@@ -39,7 +39,6 @@ TYPED = (
 
 
 def resize(terminal: int, rows: int, cols: int) -> None:
-    """Give a terminal another size."""
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 

@@ -206,7 +206,6 @@ def test_axe_finds_nothing_in_a_page_of_a_phone(browser: Browser, tmp_path: Path
 
 
 def exported(ran: Path, home: Path, *words: str) -> bytes:
-    """What `belljar export RUN WORDS…` writes."""
     argv = quick_command("export", str(ran), *words)
     done = subprocess.run(argv, capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -294,7 +293,6 @@ class _Collector(BaseHTTPRequestHandler):
     requests: ClassVar[list[Any]] = []
 
     def do_POST(self) -> None:
-        """Decode one request."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             import gzip

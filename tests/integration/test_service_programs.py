@@ -93,7 +93,6 @@ def services():
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One loop: these are dear."""
     return "asyncio"
 
 
@@ -115,7 +114,6 @@ async def opened(
 
 
 async def ready(cell: Cell, **settings: object) -> None:
-    """The service's program runs."""
     await serve(cell, StandInPlan(id="svc", kind="cell", names=(), ports=(), settings=settings))
 
 

@@ -15,7 +15,6 @@ SITE = ROOT / "build" / "site"
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The site, built anew."""
     ran = subprocess.run(
         [ROOT / "scripts" / "docs", "--yes"],
         capture_output=True,

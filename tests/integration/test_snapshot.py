@@ -72,13 +72,11 @@ async def saved(
 
 
 async def opened(snapshot: Snapshot) -> None:
-    """Fork it, and end the fork."""
     async with snapshot.fork():
         pass
 
 
 async def said(cell: Cell, script: str) -> list[str]:
-    """The lines that a script prints."""
     output = await cell.exec(["sh", "-c", script])
     assert output.returncode == 0, output.stderr
     return output.stdout.decode().splitlines()

@@ -38,7 +38,6 @@ HOSTS = {
 
 
 def plan_of(host: str, port: int = 443) -> UpstreamPlan:
-    """One of the plan's."""
     return UpstreamPlan(
         host=host,
         ports=(port,),
@@ -59,7 +58,6 @@ class World:
     dialled: list[tuple[str, int]] = field(default_factory=list)
 
     def reach(self) -> Reach:
-        """As `open_range` takes it."""
         return Reach(
             resolve=self._resolve, connect=self._connect, read_authorities=lambda: self.authorities
         )
@@ -78,7 +76,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Servers up."""
     (tmp_path / "store").mkdir()
     authority, other = Authority(tmp_path), Authority(tmp_path, "Other CA")
     contexts = {
@@ -96,19 +93,15 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def scene_of(directory: Path) -> Scene:
-    """A range that may reach them."""
     upstreams = tuple(plan_of(host) for host in HOSTS)
     return Scene(directory / "store", stand_ins=(), upstreams=upstreams)
 
 
 class Client:
-    """curl in a cell."""
-
     def __init__(self, scene: Scene, agent: Cell, certificate: Path) -> None:
         self._scene, self._agent, self._certificate = scene, agent, certificate
 
     def __call__(self, host: str, path: str = "/", *options: str) -> tuple[int, str]:
-        """Status and body."""
         argv = ["curl", "-s", "--max-time", "30", "--cacert", str(self._certificate)]
         argv += ["-w", r"\n%{http_code}", *options, f"https://{host}{path}"]
         argv += ["--resolve", f"{host}:443:{self._scene.address(host)}"]

@@ -157,7 +157,6 @@ def senders(record: Path) -> set[tuple[str, str]]:
 
 
 def check_guest(found: dict[str, Any], large: bytes) -> None:
-    """What every guest must have found."""
     gateway = found["resolver"].split()[1]
     assert found["resolver"] == f"nameserver {gateway}\n"
     assert found["down"] == hashlib.sha256(large).hexdigest()
@@ -177,7 +176,6 @@ def check_guest(found: dict[str, Any], large: bytes) -> None:
 
 
 def known(pid: int) -> ProcessId:
-    """It lives."""
     found = identify(pid)
     assert found is not None
     return found
@@ -216,7 +214,6 @@ class Port(RangePort):
         self.attached_pids: list[int] = []
 
     async def attach(self, pid: int) -> None:
-        """As the protocol has it."""
         self.attached_pids.append(pid)
         await super().attach(pid)
 
@@ -239,7 +236,6 @@ async def network(ranges: Path) -> AsyncIterator[tuple[Scene, NetworkRange]]:
 
 @pytest.fixture
 def port(network: tuple[Scene, NetworkRange]) -> Port:
-    """Its port for a virtual machine."""
     return Port(network[1])
 
 
@@ -267,7 +263,6 @@ async def machine(
 
 
 def wire_of(vm: Vmm) -> int:
-    """Its pid on this host."""
     assert vm.wire is not None
     assert vm.wire.host_pid is not None
     return vm.wire.host_pid

@@ -32,7 +32,6 @@ def anyio_backend() -> str:
 
 
 def policy_of(text: str) -> LoadedPolicy:
-    """A policy of the test's own."""
     return parse_policy(text.encode(), source="policy.yaml", base=None)
 
 

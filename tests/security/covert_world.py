@@ -50,24 +50,19 @@ with concurrent.futures.ThreadPoolExecutor(4) as pool:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the ranges."""
-
     opened: Range
     network: Network
 
     @property
     def cell(self) -> Cell:
-        """Its cell."""
         return self.opened.cell
 
     @property
     def gateway(self) -> int:
-        """The pid of its gateway."""
         return self.pids[1]
 
     @property
     def pids(self) -> tuple[int, int]:
-        """Of its supervisor and its gateway."""
         supervisor, gateway = self.network.pids
         return supervisor, gateway
 

@@ -47,7 +47,6 @@ def keep_a_key() -> bool:
 
 
 def subordinate(file: str) -> int:
-    """The user's first id there."""
     name = pwd.getpwuid(os.getuid()).pw_name
     return next(
         int(line.split(":")[1])
@@ -71,7 +70,6 @@ def cell_ids(altered: str) -> JailIds:
 
 
 def mounts_of(stage: Path, altered: str) -> tuple[JailMount, ...]:
-    """What a container's jail has."""
     if altered == "writer":
         return (JailMount(kind="bind", source=stage / "out", target="/out", writable=True),)
     shift = (TREE_ID, STAGE_ID + 1, COUNT) if os.geteuid() == 0 else None
@@ -94,7 +92,6 @@ def mounts_of(stage: Path, altered: str) -> tuple[JailMount, ...]:
 
 
 def limits_of(lifetime_s: float, *, processes: int, address_space_bytes: int) -> JailLimits:
-    """A jail's."""
     return JailLimits(
         memory_max_bytes=1 << 28,
         cpu_quota_percent=None,
@@ -105,7 +102,6 @@ def limits_of(lifetime_s: float, *, processes: int, address_space_bytes: int) ->
 
 
 def spec_of(stage: Path, lifetime_s: float, altered: str) -> JailSpec:
-    """A container's jail."""
     ids = cell_ids(altered)
     return JailSpec(
         cell_id="c-00000000feed",
@@ -161,7 +157,6 @@ def start_runtimes(
 
 
 async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str, ...]) -> None:
-    """One jail, from start to end."""
     print("owners_key", keep_a_key())
     with ExitStack() as held:
         if altered == "vmm":

@@ -41,12 +41,10 @@ def wait_until_up() -> None:
 
 
 def command(*argv: str) -> None:
-    """Must work."""
     subprocess.run(argv, check=True)
 
 
 def main(program: str, mac: str, *names: str) -> None:
-    """Build it, and ask."""
     argv = ["unshare", "--net", sys.executable, __file__, "world"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as world:
         assert world.stdout is not None

@@ -27,7 +27,6 @@ class UserStage:
     environment: Mapping[str, str]
 
     def start_runner(self, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
-        """The runner, as the stage's user."""
         argv, pipe, both = [*self.argv, *words], subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
             argv, env=self.environment, text=True, cwd="/", stdin=stdin, stdout=pipe, stderr=both

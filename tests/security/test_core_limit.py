@@ -49,7 +49,6 @@ KEPT = [
 
 @pytest.fixture(scope="module")
 async def cell(anyio_backend: str, vm_home: Path) -> AsyncIterator[Cell]:
-    """One container for the module."""
     async with open_cell(policy_of(POLICY), home=vm_home) as opened:
         yield opened
 

@@ -180,7 +180,6 @@ async def _play(policy: LoadedPolicy, home: Path) -> World:
 
 
 async def _look(side: Side, keys: Mapping[str, str]) -> dict[str, bool]:
-    """Which words are there."""
     said = await side.run(
         {each.name: ("bash", "-c", each.look.replace("{key}", keys[each.name])) for each in KEEPING}
     )

@@ -210,7 +210,6 @@ _FRAME: Final[dict[str, Any]] = {"at_s": 1.0, "from_mac": "02:aa:bb:cc:dd:ee", "
 
 
 def _sent(part: NeverSent) -> dict[str, Any]:
-    """What it says that nobody sent."""
     sent: dict[str, dict[str, Any]] = {
         "ipv6": {"kind": 0x86DD},
         "arp": {"kind": 0x0806},

@@ -108,7 +108,6 @@ async def leave_running(cell: Cell, program: str, user: str | None = None) -> No
 
 
 async def count_others(cell: Cell) -> int:
-    """How many daemons there are."""
     return int((await cell.exec(["sh", "-c", OTHERS], user="root")).stdout)
 
 

@@ -35,7 +35,6 @@ NAMESPACE_FLAGS: Final = (1 << 17, 1 << 25, *(1 << bit for bit in range(26, 31))
 
 
 def number(numbers: tuple[int, int]) -> int:
-    """Of this machine's."""
     return numbers[0] if IS_X86 else numbers[1]
 
 
@@ -84,7 +83,6 @@ class Attack(NamedTuple):
 
 
 def py(code: str, said: str = "") -> Attack:
-    """In Python."""
     return Attack(code, said, "python")
 
 
@@ -248,7 +246,6 @@ print(json.dumps(found))
 
 
 async def play(cell: Attacker, attacks: dict[str, Attack], user: str) -> dict[str, str]:
-    """What each of them prints."""
     given = json.dumps(attacks).encode()
     outcome = await cell.exec(["python3", "-c", RUNNER], user=user, input=given)
     assert outcome.returncode == 0, outcome.stderr

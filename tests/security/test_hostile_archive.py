@@ -51,7 +51,6 @@ END = bytes(1024)
 
 
 def pax(records: bytes, then: bytes | None = None, kind: bytes = b"x") -> bytes:
-    """Extended-header records before an entry."""
     padded = records.ljust(-(-len(records) // 512) * 512, b"\0")
     return (
         raw(b"pax", size=len(records), kind=kind) + padded + (raw() + END if then is None else then)
@@ -59,7 +58,6 @@ def pax(records: bytes, then: bytes | None = None, kind: bytes = b"x") -> bytes:
 
 
 def record(key: bytes, value: bytes) -> bytes:
-    """One record with its right length."""
     length = len(key) + len(value) + 3
     while len(str(length)) + len(key) + len(value) + 3 != length:
         length = len(str(length)) + len(key) + len(value) + 3
@@ -186,7 +184,6 @@ def test_a_place_of_the_start_is_what_it_must_be(kind: str, home: Path, tmp_path
 
 
 def bomb(size_bytes: int) -> bytes:
-    """Zeros, deflated a thousandfold."""
     squeeze = zlib.compressobj(9, wbits=31)
     chunks = [squeeze.compress(bytes(1 << 20)) for _ in range(size_bytes >> 20)]
     return b"".join([*chunks, squeeze.flush()])

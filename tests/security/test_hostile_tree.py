@@ -40,7 +40,6 @@ def names(folder: Path) -> list[str]:
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """All that is there."""
     found = {}
     for path in folder.rglob("*"):
         mode = path.lstat().st_mode

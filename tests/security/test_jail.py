@@ -38,7 +38,6 @@ class Stage(UserStage):
         return self.directory / "image"
 
     def start(self, mode: str, lifetime_s: float = 60) -> subprocess.Popen[str]:
-        """The runner, as the stage's user."""
         words = (self.directory / "jail_runner.py", self.directory, lifetime_s, "vmm", mode)
         return self.start_runner(*map(str, words))
 

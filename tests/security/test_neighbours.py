@@ -130,7 +130,6 @@ class Pair:
 
 @pytest.fixture(scope="module")
 async def pair(anyio_backend: str, vm_home: Path) -> AsyncIterator[Pair]:
-    """Two cells of one image."""
     loaded = policy_of(POLICY)
     async with open_cell(loaded, home=vm_home) as one, open_cell(loaded, home=vm_home) as other:
         yield Pair(one, other, vm_home)

@@ -104,7 +104,6 @@ def ran(argv: Sequence[str], count: int, **options: Any) -> dict[str, str]:  # n
 
 
 def said_in(world: str, names: tuple[str, ...]) -> dict[str, str]:
-    """What it says in that world."""
     worlds = Path(__file__).parent / "weak_worlds.py"
     argv = [sys.executable, str(worlds), world, str(PROGRAM), *names]
     return ran(["unshare", *NAMESPACES, *argv], len(names))
@@ -125,7 +124,6 @@ def names_of(world: str) -> tuple[str, ...]:
 
 
 def not_reached(said: dict[str, str]) -> dict[str, str]:
-    """What failed to fail."""
     return {name: rest for name, rest in said.items() if not rest.startswith("reached\t")}
 
 

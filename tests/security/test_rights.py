@@ -64,7 +64,6 @@ async def made(
 
 @pytest.fixture(scope="module")
 def cell(made: Range) -> Cell:
-    """The same."""
     return made.cells["default"]
 
 
@@ -76,7 +75,6 @@ async def python(cell: Cell, script: str, *, user: str) -> str:
 
 
 async def status(cell: Cell, user: str = "0") -> dict[str, str]:
-    """Of a process of this user's."""
     text = (await cell.exec(["cat", "/proc/self/status"], user=user)).stdout.decode()
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 

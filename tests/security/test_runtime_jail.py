@@ -67,7 +67,6 @@ class Stage(UserStage):
     def start(
         self, *program: str, lifetime_s: float = 60, altered: str = "plain"
     ) -> subprocess.Popen[str]:
-        """The runner, as the stage's user."""
         words = (self.directory / "jail_runner.py", self.directory, lifetime_s, altered)
         return self.start_runner(*map(str, words), *program, stdin=subprocess.PIPE)
 
@@ -83,7 +82,6 @@ class Stage(UserStage):
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The program in the runtime's place."""
     return compile_static(HERE / "runtime_probe.c", tmp_path_factory.mktemp("runtime") / "probe")
 
 
@@ -147,7 +145,6 @@ def make_stage(directory: Path, probe: Path) -> None:
 
 
 def copy_runc(root: Path) -> None:
-    """With the libraries that it names."""
     runc = shutil.which("runc", path="/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin")
     if runc is None:
         pytest.skip("runc is not installed")
@@ -162,7 +159,6 @@ def copy_runc(root: Path) -> None:
 
 
 def mount_of(target: str, kind: str, source: str, *options: str) -> dict[str, Any]:
-    """One of a bundle's."""
     return {"destination": target, "type": kind, "source": source, "options": options}
 
 
@@ -318,7 +314,6 @@ def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
 
 
 def base(root: str, lifeline: int, status: int) -> tuple[str, ...]:
-    """What the launcher needs at least."""
     fds = ("--lifeline", str(lifeline), "--status", str(status))
     return ("--cell", "c-1", "--root", root, *fds, "--owner", str(os.getpid()))
 

@@ -28,7 +28,6 @@ def policy(tier: str, word: str) -> LoadedPolicy:
 
 
 async def said(cell: Cell, command: str, user: str) -> list[bytes]:
-    """What the command prints, by lines."""
     return (await cell.exec(["/bin/sh", "-c", command], user=user)).stdout.splitlines()
 
 

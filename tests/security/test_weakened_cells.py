@@ -53,7 +53,6 @@ def plan_carelessly(weaken: Callable[[Plan], Plan], monkeypatch: pytest.MonkeyPa
 
 
 def mount_of(target: str, kind: str, source: str, *options: str) -> dict[str, Any]:
-    """One of a config's."""
     return {"destination": target, "type": kind, "source": source, "options": [*options]}
 
 
@@ -99,7 +98,6 @@ def shared_directory(config: dict[str, Any], place: Path) -> None:
 
 
 def bound_directory(config: dict[str, Any], place: Path) -> None:
-    """As `docker run -v …`."""
     host_directory(config, place, how="rbind")
 
 
@@ -139,8 +137,6 @@ def limits_its_own(config: dict[str, Any], _: Path) -> None:
 def of_config(
     change: Callable[[dict[str, Any], Path], None], place: Path
 ) -> Callable[[Plan], Plan]:
-    """The same plan with another config.json."""
-
     def weaken(plan: Plan) -> Plan:
         assert isinstance(plan, OciPlan)
         config = copy.deepcopy(dict(plan.oci.config))

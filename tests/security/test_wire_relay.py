@@ -53,7 +53,6 @@ def in_network_of(pid: int, work: Callable[[], T]) -> T:
 
 
 def ip(at: int, *commands: str) -> None:
-    """In that process's network namespace."""
     argv = ["/usr/bin/nsenter", "--net", "--target", str(at), "/sbin/ip", "-batch", "-"]
     subprocess.run(argv, input="\n".join(commands).encode(), check=True, capture_output=True)
 
@@ -82,7 +81,6 @@ class WayCounters(NamedTuple):
         return self.frames + self.runts + self.oversized
 
     def since(self, before: WayCounters) -> WayCounters:
-        """What was added."""
         return WayCounters(*(now - then for now, then in zip(self, before, strict=True)))
 
 
@@ -104,17 +102,14 @@ class Relay:
             end.settimeout(TIMEOUT_S)
 
     def heard(self) -> bytes:
-        """One byte of the wire's."""
         return self.control.recv(1)
 
     def counters(self) -> WireCounters:
-        """By its word."""
         self.control.sendall(b"c")
         numbers = struct.unpack("<10Q", self.control.recv(200))
         return WireCounters(WayCounters(*numbers[:5]), WayCounters(*numbers[5:]))
 
     def until(self, seen: Callable[[WireCounters], bool]) -> WireCounters:
-        """When it has come so far."""
         deadline = time.monotonic() + TIMEOUT_S
         while not seen(counters := self.counters()):
             assert time.monotonic() < deadline, counters
@@ -128,7 +123,6 @@ class Relay:
                 return frame
 
     def ended(self) -> int:
-        """Its exit status, in time."""
         return self.process.wait(timeout=TIMEOUT_S)
 
 

@@ -77,13 +77,11 @@ def must(result: int) -> int:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """As the system call."""
     texts = [text.encode() for text in (source, target, kind, data)]
     must(LIBC.mount(texts[0], texts[1], texts[2], flags, texts[3]))
 
 
 def cover(path: str, text: str) -> None:
-    """Another text in a file's place."""
     fd, name = tempfile.mkstemp(dir="/run")
     os.write(fd, text.encode())
     os.close(fd)
@@ -97,7 +95,6 @@ def scratch(*paths: str) -> None:
 
 
 def write(path: str, text: str) -> Path:
-    """A file with its directories."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
@@ -128,7 +125,6 @@ def child(*argv: str) -> int:
 
 
 def command(*argv: str) -> None:
-    """A tool that must work."""
     subprocess.run(argv, check=True, capture_output=True)
 
 
@@ -302,7 +298,6 @@ CALLS = {
 
 
 def bpf(code: int, k: int, yes: int = 0, no: int = 0) -> bytes:
-    """One instruction of a filter."""
     return struct.pack("HBBI", code, yes, no, k)
 
 

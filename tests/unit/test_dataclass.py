@@ -18,28 +18,22 @@ from belljar.dataclass import dataclass, from_json, json_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
-    """A class like most of ours."""
-
     name: str
     limits: tuple[int, ...] = ()
     seen: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """A check, as ours have."""
         if not self.name:
             raise ValueError("empty")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """The same by the standard library."""
-
     name: str
     limits: tuple[int, ...] = ()
     seen: dict[str, int] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """As above."""
         if not self.name:
             raise ValueError("empty")
 
@@ -77,8 +71,6 @@ def test_a_late_class_does_what_the_standard_librarys_does() -> None:
 
 
 class Colour(enum.StrEnum):
-    """Of an enumeration."""
-
     RED = "red"
 
 

@@ -28,13 +28,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def project() -> dict[str, object]:
-    """`pyproject.toml`."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    """`hatch_build.py`."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec
     assert spec.loader
@@ -53,7 +51,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_dist_info(wheel: Path, name: str) -> bytes:
-    """A file of the wheel's `.dist-info`."""
     with zipfile.ZipFile(wheel) as archive:
         return archive.read(f"belljar_sandbox-{belljar.__version__}.dist-info/{name}")
 

@@ -48,7 +48,6 @@ def headless(*prefix: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def state_of(pid: int) -> str:
-    """As /proc/PID/stat has it."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

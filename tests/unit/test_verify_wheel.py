@@ -63,7 +63,6 @@ def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(program: Path, *words: object) -> tuple[int, str, str]:
-    """Exit code, standard output and error."""
     ran = subprocess.run(
         [program, *map(str, words)], check=False, capture_output=True, text=True, timeout=60
     )

@@ -117,7 +117,6 @@ s.send(segment(target, me, (80, 5555), 18))  # the target's, by the agent
 
 
 def contents(scene: Scene) -> list[bytes]:
-    """All bodies on record."""
     return [body.content for event in scene.recorder.events for body in event.bodies]
 
 

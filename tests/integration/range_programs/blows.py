@@ -42,7 +42,6 @@ async def death(
     strike: Callable[[NetworkRange], object],
     **options: Any,  # noqa: ANN401
 ) -> dict[str, Any]:
-    """What follows on a blow."""
     scene = Scene(home)
     async with scene.open(**options) as made:
         with cell(made) as agent:
@@ -167,7 +166,6 @@ class Stuck(MemoryRecorder):
         self.is_stuck, self.freed = threading.Event(), threading.Event()
 
     def record(self, event: Event) -> int:
-        """In its own time."""
         if event.kind == "network.flow":
             self.is_stuck.set()
             self.freed.wait(2 * TIMEOUT_S)
@@ -236,7 +234,6 @@ async def killed(home: Path) -> dict[str, Any]:
 
 
 async def rules(home: Path) -> dict[str, Any]:
-    """A table is added by hand."""
     strike = partial(flush, argv=("nft", "add", "table", "ip", "other"))
     return await death(home, strike, check_every_s=3600.0)
 

@@ -26,7 +26,6 @@ from belljar.network.ipc import ENDED, READY, Item
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Until it is killed."""
     asyncio.get_event_loop_policy().get_event_loop().run_until_complete(
         _serve(config, listeners, events)
     )
@@ -92,7 +91,6 @@ def ready(events: socket.socket) -> None:
 
 
 def wait_for_the_end(events: socket.socket) -> NoReturn:
-    """Reads until the owner is gone."""
     while events.recv(1 << 16):
         pass
     os._exit(1)
@@ -150,7 +148,6 @@ def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 
 
 def _ask(events: socket.socket, body: bytes) -> None:
-    """Says that it serves, and asks."""
     ready(events)
     say(events, 2, "ask", {"what": "dial"}, body)
 

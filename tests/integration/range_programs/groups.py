@@ -34,12 +34,10 @@ ASK = (
 
 
 def controllers() -> tuple[str, ...]:
-    """What this user has here."""
     return find_facts().cgroup.controllers
 
 
 def groups_of(home: Path, made: NetworkRange) -> tuple[Path, ...]:
-    """As the journal has them."""
     entry = Journal(home).read(made.id)
     assert entry is not None
     return entry.cgroups
@@ -114,7 +112,6 @@ async def no_groups(home: Path) -> dict[str, Any]:
 
 
 async def all_groups(home: Path) -> dict[str, Any]:
-    """One after the other."""
     return {each.__name__: await each(home) for each in (burnt, hoarded, no_groups)}
 
 

@@ -147,7 +147,6 @@ async def shut_in(home: Path) -> dict[str, Any]:
 
 
 async def violation(home: Path, gateway: str) -> dict[str, Any]:
-    """A gateway that breaks its protocol."""
     scene, asked = Scene(home), list[bytes]()
 
     def answer(_kind: str, body: bytes) -> bytes:

@@ -103,7 +103,6 @@ class Cell:
         return list(json.loads(self.run(sys.executable, "-I", "-c", CLIENT, *words)))
 
     def end(self) -> None:
-        """Kill it."""
         for fd in (self.namespace, *self.fds):
             os.close(fd)
         self._process.kill()
@@ -134,13 +133,11 @@ class Scene:
         self.died = threading.Event()
 
     def on_failure(self, error: BelljarError) -> None:
-        """Remember it."""
         self.deaths.append(error)
         self.died.set()
 
     @contextlib.asynccontextmanager
     async def open(self, **options: Any) -> AsyncIterator[NetworkRange]:  # noqa: ANN401 - RangeSpec's, and answer
-        """The range."""
         answer = options.pop("answer", None)
         options = {"serve": PLAIN, **options}
         async with NetworkRange(
@@ -159,11 +156,9 @@ class Scene:
         return [dict(event.data) for event in self.recorder.events if event.kind == kind]
 
     def address(self, name: str = "shop.example") -> str:
-        """Of a name."""
         return next(item.address for item in self.layout.names if item.pattern == name)
 
     def summary(self, made: NetworkRange) -> dict[str, Any]:
-        """What every scenario tells."""
         destruction = made.destruction
         return {
             "range": made.id,
@@ -177,7 +172,6 @@ class Scene:
 
 
 def processes(made: NetworkRange) -> tuple[ProcessId, ProcessId]:
-    """Supervisor and gateway."""
     supervisor, gateway = map(identify, made.pids)
     assert supervisor is not None
     assert gateway is not None
@@ -191,13 +185,11 @@ def fork_server_of(made: NetworkRange) -> int:
 
 
 def status_of(process: ProcessId) -> str:
-    """As /proc has it."""
     return Path(f"/proc/{process.pid}/status").read_text()
 
 
 @contextlib.contextmanager
 def cell(made: NetworkRange) -> Iterator[Cell]:
-    """A cell, ended with the block."""
     living = Cell(made)
     try:
         yield living
@@ -206,7 +198,6 @@ def cell(made: NetworkRange) -> Iterator[Cell]:
 
 
 def within(true: Callable[[], bool]) -> bool:
-    """Whether it becomes true in time."""
     give_up = time.monotonic() + TIMEOUT_S
     while not (done := true()) and time.monotonic() < give_up:
         time.sleep(0.01)

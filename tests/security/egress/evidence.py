@@ -106,7 +106,6 @@ class RefusedEach:
     port: str = "{port}"
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """The first that misses something."""
         for address in self.addresses.split(","):
             for protocol in ("tcp", "udp"):
                 words = (*self.reasons, *(("udp",) if protocol == "udp" else ()))
@@ -129,7 +128,6 @@ class Dropped:
     protocol: str = "udp"
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """A flow's event, a count, silence."""
         problem = _event(seen, cell, self.reason, "dropped", self.protocol, self.address, self.port)
         if problem:
             return problem
@@ -146,7 +144,6 @@ class NeverSent:
     port: str = "0"
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """The first such frame."""
         found = [frame for frame in (*seen.sent(cell), *seen.forged()) if self._is(frame)]
         return f"the cell sent {self.what}: {found[0]}" if found else ""
 
@@ -179,7 +176,6 @@ class Reached:
     protocol: str = "tcp"
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """An answer with something in it."""
         answers = _answers(seen, cell, self.protocol, self.address, self.port)
         return (
             ""
@@ -196,7 +192,6 @@ class Forwarded:
     port: str
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """A flow's event."""
         return _event(seen, cell, "connection", "allowed", "tcp", self.address, self.port)
 
 
@@ -259,7 +254,6 @@ class Http:
     stand_in: str = ""
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """Every such request."""
         found = [data for data in seen.of("network.http", cell=cell) if self.url in data["url"]]
         if not found:
             return f"no request with {self.url!r} on record"
@@ -286,7 +280,6 @@ class Tls:
     only: bool = True
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """Every such hello."""
         hellos = seen.of("network.tls", cell=cell, address=self.address)
         found = [data for data in hellos if (data["sni"] or "") == self.sni]
         if not found:
@@ -306,7 +299,6 @@ class Sunk:
     port: str = "{port}"
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """The sink's event."""
         place = {"address": self.address, "port": int(self.port)}
         found = seen.of("network.stream", cell=cell, reason="sink", **place)
         if not found:
@@ -322,7 +314,6 @@ class Attempt:
     text: str = ""
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """One such event."""
         found = any(self.text in repr(data) for data in seen.of("network.attempt", what=self.what))
         return "" if found else f"no attempt to {self.what} ({self.text!r}) on record"
 
@@ -334,7 +325,6 @@ class Counted:
     reason: str
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """The range's counter."""
         return "" if seen.counters.get(self.reason) else f"no packet counted as {self.reason}"
 
 
@@ -345,7 +335,6 @@ class Word:
     beginnings: tuple[str, ...]
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """What it said instead."""
         said = seen.words.get(case, "")
         return "" if said.startswith(self.beginnings) else f"the prober said {said!r}"
 
@@ -357,19 +346,15 @@ class Either:
     ways: tuple[Evidence, ...]
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """What each misses."""
         found = [way.lacks(seen, case, cell) for way in self.ways]
         return "" if "" in found else "; ".join(found)
 
 
 @dataclass(frozen=True)
 class Both:
-    """All of these."""
-
     parts: tuple[Evidence, ...]
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
-        """What is missed."""
         return "; ".join(lack for part in self.parts if (lack := part.lacks(seen, case, cell)))
 
 

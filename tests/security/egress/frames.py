@@ -17,8 +17,6 @@ SYN, RST = 2, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame."""
-
     at_s: float
     to_mac: str
     from_mac: str
@@ -43,7 +41,6 @@ class Frame:
 
 
 def read_frames(record: bytes) -> Iterator[Frame]:
-    """All frames of a record."""
     return (_frame(time_ns * 1e-9, frame) for time_ns, frame, _ in packets(record))
 
 

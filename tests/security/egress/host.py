@@ -37,7 +37,6 @@ class Lan:
 
 @contextmanager
 def lan() -> Iterator[Lan]:
-    """While the block runs. Needs root."""
     number, tag = secrets.randbelow(200) + 20, secrets.token_hex(3)
     made = Lan(private=f"192.168.{number}.1", public=f"198.51.100.{number}")
     ip("link", "add", f"bj{tag}a", "type", "veth", "peer", "name", f"bj{tag}b")
@@ -116,7 +115,6 @@ class Ears:
 
     @property
     def heard(self) -> tuple[str, ...]:
-        """Everything so far."""
         with self._lock:
             return tuple(self._heard)
 
@@ -204,7 +202,6 @@ class Sniffer:
     _socket: socket.socket = field(init=False)
 
     def open(self) -> None:
-        """Begin."""
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
         program = _program([IPv4Network(network) for network in self.networks])
         instructions = ctypes.create_string_buffer(program)
@@ -215,7 +212,6 @@ class Sniffer:
             pass  # what came before the filter was there
 
     def close(self) -> None:
-        """End."""
         self._socket.close()
 
     def seen(self) -> list[str]:

@@ -140,18 +140,15 @@ class Opened:
 
     @property
     def pids(self) -> tuple[int, int]:
-        """Of its supervisor and its gateway."""
         supervisor, gateway = self.network.pids
         return supervisor, gateway
 
     @property
     def packets(self) -> bytes:
-        """Its packet record."""
         return next(self.run.path.glob("ranges/*/packets.pcapng")).read_bytes()
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """All of it."""
         return tuple(self.made.cells.values())
 
 
@@ -334,7 +331,6 @@ class Play:
 
 
 def _has_ended(pidfd: int) -> bool:
-    """Whether the process ends in time."""
     with selectors.DefaultSelector() as selector:
         selector.register(pidfd, selectors.EVENT_READ)
         ready = bool(selector.select(DEATH_S))

@@ -30,7 +30,6 @@ RCODES = {0: "NOERROR", 1: "FORMERR", 3: "NXDOMAIN", 4: "NOTIMP", 5: "REFUSED"}
 
 
 def word(error: OSError) -> str:
-    """An error as one word."""
     if isinstance(error, TimeoutError):
         return "timeout"
     if isinstance(error, ssl.SSLError):
@@ -48,7 +47,6 @@ def made(kind: int, family: int = socket.AF_INET, protocol: int = 0) -> socket.s
 
 
 def heard(sock: socket.socket) -> str:
-    """What comes back, shortened."""
     try:
         data = sock.recv(4096)
     except TimeoutError:
@@ -57,7 +55,6 @@ def heard(sock: socket.socket) -> str:
 
 
 def tcp(address: str, port: str, said: str = "", family: str = "4") -> str:
-    """Connect, say something, hear."""
     with made(socket.SOCK_STREAM, socket.AF_INET6 if family == "6" else socket.AF_INET) as sock:
         sock.connect((address, int(port)))
         sock.sendall(said.encode("latin-1"))
@@ -194,7 +191,6 @@ def dns(
 
 
 def dns_wire(address: str, port: str, wire: bytes, over: str = "udp") -> str:
-    """A message's bytes."""
     with made(socket.SOCK_STREAM if over == "tcp" else socket.SOCK_DGRAM) as sock:
         sock.connect((address, int(port)))
         sock.sendall(struct.pack("!H", len(wire)) + wire if over == "tcp" else wire)
@@ -205,7 +201,6 @@ def dns_wire(address: str, port: str, wire: bytes, over: str = "udp") -> str:
 
 
 def dns_odd(address: str, what: str, name: str) -> str:
-    """Messages that are no plain query."""
     client_subnet = b"\0\0\x29\x10\0\0\0\0\0\0\x0b\0\x08\0\x07\0\x01\x18\0\xcb\0\x71"
     wire = {
         "none": question(b"", 1, count=0),
@@ -231,7 +226,6 @@ def again(address: str, name: str, times: str) -> str:
 
 
 def resolve(name: str) -> str:
-    """As programs do."""
     found = socket.getaddrinfo(name, 80, socket.AF_INET, socket.SOCK_STREAM)
     return " ".join(sorted({str(item[4][0]) for item in found}))
 
@@ -322,7 +316,6 @@ def resumed(
 
 
 def mail(address: str, port: str, sender: str, to: str, text: str) -> str:
-    """A mail for somebody outside."""
     with made(socket.SOCK_STREAM) as sock:
         sock.connect((address, int(port)))
         last = reply(sock)
@@ -348,14 +341,12 @@ def run(*argv: str) -> str:
 
 
 def write(path: str, text: str) -> str:
-    """A file of the kernel's."""
     Path(path).write_text(text)
     return "written"
 
 
 @contextmanager
 def edited(path: str, text: str) -> Iterator[None]:
-    """Meanwhile the file says this."""
     file = Path(path)
     before = file.read_text()
     file.write_text(text)
@@ -366,13 +357,11 @@ def edited(path: str, text: str) -> Iterator[None]:
 
 
 def with_hosts(line: str, do: str, *args: str) -> str:
-    """With a line more in /etc/hosts."""
     with edited("/etc/hosts", f"127.0.0.1 localhost\n{line}\n"):
         return DOING[do](*args)
 
 
 def with_resolver(server: str, do: str, *args: str) -> str:
-    """With another server in /etc/resolv.conf."""
     with edited("/etc/resolv.conf", f"nameserver {server}\noptions timeout:1 attempts:1\n"):
         return DOING[do](*args)
 
@@ -417,7 +406,6 @@ def word_of(do: Callable[..., str], args: list[str]) -> str:
 
 
 def tried(step: dict[str, Any]) -> str:
-    """One step's word."""
     try:
         return word_of(DOING[step["do"]], step["args"])
     except Exception as error:  # noqa: BLE001 - told, and then the host sees nothing of it

@@ -39,7 +39,6 @@ class World:
         return fill(case.evidence, self.own(case)).lacks(self.seen[name], case.name, cell)
 
     def own(self, case: Case) -> dict[str, str]:
-        """What stands in its braces."""
         facts = self.play.facts(place(case)[0])
         return {**facts, **own_words(case, self.play.outside.ports)}
 

@@ -18,12 +18,10 @@ def token(case: Case) -> str:
 
 
 def port(case: Case) -> int:
-    """Its own."""
     return FIRST_PORT + CASES.index(case)
 
 
 def rendered() -> str:
-    """The page of all cases."""
     parts = [
         (
             "# Ways out of a range, one by one\n\n[Ways out that were tried](egress.md) says how these "

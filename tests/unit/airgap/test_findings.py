@@ -19,7 +19,6 @@ UP, CARRIER, LOOP = 0x1, 0x1_0000, 0x8
 
 
 def finding(state: State) -> AirGapFinding:
-    """A way in this state."""
     return AirGapFinding(name="a way", state=state, how="looked", evidence="")
 
 
@@ -59,7 +58,6 @@ def test_a_vsock_leads_out_of_a_guest_alone(number: int, state: State) -> None:
 
 
 def message(flags: int, name: bytes = b"eth0\0") -> bytes:
-    """The kernel's message about a link."""
     text = struct.pack("=HH", 4 + len(name), 3) + name + bytes(-len(name) % 4)
     body = struct.pack("=BxHiII", 0, 1, 7, flags, 0) + text
     return struct.pack("=IHHII", 16 + len(body), 16, 0, 0, 0) + body
@@ -82,7 +80,6 @@ def host(root: Path) -> Path:
 
 
 def put(root: Path, path: str, text: str = "") -> None:
-    """A file of the host."""
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text)
 

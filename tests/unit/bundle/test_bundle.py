@@ -42,7 +42,6 @@ def silent(_line: str) -> None:
 
 @pytest.fixture
 def key(tmp_path: Path) -> SigningKey:
-    """The signer's key."""
     return load_or_make_key(tmp_path / "signer")
 
 
@@ -59,7 +58,6 @@ ABOUT_IT |= {"kernel": "0" * 64, "images": [], "weights": []}
 
 
 def written(path: Path, key: SigningKey, files: dict[str, bytes], **changes: object) -> Path:
-    """A bundle of these files."""
     whole = {**files, ABOUT: json.dumps({**ABOUT_IT, **changes}).encode()}
     for name, content in whole.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -74,12 +72,10 @@ FILES = {"share/docs/a.md": b"first", "share/docs/b/c.md": b"second"}
 
 @pytest.fixture
 def bundle(tmp_path: Path, key: SigningKey) -> Path:
-    """A sound one."""
     return written(tmp_path / "bundle", key, FILES)
 
 
 def check(bundle: Path, key: str | None) -> None:
-    """As `bundle verify`."""
     open_bundle(bundle, expected_key=key).verify(silent)
 
 
@@ -99,7 +95,6 @@ def put_pipe(path: Path) -> None:
 
 
 def rewrite(path: Path, old: str, new: str) -> None:
-    """Change its text."""
     path.write_text(path.read_text().replace(old, new))
 
 
@@ -137,7 +132,6 @@ def test_a_bundle_with_a_fault_installs_nothing(
 def install(
     bundle: Path, home: Path, key: SigningKey, *, allow_older: bool = False, report: Report = silent
 ) -> None:
-    """Only the store."""
     install_bundle(
         home,
         bundle,

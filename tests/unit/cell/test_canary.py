@@ -41,7 +41,6 @@ def planting(said: bytes, end: str = "") -> Script:
 
 
 async def found_nothing(guest: FakeGuest, op: GuestOp) -> None:
-    """A search to its end."""
     await guest.started(op)
     await guest.output(op, 1, b"end\n")
     await guest.finish(op)

@@ -26,7 +26,6 @@ DECOY = KnownValue(id="aws/secret", text=SECRET, source=ValueSource.DECOY, kind=
 
 
 def output(content: bytes, total_bytes: int | None = None, op: int = 1) -> Event:
-    """A command that has printed this."""
     digest = hashlib.sha256(content).hexdigest()
     body = Body(
         name="stdout", content=content, total_bytes=total_bytes or len(content), sha256=digest
@@ -35,7 +34,6 @@ def output(content: bytes, total_bytes: int | None = None, op: int = 1) -> Event
 
 
 def guarded(**actions: Action) -> tuple[MemoryRecorder, GuardedRecorder]:
-    """A recorder that knows one decoy."""
     inner = MemoryRecorder()
     rules = GuardRules(actions={Place(place): action for place, action in actions.items()})
     return inner, GuardedRecorder(inner, rules, bytes(32), [DECOY])
@@ -243,5 +241,4 @@ def test_what_is_remembered_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 def hits_of(inner: MemoryRecorder) -> list[Mapping[str, JsonValue]]:
-    """The data of the guard's findings."""
     return [event.data for event in inner.events if event.kind is Kind.GUARD_HIT]

@@ -19,7 +19,6 @@ LATE = HealthFinding(timed_out=True)
 
 
 def fails(stage: str, code: int) -> HealthFinding:
-    """A shell that did not start."""
     return HealthFinding(stage=stage, errno=code)
 
 

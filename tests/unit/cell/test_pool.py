@@ -42,12 +42,10 @@ class Stand:
         self.cell = self.pool.cell
 
     def is_ahead(self, cell: Any) -> bool:
-        """Whether it was made ahead."""
         return any(cell.id == one.id for one in self.ahead)
 
     @asynccontextmanager
     async def open_fake(self, *, ahead: bool) -> AsyncIterator[Any]:
-        """A fake cell's range."""
         policy = resolve_policy("high")
         async with self.cells.open_range(policy, self.run, ahead=ahead) as opened:
             if ahead:
@@ -76,7 +74,6 @@ class Stand:
         return [event.cell_id for event in events if event.kind is Kind.CELL_TAKEN]
 
     async def nobody_gets(self, error: type[Exception], match: str) -> None:
-        """Whoever wants a cell gets this."""
         with pytest.raises(error, match=match):
             async with self.cell():
                 pytest.fail("a cell was given out")
@@ -93,7 +90,6 @@ async def stand(size: int = 1, *, cells: FakeCells | None = None) -> AsyncIterat
 
 
 def all_gone(it: Stand) -> bool:
-    """Whether no cell is left."""
     return all(cell.destroyed for cell in it.cells.opened)
 
 

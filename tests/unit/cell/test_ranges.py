@@ -32,7 +32,6 @@ network:
 
 
 def network_of(folder: Path) -> NetworkPlan:
-    """The plan of the policy's network."""
     (folder / "policy.yaml").write_text(POLICY)
     network = load_policy(folder / "policy.yaml").policy.network
     if network is None:
@@ -42,7 +41,6 @@ def network_of(folder: Path) -> NetworkPlan:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RangeLayout:
-    """Addresses for it."""
     return lay_out(network_of(tmp_path), (OWN_CELL,), random_bytes=bytes(range(64)), avoid=())
 
 

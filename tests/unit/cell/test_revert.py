@@ -44,7 +44,6 @@ class Machines:
 
     @asynccontextmanager
     async def make(self) -> AsyncIterator[Range]:
-        """One more."""
         name = f"c{next(self.numbers)}"
         limits = SimpleNamespace(memory_bytes=self.memory_bytes, disk_bytes=0)
         cell = SimpleNamespace(

@@ -45,7 +45,6 @@ class World:
     def rules(
         self, stops: Mapping[Trigger, Stop], recorder: Recorder | None = None
     ) -> StopRulesRecorder:
-        """What applies them."""
         inner = recorder or self.recorder
         return StopRulesRecorder(inner, run_id=RUN, home=self.home, stops=stops)
 
@@ -116,10 +115,7 @@ def test_what_could_not_be_read_is_stopped_by_the_next_event(
 
 
 class Full:
-    """A ledger without room."""
-
     def record(self, event: Event) -> int:
-        """It can't."""
         raise LedgerError("no room")
 
 

@@ -19,14 +19,11 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 class Box:
-    """A mailbox that remembers what came."""
-
     def __init__(self) -> None:
         self.waiters: set[anyio.Event] = set()
         self.came: list[GuestEvent] = []
 
     def deliver(self, event: GuestEvent) -> None:
-        """Keep it."""
         self.came.append(event)
 
 
@@ -50,12 +47,10 @@ async def pumping(*, send_deadline_s: float = 5) -> AsyncIterator[tuple[Pump, Bo
 
 
 def pong(cookie: int) -> bytes:
-    """The answer to a ping."""
     return g.frame(g.PONG, 0, struct.pack("<Q", cookie))
 
 
 async def ask(pump: Pump, cookie: int) -> None:
-    """Send a ping."""
     await pump.send(lambda: pump.wire.send_ping(cookie))
 
 

@@ -33,12 +33,10 @@ def raw(
     ns: int = 0,
     link: bytes = b"",
 ) -> bytes:
-    """One record, whatever it says."""
     return HEAD.pack(kind, mode, size, 0, ns, len(name), len(link)) + name + link
 
 
 def reader(*, max_entries: int = 100, max_bytes: int = 10_000) -> TreeReader:
-    """Of a tree with contents."""
     return TreeReader(contents=True, depth=64, max_entries=max_entries, max_bytes=max_bytes)
 
 
@@ -134,7 +132,6 @@ def test_what_no_honest_guest_sends_ends_the_cell() -> None:
 
 
 def refused(taking: TreeReader, stream: bytes) -> None:
-    """It is a violation."""
     with pytest.raises(ProtocolViolation):
         list(taking.feed(stream))
 
@@ -168,7 +165,6 @@ WALK, REMOVE = 5, 7
 
 
 async def take(items: Iterator[TreeRecord | bytes]) -> None:
-    """All of it."""
     list(items)
 
 

@@ -15,7 +15,6 @@ from belljar.channel.wire import HostConnection
 
 
 def asked(paths: int = 2, touches: int = 3) -> HostConnection:
-    """A WATCH was sent."""
     wire = renewed()
     payload = frames.watch_payload(["/a"] * paths, max_touches=touches)
     assert wire.send_watch(payload, files=paths, max_touches=touches)
@@ -30,12 +29,10 @@ def watching() -> HostConnection:
 
 
 def watched(code: int, *errors: int) -> bytes:
-    """WATCHED."""
     return g.frame(g.WATCHED, 0, struct.pack(f"<{2 + len(errors)}I", code, len(errors), *errors))
 
 
 def touched(index: int = 0, operation: int = 1, count: int = 1, name: str = "cat") -> bytes:
-    """TOUCHED."""
     return g.frame(g.TOUCHED, 0, struct.pack("<IHII", index, operation, count, 7) + g.text(name))
 
 

@@ -46,7 +46,6 @@ def evaluated(home: Path, *words: str, cells: RecordedCells | None = None) -> Pa
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory in which it ran."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "task.py").write_text(TASK)
     with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +66,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ran(once: Path, home: Path) -> Path:
-    """The run in that store."""
     shutil.copytree(once, home.parent, dirs_exist_ok=True)
     (path,) = (home / "runs").iterdir()
     return path

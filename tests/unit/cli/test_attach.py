@@ -19,8 +19,6 @@ OPENING = frame(FrameKind.OPEN, Opening().payload())
 
 
 def relayed(ours: socket.socket) -> str:
-    """What the owner reports at last."""
-
     async def go() -> str:
         async with await UNIXSocketStream.from_socket(ours) as owner:
             return await relay(owner, OPENING)
@@ -30,7 +28,6 @@ def relayed(ours: socket.socket) -> str:
 
 @contextmanager
 def standard_input(path: str) -> Iterator[None]:
-    """Standard input is that file."""
     kept, file = os.dup(0), os.open(path, os.O_RDONLY)
     os.dup2(file, 0)
     try:

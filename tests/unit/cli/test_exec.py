@@ -25,7 +25,6 @@ async def speak(guest: FakeGuest, op: GuestOp) -> None:
 
 
 async def burst(guest: FakeGuest, op: GuestOp) -> None:
-    """Run out of memory."""
     await guest.started(op)
     await guest.finish(op, g.SIGNALED, 9, flags=4, dropped=(5, 0))
 
@@ -39,7 +38,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def parsed(*words: str) -> tuple[dict[str, object], list[str]]:
-    """Our options, and the guest's command."""
     context = exec_command.make_context("exec", list(words))
     return context.params, context.meta.get(COMMAND_KEY, [])
 
@@ -72,7 +70,6 @@ class Terminal(io.TextIOWrapper):
     """A standard stream in memory that is a terminal."""
 
     def isatty(self) -> bool:
-        """It is."""
         return True
 
 

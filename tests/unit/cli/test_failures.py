@@ -139,7 +139,6 @@ def test_a_lack_of_descriptors_is_the_hosts(
 
 
 def caused_by(error: BaseException, cause: BaseException) -> BaseException:
-    """The error with its cause."""
     error.__cause__ = cause
     return error
 

@@ -58,13 +58,11 @@ def read_until(terminal: int, wanted: bytes) -> bytes:
 
 
 def resize(terminal: int, rows: int, cols: int) -> None:
-    """Give the terminal this size."""
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """Both ends of a pseudo-terminal."""
     ends = pty.openpty()
     resize(ends[1], 24, 80)
     try:
@@ -76,7 +74,6 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 @pytest.fixture
 def shell(terminal: tuple[int, int], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`belljar shell` on that terminal."""
     path = os.pathsep.join([str(Path(belljar.__file__).parents[1]), str(ROOT)])
     env = {**os.environ, "BELLJAR_HOME": str(tmp_path), "PYTHONPATH": path}
     streams = {"stdin": terminal[1], "stdout": terminal[1], "stderr": subprocess.PIPE}

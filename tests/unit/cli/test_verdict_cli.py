@@ -40,7 +40,6 @@ def under_inspect(home: Path, act: Callable[[], Any]) -> Path:
 
 
 def plain(file: str, **more: Any) -> list[inspect_ai.log.EvalLog]:  # noqa: ANN401 - Inspect's options
-    """`inspect eval FILE`."""
     return inspect_ai.eval(file, model="mockllm/model", display="none", log_dir="logs", **more)
 
 

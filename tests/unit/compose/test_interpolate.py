@@ -99,7 +99,6 @@ def test_metadata_is_data(before: str, value: str) -> None:
 
 
 def composed(root: Path | None, **fields: Any) -> Composed:  # noqa: ANN401 - YAML
-    """A file with one service."""
     files = TaskFiles(root) if root else None
     return read_compose({"services": {"s": {"image": "i", **fields}}}, files)
 

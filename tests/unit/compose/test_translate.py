@@ -23,7 +23,6 @@ def two(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
 
 
 def shop(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy's words
-    """What becomes of the other."""
     network = read_compose(two(**fields)).network
     if network is None:
         raise ValueError("no network")

@@ -54,7 +54,6 @@ CONTENTS = {"stdout": "$ ü\r\nü\r\n".encode(), "stdin": b"printf \xc3\xbc\r"}
 
 
 def session(**times: Any) -> list[Line]:  # noqa: ANN401 - JSON values
-    """Three seconds in a terminal."""
     argv = {"argv": ["bash"], "timeout_s": None, "pty": True}
     ended = line(Kind.EXEC_COMPLETED, "c", op=1, status="exited", code=7, **EXEC_ENDED, **times)
     bodies = tuple(

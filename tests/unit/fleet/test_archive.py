@@ -19,7 +19,6 @@ from belljar.image.layers import LayerError
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file's content."""
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 

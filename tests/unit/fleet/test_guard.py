@@ -19,7 +19,6 @@ TIMES_S = {"silence": 5.0, "renewed": 4.0}  # of leases; 60 where that is not th
 
 
 def start(lease: Path, command: str = COMMAND) -> subprocess.Popen[str]:
-    """A guard with a command."""
     lease.write_text("1 go on")
     words = [sys.executable, "-m", "belljar.fleet.guard", str(lease)]
     argv = [*words, str(TIMES_S.get(lease.name, 60)), sys.executable, "-c", command]

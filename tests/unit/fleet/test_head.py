@@ -94,8 +94,6 @@ NO_RUN: Mapping[str, Any] = {"run_id": "", "exit_code": 5, "why": "no space"}
 
 @dataclass
 class Ended:
-    """A run of the head."""
-
     engine: Scripted
     outcome: RunOutcome
     failed: list[dict[str, Any]]
@@ -135,7 +133,6 @@ def run_of(home: Path, first: Iterable[Any]) -> Ended:
 
 
 def codes(ended: Ended) -> set[ReasonCode]:
-    """Of the problems of the whole."""
     return {reason.code for reason in ended.outcome.findings.problems}
 
 

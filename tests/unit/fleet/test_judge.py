@@ -32,12 +32,10 @@ def tried(unit: Unit, node: str, *rows: Row | str, **more: object) -> Try:
 
 
 def codes(whole: RunFindings) -> set[ReasonCode]:
-    """Of its problems."""
     return {reason.code for reason in whole.problems}
 
 
 def verdicts(whole: RunFindings) -> list[Verdict]:
-    """Of its samples."""
     return [each.verdict for each in whole.rows]
 
 

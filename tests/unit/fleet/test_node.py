@@ -75,7 +75,6 @@ class Here:
         *arguments: Any,  # noqa: ANN401 - those of any function
         **_: float,
     ) -> dict[str, object]:
-        """Call it."""
         if function is node.take_piece:
             self.pieces += 1
             arguments = (*arguments[:-1], self.change(arguments[-1]))

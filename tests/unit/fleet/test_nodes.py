@@ -64,7 +64,6 @@ class Offering:
 
 
 def refusals(engine: Offering, home: Path, task: SelectedTask = TASK) -> list[str]:
-    """Why each node gets nothing."""
     return [node.refusal for node in describe_nodes(cast("Engine", engine), home, task)]
 
 

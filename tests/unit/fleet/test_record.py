@@ -55,7 +55,6 @@ def sent(
 
 
 def archived(run: RunDirectory, fleet: Path, node: Path) -> Try:
-    """The run's archive."""
     content = b"".join(pack(run.path))
     (fleet / UNITS).mkdir(exist_ok=True)
     (fleet / UNITS / f"{UNIT.name}.tar").write_bytes(content)
@@ -76,13 +75,11 @@ def test_another_key_root_archive_or_run_is_refused(tmp_path: Path, came: Try, f
 
 
 def bomb(run: RunDirectory) -> None:
-    """Put a log there that expands."""
     with zipfile.ZipFile(run.inspect_log_dir / "a.eval", "w", zipfile.ZIP_DEFLATED) as log:
         log.writestr("header.json", bytes(1 << 20))
 
 
 def purged(run: RunDirectory) -> None:
-    """Leave its logs out."""
     key, copy = load_or_make_key(run.path.parents[1]), run.path.with_name("copy")
     share(run.path, copy, choose(run.path, ["logs"]), key)
     shutil.rmtree(run.path)
@@ -106,7 +103,6 @@ def test_a_record_that_is_not_a_whole_evaluations_is_refused(
 
 
 def fleet_run(home: Path, came: Try, verdict: str = "void") -> Path:
-    """A fleet's run with one unit."""
     with create_run(home, KIND, ["belljar"]) as run:
         folder = run.path / UNITS
         folder.mkdir()
@@ -156,7 +152,6 @@ def test_a_fleet_is_judged_again_offline(tmp_path: Path, came: Try) -> None:
 
 
 def judged(home: Path, run: Path) -> tuple[RunFindings, list[str]]:
-    """As `belljar verdict` does it."""
     key = local_fingerprint(home)
     return findings_of(run, stored_evidence(run, expected_key=key, expected_run=run.name))
 

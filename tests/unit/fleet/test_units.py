@@ -21,7 +21,6 @@ from belljar.report.samples import Row, RunFindings, Transcript
 
 
 def row(sample: str, *codes: Code, epoch: int = 1, error: str = "") -> Row:
-    """A sample with these reasons."""
     named = Transcript(task="t", sample=sample, epoch=epoch, uuid=f"{sample}{epoch}", error=error)
     return Row(transcript=named, cells=(), reasons=tuple(Reason(code=code) for code in codes))
 

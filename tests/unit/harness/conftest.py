@@ -13,7 +13,6 @@ from belljar.harness.session import Session, session_scope
 
 @pytest.fixture
 def cells() -> FakeCells:
-    """Where the session's cells come from."""
     return FakeCells()
 
 

@@ -48,7 +48,6 @@ def evaluated(
 
 
 def one_sample(directory: Path, **more: Any) -> RunOutcome:  # noqa: ANN401 - fields of a request
-    """A run of `ONE`."""
     (directory / "task.py").write_text(ONE)
     return evaluated(directory, str(directory / "task.py"), *MODEL, **more)
 
@@ -62,13 +61,11 @@ async def opened() -> BelljarSandboxEnvironment:
 
 
 async def close(environment: BelljarSandboxEnvironment) -> None:
-    """As Inspect would close it."""
     await BelljarSandboxEnvironment.sample_cleanup(
         "task", None, {"default": environment}, interrupted=False
     )
 
 
 def active_sample(*, started: float | None) -> Any:  # noqa: ANN401 - stands for Inspect's
-    """The sample that Inspect runs."""
     about = {"epoch": 1, "task": "t", "sample_uuid": "u", "eval_id": "e", "log_location": "l"}
     return SimpleNamespace(started=started, sample=Sample(id="s", input="x"), tg=None, **about)

@@ -45,7 +45,6 @@ def messages_of(messages: list[Any]) -> list[ChatMessage]:
 
 
 async def ask(bridge: ModelBridge, **request: Any) -> Any:  # noqa: ANN401 - JSON
-    """As the range's thread asks."""
     body = json.dumps(request).encode()
     return json.loads(await anyio.to_thread.run_sync(bridge, "chat", body))
 

@@ -29,7 +29,6 @@ NOTHING = BelljarConfig()
 
 
 def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
-    """A compose file with one service."""
     return {"services": {"default": fields}}
 
 

@@ -34,7 +34,6 @@ def test_what_inspect_hands_over(tmp_path: Path) -> None:
 
 
 def web(**words: Any) -> Network:  # noqa: ANN401 - a policy's words
-    """A range with one service."""
     cell = {"kind": "cell", "names": ["web"], "ports": ["all"], **words}
     return Network.model_validate({"stand_ins": {"web": cell}}, strict=False)
 
@@ -52,7 +51,6 @@ SERVICES = (
 
 @pytest.fixture
 def compose_file(tmp_path: Path) -> Path:
-    """Two services that want a flag."""
     path = tmp_path / "tasks" / "compose.yaml"
     path.parent.mkdir()
     path.write_text(SERVICES)

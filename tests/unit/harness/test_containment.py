@@ -26,7 +26,6 @@ C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
 
 
 def report(verdict: Verdict) -> ProbeReport:
-    """A run of one probe."""
     finding = Finding(
         name="a.b",
         verdict=verdict,

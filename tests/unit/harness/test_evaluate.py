@@ -77,7 +77,6 @@ def refused() -> Task:
 
 @pytest.fixture
 def task_file(tmp_path: Path) -> str:
-    """A file with tasks."""
     path = tmp_path / "task.py"
     path.write_text(TASK)
     (tmp_path / "refused-compose.yaml").write_text("services: {default: {image: i, gpus: all}}")
@@ -91,7 +90,6 @@ def run(
     policy: str = "",
     **more: Any,  # noqa: ANN401 - fields of a request
 ) -> RunOutcome:
-    """Run an evaluation with fake cells."""
     return evaluated(tmp_path, *arguments, cells=cells, policy=policy, **more)
 
 

@@ -27,7 +27,6 @@ from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, ju
 
 @pytest.fixture
 def outcome(tmp_path: Path) -> RunOutcome:
-    """A run of one sample, sealed."""
     return one_sample(tmp_path)
 
 

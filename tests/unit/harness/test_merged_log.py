@@ -34,7 +34,6 @@ NAMES = ("1", "2", "3", "4", "5")
 
 
 def run(tmp_path: Path, *arguments: str) -> Path:
-    """The directory of a run's log."""
     (tmp_path / "task.py").write_text(ONE + TASK)
     outcome = evaluated(tmp_path, f"{tmp_path}/task.py@numbers", *MODEL, *arguments)
     assert outcome.exit_code == 0, outcome.findings.errors
@@ -42,19 +41,16 @@ def run(tmp_path: Path, *arguments: str) -> Path:
 
 
 def part(folder: Path, *samples: str) -> LogPart:
-    """A part of which these count."""
     keys = {(sample, epoch) for sample in samples for epoch in (1, 2)}
     return LogPart(name=folder.parent.name, directory=folder, counted=keys)
 
 
 def log_in(folder: Path) -> EvalLog:
-    """The one log there."""
     (info,) = list_eval_logs(str(folder))
     return read_eval_log(info)
 
 
 def reduced(log: EvalLog) -> list[object]:
-    """Each reducer's values."""
     return [
         (each.scorer, each.reducer, [(one.sample_id, one.value) for one in each.samples])
         for each in log.reductions or []

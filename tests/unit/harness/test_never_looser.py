@@ -37,7 +37,6 @@ SETUID = ("off", "auto", "on")
 
 
 def optional(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """A mapping of any of these."""
     return st.fixed_dictionaries({}, optional=values)
 
 
@@ -128,7 +127,6 @@ def possible(risk: str, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def policies(sections: list[str]) -> st.SearchStrategy[dict[str, Any]]:
-    """With these sections, or with any."""
     written = {name: _SECTIONS[name] for name in sections}
     some = st.fixed_dictionaries(written) if sections else optional(**_SECTIONS)
     risks = st.sampled_from(["low", "low", "low", "medium", "high", "critical"])
@@ -257,7 +255,6 @@ def beyond(made: Policy, bound: Policy) -> list[str]:
 
 
 def has_more(made: Resources, bound: Resources) -> bool:
-    """Whether any limit is larger."""
     return any(getattr(made, each.name) > getattr(bound, each.name) for each in fields(Resources))
 
 

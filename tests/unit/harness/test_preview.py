@@ -111,7 +111,6 @@ def outlooks_of(previews: list[Preview], home: Path) -> list[Outlook]:
 
 
 def with_image(home: Path, *names: str) -> Path:
-    """A store that has these images."""
     home.mkdir()
     for name in names:
         (home / "file").write_bytes(b"x")
@@ -120,7 +119,6 @@ def with_image(home: Path, *names: str) -> Path:
 
 
 def check(directory: Path, text: str, *, home: Path, options: OperatorOptions = OPTIONS) -> Outlook:
-    """The outlook of a compose file."""
     (directory / "compose.yaml").write_text(text)
     (found,) = outlooks_of(check_compose(str(directory / "compose.yaml"), options), home)
     return found
@@ -170,7 +168,6 @@ def spec(tmp_path: Path, *, image: str = "made", context: str = ".", arg: str = 
 
 
 def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
-    """An image of a few bytes."""
     home.mkdir(exist_ok=True)
     (home / "rootfs").write_bytes(name.encode())
     Store(home).add(

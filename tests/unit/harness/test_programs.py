@@ -29,23 +29,19 @@ class Machine:
         self.ran: list[list[str]] = []
 
     async def exec(self, argv: Sequence[str], **_: object) -> ExecOutput:
-        """Whatever it is, it is done."""
         self.ran.append(list(argv))
         return ExecOutput(returncode=0, code=0, stdout=b"/log\n")
 
     async def start(
         self, argv: Sequence[str], *, service: bool, timeout_s: float | None
     ) -> EndedProgram:
-        """A service's program, likewise."""
         return EndedProgram(await self.exec(argv))
 
     async def read_file(self, path: str, *, max_bytes: int) -> bytes:
-        """There is no log."""
         raise FileNotFoundError(path)
 
 
 async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
-    """What ran."""
     await start_program(machine, "agent", ServiceProgram.model_validate(words, strict=False))  # type: ignore[arg-type]
     return machine.ran
 

@@ -47,7 +47,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def select(*words: str, **more: object) -> SelectedTask:
-    """The task with these options."""
     arguments = ["task.py@names", "--model", "mockllm/model", *words]
     request = RunRequest(inspect_args=arguments, **more)  # type: ignore[arg-type]
     return select_task(request, load_only(arguments, request.operator_options))
@@ -98,7 +97,6 @@ def seven():
 
 
 def seven() -> Task:
-    """As `SEVEN`."""
     samples = [Sample(input="x", id=None if n in (2, 3) else f"s{n}") for n in range(7)]
     return Task(dataset=MemoryDataset(samples), name="seven")
 

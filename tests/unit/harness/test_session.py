@@ -88,7 +88,6 @@ def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
 
 
 def running_in(tier: Tier) -> Any:  # noqa: ANN401 - stands for a `ModelCell`
-    """A model cell of this tier."""
     cell = SimpleNamespace(tier=tier.value)
     return SimpleNamespace(cell=cell, policy=SimpleNamespace(source="model.yaml"))
 

@@ -85,13 +85,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(here: Path, task: str, policy: str = "", cells: RecordedCells | None = None) -> RunOutcome:
-    """Run one of the tasks."""
     return evaluated(here, f"task.py@{task}", *MODEL, cells=cells, policy=policy)
 
 
 class Other(SandboxEnvironment):
-    """A provider that is not ours."""
-
     exec = write_file = read_file = sample_cleanup = None  # type: ignore[assignment]
 
 

@@ -100,7 +100,6 @@ def at(number: int, act: Callable[[FakeCell], object]) -> Callable[[FakeCell, in
 
 
 def silent(cell: FakeCell) -> None:
-    """The program answers nothing."""
     cell.run_probe_program.spoil = lambda _: b""
 
 
@@ -110,7 +109,6 @@ def loses_shell(cell: FakeCell) -> None:
 
 
 def escaped(cell: FakeCell) -> None:
-    """The program reads the host's canary."""
     cell.run_probe_program.touch = read_canary
 
 
@@ -124,7 +122,6 @@ def another_sample(cell: FakeCell) -> None:
 
 
 def log_of(run: RunDirectory) -> Path:
-    """Inspect's log."""
     (path,) = run.inspect_log_dir.iterdir()
     return path
 
@@ -143,7 +140,6 @@ def unfinish(run: RunDirectory) -> None:
 
 
 def without_samples(run: RunDirectory) -> None:
-    """A log whose samples are gone."""
     old = log_of(run)
     with zipfile.ZipFile(old) as before:
         names = [name for name in before.namelist() if not name.startswith("samples/")]
@@ -222,7 +218,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], J
 
 
 def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
-    """A run with this cause."""
     task = home / "task.py"
     task.write_text(TASK)
     cells, probings, invoke = RecordedCells(), iter(range(100)), evaluate.invoke

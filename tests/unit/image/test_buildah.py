@@ -18,7 +18,6 @@ CHECK = HealthCheck(test=("CMD", "true"), retries=3)
 
 
 def add(home: Path, name: str, content: bytes = b"x", *, on_build: tuple[str, ...] = ()) -> Image:
-    """An image of a few bytes."""
     home.mkdir(exist_ok=True)
     rootfs = home / "rootfs"
     rootfs.write_bytes(content)
@@ -28,7 +27,6 @@ def add(home: Path, name: str, content: bytes = b"x", *, on_build: tuple[str, ..
 
 
 def request_for(tmp_path: Path, text: str, name: str = "made:1") -> BuildRequest:
-    """A context with this Dockerfile."""
     context = tmp_path / "context"
     context.mkdir(exist_ok=True)
     (context / "Dockerfile").write_text(text)

@@ -26,7 +26,6 @@ TIMES = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
 
 
 def read(**config: Any) -> ImageConfig:  # noqa: ANN401 - JSON
-    """A configuration with these keys."""
     return config_of({"config": config})
 
 

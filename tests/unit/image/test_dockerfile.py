@@ -31,7 +31,6 @@ def made_of(text: str, args: dict[str, str] | None = None) -> Buildable:
 
 
 def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
-    """The instructions after FROM."""
     lines = made_of(f"FROM base\n{steps}", args).text.splitlines()
     return lines[lines.index("FROM base AS stage-0") + 1 :]
 

@@ -26,11 +26,9 @@ class Forger:
         self._act = act
 
     def buildah(self) -> list[str]:
-        """Its command line."""
         return ["buildah"]
 
     def run(self, *_argv: str) -> bytes:
-        """Do it."""
         self._act(self.inside.work)
         return b""
 

@@ -24,7 +24,6 @@ def put(
     origins: Sequence[str] = (),
     **config: Any,  # noqa: ANN401 - parts of a configuration
 ) -> Image:
-    """Add an image with this content."""
     home.mkdir(exist_ok=True)
     (made := home / "made").write_bytes(content)
     about: dict[str, Any] = {"source": "test", "created": "", "origins": origins}

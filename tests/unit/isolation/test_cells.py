@@ -34,7 +34,6 @@ SETTINGS = PortSettings(
 
 
 def guest(done: RenewedBit) -> Any:  # noqa: ANN401 - a client
-    """A guest agent that reports this."""
     return SimpleNamespace(renew=AsyncMock(return_value=Renewed(done=done, detail="\x1b why")))
 
 

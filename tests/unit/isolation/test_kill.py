@@ -54,12 +54,10 @@ def a_process(*words: str) -> Iterator[ProcessId]:
 
 
 def entry_of(name: str, **fields: object) -> JournalEntry:
-    """An entry owned by this process."""
     return replace(own_entry(name, "range" if name.startswith("r-") else "cell"), **fields)  # type: ignore[arg-type]
 
 
 def ids(entries: Iterable[JournalEntry]) -> set[str]:
-    """Their names."""
     return {entry.cell_id for entry in entries}
 
 
@@ -189,7 +187,6 @@ def test_it_acts_where_nothing_can_be_written(
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Meanwhile this process can open nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(entry.name) for entry in os.scandir("/proc/self/fd"))
     held: list[int] = []

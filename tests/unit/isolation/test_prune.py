@@ -61,7 +61,6 @@ def held_by_another(path: Path, how: str = "LOCK_SH") -> Iterator[None]:
 
 
 def states(parts: tuple[PrunedPart, ...]) -> dict[str, str]:
-    """What became of each."""
     return {part.path.name: part.state for part in parts}
 
 

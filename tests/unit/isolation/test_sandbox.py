@@ -41,7 +41,6 @@ class Counted(Sandbox):
         self.destroyed = 0
 
     async def unmake(self) -> Destruction:
-        """Counted."""
         self.destroyed += 1
         await anyio.lowlevel.checkpoint()
         return await super().unmake()
@@ -104,14 +103,12 @@ class Interrupted(Counted):
     looks = 0
 
     async def unmake(self) -> Destruction:
-        """Cut off the first time."""
         destruction = await super().unmake()
         if self.destroyed == 1:
             raise OSError("interrupted")
         return destruction
 
     def look_once(self, started: float) -> Destruction:
-        """Counted."""
         self.looks += 1
         return super().look_once(started)
 
@@ -199,10 +196,7 @@ def test_what_resists_its_removal_stays_in_the_journal(
 
 
 class Unclean(Counted):
-    """One that leaves something behind."""
-
     async def unmake(self) -> Destruction:
-        """With a survivor."""
         return replace(await super().unmake(), survivors=("process 1",))
 
 

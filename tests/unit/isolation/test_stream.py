@@ -29,7 +29,6 @@ DEVICES = b"\x04device state, which may look like anything: \x02" + ID + FOOTER
 
 
 def word(number: int) -> bytes:
-    """As the stream has numbers."""
     return struct.pack(">Q", number)
 
 
@@ -49,13 +48,11 @@ def page(number: int, content: bytes | None = None, block: bytes = b"") -> bytes
 
 
 def part(*records: bytes, last: bool = True) -> bytes:
-    """A section of records."""
     return (b"\x03" if last else b"\x02") + ID + b"".join(records) + word(END) + FOOTER
 
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[int]:
-    """The file, as large as RAM."""
     fd = os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT)
     os.ftruncate(fd, RAM)
     yield fd

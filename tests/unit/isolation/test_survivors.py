@@ -40,7 +40,6 @@ def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def entry(**fields: object) -> JournalEntry:
-    """A new cell's."""
     return own_entry(new_cell_id(), "cell", **fields)
 
 
@@ -68,7 +67,6 @@ NOT_SEEN = OSError(1, "Operation not permitted")
 
 
 def refuse(*_: object, **__: object) -> None:
-    """A look that the kernel refuses."""
     raise NOT_SEEN
 
 

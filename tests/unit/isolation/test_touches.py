@@ -34,7 +34,6 @@ from belljar.isolation.touches import (
 
 
 def opened(process: str = "cat", path: str = "/a") -> Access:
-    """One open."""
     return Access(path=path, operation="open", process=process, pid=7)
 
 
@@ -120,7 +119,6 @@ pytestmark = pytest.mark.anyio
 
 
 def touched(index: int, operation: int, name: str = "cat\x1b") -> bytes:
-    """A TOUCHED."""
     return g.frame(g.TOUCHED, 0, struct.pack("<IHII", index, operation, 1, 7) + g.text(name))
 
 

@@ -81,7 +81,6 @@ def connect(directory: Path) -> socket.socket:
 
 
 def is_this(pid: int) -> bool:
-    """This process plays the sandbox."""
     return pid == os.getpid()
 
 

@@ -35,11 +35,9 @@ class FakeMonitor:
         self.qmp = Qmp(ours, where="a test")
 
     def says(self, *lines: bytes) -> None:
-        """Words that the client will read."""
         self.socket.sendall(b"".join(lines))
 
     def heard(self) -> list[dict[str, object]]:
-        """The commands so far."""
         self.socket.setblocking(False)
         return [json.loads(line) for line in self.socket.recv(1 << 16).splitlines()]
 
@@ -138,13 +136,11 @@ class FakeMachine:
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """As the channel's client."""
         if self.is_busy:
             raise BusyError
         yield
 
     def kill(self) -> None:
-        """It was ended."""
         self.is_killed = True
 
 

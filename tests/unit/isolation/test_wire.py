@@ -22,7 +22,6 @@ def destruction(
     unproven: tuple[NotChecked, ...] = (),
     looked: tuple[str, ...] = ("a", "b"),
 ) -> Destruction:
-    """One that took a millisecond."""
     return Destruction(
         survivors=survivors,
         looked_for=looked,
@@ -83,7 +82,6 @@ class NoWire:
         self.is_proven = is_proven
 
     async def start(self) -> None:
-        """Fails."""
         raise CellError("no link")
 
     async def _destroy(self) -> None:

@@ -72,11 +72,9 @@ def make_run(home: Path) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A store of the test's own."""
     return tmp_path / "store"
 
 
 @pytest.fixture
 def finished(home: Path) -> Path:
-    """The directory of a finished run."""
     return make_run(home)

@@ -23,13 +23,11 @@ from .conftest import make_run
 
 @pytest.fixture
 def key(home: Path) -> SigningKey:
-    """The store's key."""
     return load_or_make_key(home)
 
 
 @pytest.fixture
 def copy(finished: Path, key: SigningKey, tmp_path: Path) -> Path:
-    """A copy without what commands printed."""
     share(finished, tmp_path / "copy", choose(finished, ["outputs"]), key)
     return tmp_path / "copy"
 
@@ -101,7 +99,6 @@ def _no_end(copy: Path) -> None:
 
 
 def _put_back(copy: Path) -> None:
-    """A statement allows nothing but absence."""
     body = next((copy.parent / "store").glob("runs/*/bodies/*/*"))
     back = copy / "bodies" / body.parent.name / body.name
     back.parent.mkdir(parents=True)

@@ -24,7 +24,6 @@ def exit_code_of(child: int) -> int:
 
 
 def last_data(path: Path) -> dict[str, object]:
-    """The data of the last event."""
     *_, last = read_events(path)
     assert last.kind is Kind.RUN_FINISHED
     return last.data

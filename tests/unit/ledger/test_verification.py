@@ -36,7 +36,6 @@ def _edit(name: str, change: Lines) -> Tamper:
 
 
 def cut(name: str) -> Tamper:
-    """Cut within the last line."""
     return lambda run: os.truncate(run / name, (run / name).stat().st_size - 5)
 
 
@@ -81,7 +80,6 @@ CHECKPOINTS: dict[str, tuple[Lines, int, str]] = {
 
 
 def removed(name: str) -> Tamper:
-    """A file is gone."""
     return lambda run: (run / name).unlink()
 
 

@@ -35,13 +35,11 @@ from .conftest import body, exec_events, signed_events, wait_until
 
 @pytest.fixture
 def key(home: Path) -> SigningKey:
-    """A key."""
     return load_or_make_key(home)
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """An empty run directory."""
     path = tmp_path / "20261120-000000000-abcdef"
     path.mkdir()
     return path
@@ -49,18 +47,15 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def writer(run_dir: Path, key: SigningKey) -> Iterator[LedgerWriter]:
-    """A writer at work."""
     with LedgerWriter(run_dir, key) as made:
         yield made
 
 
 def hit(reason: str, *bodies: Body) -> Event:
-    """The smallest event."""
     return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": reason}, bodies=bodies)
 
 
 def files_of_bodies(run_dir: Path) -> list[Path]:
-    """Those that are there."""
     return [path for path in (run_dir / "bodies").rglob("*") if path.is_file()]
 
 

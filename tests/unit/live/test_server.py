@@ -24,7 +24,6 @@ HOST = "127.0.0.1:7462"
 
 
 def client(server: LiveServer, **headers: str) -> httpx.AsyncClient:
-    """A browser at the server's address."""
     transport = httpx.ASGITransport(app=server.app())
     return httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", headers=headers)
 
@@ -36,7 +35,6 @@ def server_of(home: Path, *, operator: bool = False) -> LiveServer:
 
 
 async def secret_of(browser: httpx.AsyncClient, token: str) -> dict[str, str]:
-    """The header of a session."""
     answer = await browser.post("/session", json={"token": token})
     return {"x-belljar-secret": answer.json()["secret"]}
 
@@ -122,7 +120,6 @@ CELL = "c-0123456789ab"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RunDirectory]:
-    """A run that is being written."""
     with start_run("exec", "test", ["test"], home=tmp_path) as made:
         yield made
 

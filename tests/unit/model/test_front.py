@@ -27,14 +27,12 @@ class Asking(ByteStream):
         self._sent, self.got = sent, b""
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """All at once, then the end."""
         if not self._sent:
             raise anyio.EndOfStream
         part, self._sent = self._sent[:max_bytes], self._sent[max_bytes:]
         return part
 
     async def send(self, item: bytes) -> None:
-        """Keep it."""
         self.got += item
 
     async def send_eof(self) -> None:
@@ -80,12 +78,10 @@ class Answering:
 
     @asynccontextmanager
     async def ask(self, question: Question) -> AsyncIterator[Answering]:
-        """The answer."""
         yield self
         self.had_when_recorded = self._client.got
 
     async def next_part(self) -> bytes | None:
-        """One part after the other."""
         return self._parts.pop(0) if self._parts else None
 
 

@@ -38,7 +38,6 @@ class ScriptedServer(ByteStream):
         self.is_closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """The next part of the script."""
         await anyio.lowlevel.checkpoint()
         for part in self._script:
             return part
@@ -47,20 +46,16 @@ class ScriptedServer(ByteStream):
         raise anyio.EndOfStream
 
     async def send(self, item: bytes) -> None:
-        """Keep it."""
         self.received += item
 
     async def send_eof(self) -> None:
         """Nothing comes after a request."""
 
     async def aclose(self) -> None:
-        """Note it."""
         self.is_closed = True
 
 
 def to(server: ScriptedServer) -> Connect:
-    """Connects to this server."""
-
     @asynccontextmanager
     async def connect() -> AsyncIterator[ByteStream]:
         async with server:
@@ -70,13 +65,11 @@ def to(server: ScriptedServer) -> Connect:
 
 
 def answer(body: bytes, kind: str = "application/json", *more: str) -> bytes:
-    """A whole answer with a length."""
     head = ["HTTP/1.1 200 OK", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *more]
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
 def stream(*parts: bytes, end: bytes = b"0\r\n\r\n") -> list[bytes]:
-    """A streamed answer in chunks."""
     head = (
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
@@ -84,7 +77,6 @@ def stream(*parts: bytes, end: bytes = b"0\r\n\r\n") -> list[bytes]:
 
 
 async def whole(got: ServerAnswer) -> bytes:
-    """All parts of the body."""
     parts = []
     while (part := await got.next_part()) is not None:
         parts.append(part)
@@ -93,7 +85,6 @@ async def whole(got: ServerAnswer) -> bytes:
 
 
 async def ask(script: Sequence[bytes], max_bytes: int = MAX_BYTES) -> tuple[ServerAnswer, bytes]:
-    """The answer and its whole body."""
     server = to(ScriptedServer(script))
     async with ask_server(server, QUESTION, max_bytes=max_bytes, timeout_s=30) as got:
         return got, await whole(got)

@@ -37,7 +37,6 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def added(source: Path, tmp_path: Path) -> StoredWeights:
-    """The same, in a store."""
     return add_weights(source, home=tmp_path / "home")
 
 

@@ -60,14 +60,12 @@ hosts = st.one_of(ours, names, st.text(max_size=80)).flatmap(
 
 
 def web(host: str | bytes, address: str = SHOP, target: bytes = b"/", **more: object) -> Flow:
-    """A request without TLS."""
     raw = host if isinstance(host, bytes) else host.encode()
     request = RequestHead(method=str(more.get("method", "GET")), target=target, hosts=(raw,))
     return Flow(address=address, port=80, request=request)
 
 
 def secure(sni: str | None, host: str, address: str = SHOP) -> Flow:
-    """A request within TLS."""
     request = RequestHead(method="GET", target=b"/", hosts=(host.encode(),))
     return Flow(address=address, port=443, sni=sni, hello=True, request=request)
 

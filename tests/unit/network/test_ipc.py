@@ -33,13 +33,11 @@ def body(name: str, content: bytes, extra: int = 0) -> Body:
 
 
 def head(**changes: object) -> bytes:
-    """A good event's head, with changes."""
     event = {"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}
     return json.dumps(event).encode()
 
 
 def feed_all(decoder: wire.EventDecoder, sent: list[bytes]) -> list[object]:
-    """What came out."""
     return [said for datagram in sent if (said := decoder.feed(datagram)) is not None]
 
 

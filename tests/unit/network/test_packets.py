@@ -62,7 +62,6 @@ def test_a_frame_beyond_what_is_kept_is_counted(tmp_path: Path) -> None:
 
 
 def segment(payload: bytes) -> bytes:
-    """A frame with a TCP segment."""
     ip = bytes([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0]) + bytes(8)
     return bytes(12) + b"\x08\x00" + ip + bytes(12) + bytes([0x50]) + bytes(7) + payload
 

@@ -75,7 +75,6 @@ def verdict(
 
 
 def number(name: str, machine: str) -> int:
-    """A call's, by the table."""
     return CALLS[machine][name]
 
 

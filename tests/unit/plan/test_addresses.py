@@ -22,7 +22,6 @@ HTTP = (PortPlan(number=80, protocol="http"),)
 
 
 def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
-    """A stand-in with so many names."""
     hosts = tuple(f"{name}-{at}.example" for at in range(names))
     return StandInPlan(id=name, kind=kind, names=hosts, ports=HTTP)
 

@@ -37,7 +37,6 @@ WIRING = [
 
 
 def argv(shape: qemu.VmShape, role: qemu.Role, counter_khz: int = 0) -> list[str]:
-    """With fixed descriptors."""
     fds = qemu.VmFds(
         qmp=10,
         agent=11,

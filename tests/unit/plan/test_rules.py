@@ -57,13 +57,11 @@ def layout_of(plan: NetworkPlan, random_bytes: bytes = bytes(range(16))) -> Rang
 def objects(
     plan: NetworkPlan, kind: str, layout: RangeLayout | None = None
 ) -> list[dict[str, Any]]:
-    """The rendered objects of a kind."""
     document = render_rules(layout or layout_of(plan), plan)
     return [entry["add"][kind] for entry in document["nftables"] if kind in entry.get("add", {})]
 
 
 def chain(plan: NetworkPlan, name: str) -> list[Any]:
-    """A chain's rules."""
     return [
         rule["expr"]
         for rule in objects(plan, "rule")

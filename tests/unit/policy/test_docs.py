@@ -17,7 +17,6 @@ ROOT = PAGE.parents[1]
 
 
 def pages() -> list[Path]:
-    """Those that a user reads."""
     return [
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
@@ -26,7 +25,6 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path) -> list[str]:
-    """Its YAML."""
     return re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
 
 

@@ -71,7 +71,6 @@ def test_an_error_names_line_column_and_field_and_says_what_is_allowed(
 
 
 def files_policy(*sources: str) -> str:
-    """A policy that copies these in."""
     rows = (f"  - {{source: '{source}', target: t{n}}}\n" for n, source in enumerate(sources))
     return HEAD + "files:\n" + "".join(rows)
 

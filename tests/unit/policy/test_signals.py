@@ -18,7 +18,6 @@ decoys:
 
 
 def policy(block: str) -> Policy:
-    """A policy of this block."""
     text = f"belljar: 1\nrisk: low\n{block}\n".encode()
     return parse_policy(text, source="x", base=None, default_name="x").policy
 

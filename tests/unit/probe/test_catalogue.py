@@ -68,7 +68,6 @@ def test_containment_has_no_exceptions() -> None:
 
 
 def said(told: bytes, *names: str, code: int = 0) -> bytes:
-    """What the program prints, told this."""
     command = [str(PROGRAM), *names]
     ran = subprocess.run(command, input=told, check=False, capture_output=True, timeout=120)
     assert ran.returncode == code

@@ -52,13 +52,11 @@ def line(kind: Kind, cell: str | None = None, /, **data: Any) -> Line:  # noqa: 
 
 
 def planned(cell: str, **more: Any) -> Line:  # noqa: ANN401 - JSON values
-    """The plan of a cell."""
     plan = {"tier": "microvm", "emulated": False, "policy_sha256": "", "layers": []}
     return line(Kind.CELL_PLANNED, cell, **{**plan, **more})
 
 
 def probing(phase: str) -> list[Line]:
-    """Its beginning and its end."""
     return [
         line(Kind.PROBE_STARTED, "c1", which="quick", phase=phase, user=""),
         line(Kind.PROBE_COMPLETED, "c1", **PROBED, phase=phase),
@@ -107,5 +105,4 @@ def findings_of(
 
 
 def judged(lines: list[Line]) -> RunFindings:
-    """A run of one sample."""
     return findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u1")], lines)

@@ -31,7 +31,6 @@ def result(tier: str, **said: AttemptOutcome) -> dict[str, Any]:
 
 
 def row(page: str, name: str) -> list[str]:
-    """The verdicts of one probe."""
     line = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
     return [cell.strip() for cell in line.split("|")[4:-1]]
 

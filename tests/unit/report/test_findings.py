@@ -112,7 +112,6 @@ def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None
 
 
 def judged(*lines: Line, error: str = "") -> RunFindings:
-    """A run of one sample."""
     return findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u1", error=error)], lines)
 
 

@@ -19,26 +19,22 @@ MODEL_CELL = planned("m1", model={"name": "small", "weights": "w"})
 
 
 def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
-    """A ledger line of one."""
     to = {"host": "real.example", "port": 443, "address": "93.184.215.1"}
     said = {**to, "verdict": "dialled", "reason": "why", "problem": "", **data}
     return line(Kind.NETWORK_UPSTREAM, **said)
 
 
 def call(model: str, **data: Any) -> Line:  # noqa: ANN401 - JSON values
-    """A call of a model."""
     said = {"model": model, "address": "", "bytes": 100, "guarded": True, **data}
     return line(Kind.MODEL_CALLED, "c1", **said)
 
 
 def hit(place: str, to: str, action: str, cls: str = "iban") -> Line:
-    """A finding of the guard's."""
     said = {"class": cls, "action": action, "digest": "0" * 64, "start": 0, "end": 9}
     return line(Kind.GUARD_HIT, "c1", **said, place=place, channel=place, decoding=[], to=to)
 
 
 def evaluated(**data: Any) -> Line:  # noqa: ANN401 - JSON values
-    """The end of the evaluation."""
     said = {"interrupted": False, "stopped": False, "errors": [], "connections": {}, **data}
     return line(Kind.RUN_EVALUATED, None, **said)
 
@@ -50,7 +46,6 @@ def ranges_end(**sent: int) -> Line:
 
 
 def left_of(*lines: Line, doubt: str = "") -> Left:
-    """Of a run with these events."""
     gatherer = LeftGatherer()
     for each in lines:
         gatherer.take(each)

@@ -59,7 +59,6 @@ def any_data(kind: Kind) -> dict[str, Any]:
 
 
 def with_body(event: Line, content: bytes = BYTES) -> Line:
-    """The same with a body."""
     size = len(content)
     return replace(
         event, bodies=(BodyRef(name="stdout", sha256="0" * 64, kept_bytes=size, total_bytes=size),)
@@ -139,7 +138,6 @@ def elements(page: bytes) -> list[Any]:
 
 
 def data_of(page: bytes) -> list[list[Any]]:
-    """The entries of each sample."""
     return [
         json.loads(each.text)
         for each in elements(page)

@@ -215,7 +215,6 @@ def connection(number: int = 1, kept_bytes: int | None = None, **changes: object
 
 
 def tls(number: int, verdict: str = "allowed", reason: str = "") -> Line:
-    """A connection's handshake, or its end."""
     hello = {"cell": "agent", "address": "10.0.0.2", "port": 443, "sni": "a", "stand_in": "shop"}
     said = {"connection": number, "verdict": verdict, "reason": reason}
     return line(Kind.NETWORK_TLS, **hello, **said)

@@ -37,13 +37,11 @@ def signals(*lines: Line) -> SampleSignals:
 
 
 def codes(*lines: Line) -> list[SignalCode]:
-    """Their codes, in order."""
     numbered = [replace(each, seq=number) for number, each in enumerate(lines)]
     return [signal.code for signal in signals(*numbered).signals]
 
 
 def told(kind: Kind, base: dict[str, Any], cell: str | None = None, /, **changes: Any) -> Line:  # noqa: ANN401
-    """A line of these data, changed."""
     return line(kind, cell, **{**base, **changes})
 
 

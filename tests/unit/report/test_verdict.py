@@ -36,7 +36,6 @@ def evidence(*logs: LogRecord, lines: list[Line] | None = None, **more: Any) -> 
 
 
 def sampled(**changes: Any) -> LogRecord:
-    """The log, its sample changed."""
     return replace(LOG, transcripts=(replace(SAMPLE, **changes),))
 
 
@@ -89,7 +88,6 @@ WAY: dict[str, Any] = {"name": "IPv4 UDP", "state": "can't tell", "how": "tried"
 
 
 def gap_at(phase: str, *ways: dict[str, Any]) -> Line:
-    """A check of the air gap."""
     absent = {**WAY, "state": "absent"}
     data: dict[str, Any] = {"phase": phase, "air_gapped": not ways, "findings": [absent, *ways]}
     return line(Kind.AIR_GAP_CHECKED, None, **data)

@@ -47,7 +47,6 @@ labels = st.text(max_size=8)
 
 
 def stream(label: str) -> RandomStream:
-    """A stream of its own."""
     return RandomStream(KEY, label)
 
 
@@ -90,7 +89,6 @@ def spec(kind: DecoyKind, name: str = "bait") -> DecoySpec:
 
 
 def texts(minted: Minted) -> set[str]:
-    """Its values."""
     return {value.text for value in minted.values}
 
 
@@ -153,7 +151,6 @@ KEY = b"k" * KEY_BYTES
 
 
 def made(kind: DecoyKind, scope: str = "range", **more: object) -> Minted:
-    """One with three rows."""
     place = "" if kind is DecoyKind.METADATA else "crm.corp.internal"
     spec = DecoySpec(id="crm", kind=kind, place=place, count=3, **more)  # type: ignore[arg-type]
     return mint_service(KEY, scope, spec)

@@ -34,7 +34,6 @@ def body(name: str, content: bytes, total_bytes: int | None = None) -> Body:
 
 
 def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
-    """A hit of the decoy `aws`."""
     return Hit(**{**HIT, "source": ValueSource.DECOY, "value_id": "aws/secret", **changes})
 
 

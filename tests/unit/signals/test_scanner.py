@@ -39,13 +39,11 @@ PATIENT = ScanBounds(time_s=60)
 
 
 def scanner(text: str = TEXT, *classes: str, bounds: ScanBounds = PATIENT) -> Scanner:
-    """One that knows a single value."""
     value = KnownValue(id="v", text=text, source=ValueSource.PROTECTED)
     return Scanner(ScanSpec(values=(value,), classes=classes, key_hex=KEY.hex(), bounds=bounds))
 
 
 def one(data: bytes) -> Hit:
-    """The single hit of data."""
     result = scanner().scan(data)
     assert result.complete
     (hit,) = result.hits
@@ -203,7 +201,6 @@ KNOWN = "orchid-7731-base"
 def find(
     data: bytes, text: str = KNOWN, *, case_sensitive: bool = True
 ) -> list[tuple[int, int, tuple[str, ...]]]:
-    """Places and encodings."""
     value = KnownValue(
         id="v", text=text, source=ValueSource.PROTECTED, case_sensitive=case_sensitive
     )
@@ -280,7 +277,6 @@ CSV = b"name,email,note\nAda Lovelace,ada@customer.io,x\nBob,bob.miller@customer
 
 
 def texts(item: Protected, content: bytes | None = None) -> list[str]:
-    """The values' texts."""
     return [value.text for value in protected_values(item, content)]
 
 

@@ -25,7 +25,6 @@ VALUE = TEXT.encode()
 
 
 def stream() -> StreamScanner:
-    """One that knows a single value."""
     value = KnownValue(id="v", text=TEXT, source=ValueSource.DECOY)
     patient = ScanBounds(time_s=60)
     return StreamScanner(Scanner(ScanSpec(values=(value,), key_hex="00" * 32, bounds=patient)))

@@ -40,7 +40,6 @@ def is_offered(owner: str, name: str) -> bool:
 
 
 def public(kind: type) -> set[str]:
-    """Methods and properties."""
     return {name for name in dir(kind) if not name.startswith("_")}
 
 

@@ -62,7 +62,6 @@ class Steps:
 
 
 async def fail() -> None:
-    """Raises."""
     raise LookupError("mine")
 
 
@@ -80,7 +79,6 @@ def test_what_the_block_raises_is_raised_within() -> None:
 
 
 def leave(steps: Steps, cause: BaseException | None) -> None:
-    """Enter, and leave by `cause`."""
     with own_loop() as loop, loop.entered(steps.opened()):
         if cause is not None:
             raise cause

@@ -21,7 +21,6 @@ class LostError(Exception):
 
 
 def lost() -> None:
-    """In place of the process's end."""
     raise LostError
 
 
@@ -52,7 +51,6 @@ async def heard(sock: socket.socket, decoder: EventDecoder) -> Item:
 
 
 def item(number: int, size: int = 0) -> Item:
-    """An event."""
     return Item(
         Kind.NETWORK_ATTEMPT,
         {"stand_in": "s", "what": str(number)},
@@ -61,7 +59,6 @@ def item(number: int, size: int = 0) -> Item:
 
 
 async def until_ended(sock: socket.socket) -> tuple[list[Item], Item]:
-    """All events, and the last word."""
     decoder = EventDecoder()
     events: list[Item] = []
     while True:
@@ -117,7 +114,6 @@ WHERE = ("real.example", 443, "upstream:real.example")
 
 
 async def no_socket(reporter: Reporter) -> str:
-    """Why there is none."""
     with pytest.raises(ValueError, match=r".") as caught:
         await reporter.dial(*WHERE)
     return str(caught.value)

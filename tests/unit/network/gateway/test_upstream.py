@@ -55,7 +55,6 @@ class Asker:
         body: bytes = b"",
         headers: Any = (),  # noqa: ANN401 - pairs, or a mapping
     ) -> Any:  # noqa: ANN401 - (status, headers, body)
-        """The answer."""
         raw, _, query = path.encode().partition(b"?")
         fields = [(b"host", b"Real.Example:1"), *headers]
         request = Request(
@@ -72,12 +71,10 @@ class Asker:
 
 
 def run(scene: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the scene gives
-    """In a loop."""
     return asyncio.run(scene())
 
 
 def refused(asker: Asker, path: str = "/", **options: Any) -> tuple[int, str]:  # noqa: ANN401 - of `ask`
-    """Status and reason of a refusal."""
     with pytest.raises(RefusedRequestError) as caught:
         run(lambda: asker.ask(path, **options))
     return caught.value.status, caught.value.reason
@@ -157,7 +154,6 @@ Fields = list[tuple[bytes, bytes]]
 
 
 def part(disposition: bytes, value: bytes = b"DELETE") -> bytes:
-    """A form of one part."""
     return (
         b"--b\r\nContent-Disposition: form-data; "
         + disposition

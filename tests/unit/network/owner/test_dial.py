@@ -33,7 +33,6 @@ from belljar.plan.network import DIAL_BYTES, NetworkPlan, UpstreamPlan
 
 
 def upstream(host: str, *ports: int, budget_bytes: int = 1 << 20) -> UpstreamPlan:
-    """One of the plan's."""
     more: dict[str, Any] = {"methods": ("GET",), "run_budget_bytes": 100 << 20, "reason": "it is"}
     return UpstreamPlan(host=host, ports=ports, budget_bytes=budget_bytes, **more)
 
@@ -72,11 +71,9 @@ class World:
 
     @property
     def told(self) -> str:
-        """What was done, in order."""
         return " ".join(entry[0] for entry in self.log)
 
     def dial(self, **changes: object) -> None:
-        """One request; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
 
     def refuses(self, why: str, **changes: object) -> None:
@@ -99,7 +96,6 @@ class World:
 
 
 def told(answer: tuple[Any, ...] | OSError) -> tuple[Any, ...]:
-    """It, or raised."""
     if isinstance(answer, OSError):
         raise answer
     return answer

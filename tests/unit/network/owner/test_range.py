@@ -27,8 +27,6 @@ def test_a_process_that_does_not_end_is_no_proven_end(
     with watched(recorder) as scene:
 
         class Held(NetworkRange):
-            """One whose processes are a scene's."""
-
             def _make(self) -> None:
                 self._processes, self._watch = scene.processes, scene.watch
                 self._entry = own_entry(self.id, "range")

@@ -18,14 +18,12 @@ HOST = "real.example"
 
 
 def upstream(budget: int, run: int, host: str = HOST) -> UpstreamPlan:
-    """With these budgets."""
     budgets = {"budget_bytes": budget, "run_budget_bytes": run}
     return UpstreamPlan(host=host, ports=(443,), methods=("GET",), reason="a test", **budgets)
 
 
 @contextmanager
 def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Ours, and the other side's."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as ours,

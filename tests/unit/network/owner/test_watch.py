@@ -66,7 +66,6 @@ class Watched:
         self.told.set()
 
     def send(self, *items: Item) -> None:
-        """As its gateway."""
         for number, item in enumerate(items, 1):
             for datagram in encode_event(number, item):
                 self.gateway.send(datagram)

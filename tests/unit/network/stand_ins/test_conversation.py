@@ -19,7 +19,6 @@ class Gone:
         self._pieces = [sent, b""]
 
     async def receive(self) -> bytes:
-        """See `Stream`."""
         return self._pieces.pop(0)
 
     async def send(self, data: bytes) -> None:
@@ -35,7 +34,6 @@ class Script:
         self._steps, self.rest = steps, bytearray()
 
     def feed(self, _data: bytes) -> Iterator[ServiceStep]:
-        """All of them."""
         return self._steps
 
 

@@ -37,26 +37,22 @@ def command(ref: bytes = b"refs/heads/main", old: bytes = ZERO, new: bytes = THI
 
 
 def bare(path: Path) -> Path:
-    """An empty repository."""
     subprocess.run(["git", "init", "-q", "--bare", str(path)], check=True)
     return path
 
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """What the server recorded."""
     return Ledger()
 
 
 @pytest.fixture
 def app(tmp_path: Path, ledger: Ledger) -> App:
-    """A server with one empty repository."""
     bare(tmp_path / "thing.git")
     return make(context_for(tmp_path, ledger))
 
 
 def push(app: App, body: bytes) -> tuple[int, bytes]:
-    """One request."""
     path, headers = "/thing.git/git-receive-pack", {"authorization": basic("eve", "hunter2")}
     reply = ask(app, "POST", path, body=body, headers=headers)
     return reply.status, reply.body

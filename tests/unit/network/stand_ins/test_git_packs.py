@@ -30,7 +30,6 @@ def pack(count: int, *entries: bytes) -> bytes:
 
 
 def read(data: bytes, known: dict[bytes, GitObject] | None = None) -> dict[bytes, GitObject]:
-    """All of a pack."""
     objects: dict[bytes, GitObject] = {}
     for _ in read_pack(data, (known or {}).get, objects):
         pass
@@ -38,7 +37,6 @@ def read(data: bytes, known: dict[bytes, GitObject] | None = None) -> dict[bytes
 
 
 def varint(number: int) -> bytes:
-    """A size in a delta."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

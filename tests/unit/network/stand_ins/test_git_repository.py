@@ -16,14 +16,12 @@ COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
-    """An empty bare repository."""
     path = tmp_path / "team" / "thing.git"
     subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(path)], check=True)
     return path
 
 
 def put(repository: Repository, *things: GitObject) -> None:
-    """Push objects."""
     repository.pushed |= {thing.id: thing for thing in things}
 
 

@@ -32,7 +32,6 @@ def entry(
     status: int = 200,
     **content: object,
 ) -> dict[str, Any]:
-    """An entry of a recording."""
     request: dict[str, Any] = {"method": method, "url": url}
     if post:
         request["postData"] = {"mimeType": "text/plain", "text": post}
@@ -49,7 +48,6 @@ def write(folder: Path, *entries: object) -> dict[str, Any]:
 
 
 def client(folder: Path, *entries: object, record: Recorded | None = None) -> Client:
-    """A player of entries."""
     return Client(har.make(context(write(folder, *entries), folder, record=record)))
 
 

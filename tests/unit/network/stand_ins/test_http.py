@@ -34,13 +34,11 @@ SHOP = YAML(typ="safe", pure=True).load(SITE)
 
 
 def site_of(*routes: Mapping[str, object], **cookies: str) -> Client:
-    """Of these routes."""
     return Client(http.make(context({"routes": list(routes)})), cookies=cookies)
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Client:
-    """The site above, over files."""
     (tmp_path / "assets").mkdir()
     with (tmp_path / "assets/a.txt").open("w") as file:
         file.write("0123456789")

@@ -22,7 +22,6 @@ SPEC = DecoySpec(id="office", kind=DecoyKind.MCP, place="mcp.corp.internal", cou
 
 
 def service() -> Minted:
-    """What such a decoy holds."""
     return mint_service(bytes(KEY_BYTES), "range", SPEC)
 
 
@@ -40,7 +39,6 @@ class InProcess(httpx.AsyncBaseTransport):
         self._app = app
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Ask, and give the answer."""
         fields = {name.lower(): value for name, value in request.headers.items()}
         sent = request_to(request.method, request.url.path, "", fields, await request.aread())
         reply = await answered(self._app, sent)

@@ -18,7 +18,6 @@ ROLES = "/latest/meta-data/iam/security-credentials/"
 
 
 def cloud(settings: dict[str, Any] | None = None, **how: Any) -> Client:  # noqa: ANN401 - `context`'s
-    """A service."""
     return Client(metadata.make(context(settings, **how)), host="169.254.169.254")
 
 

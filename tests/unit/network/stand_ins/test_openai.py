@@ -32,19 +32,16 @@ class Owner:
         self.reply = json.dumps({**answer, **more}).encode()
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
-        """The same answer each time."""
         assert kind == "chat"
         self.questions.append(json.loads(body))
         return self.reply
 
 
 def client(owner: Any = None, **settings: Any) -> Client:  # noqa: ANN401 - anything that answers
-    """An endpoint."""
     return Client(openai.make(context(settings, ask=owner or Owner())))
 
 
 def asked(owner: Any = None, **how: Any) -> Reply:  # noqa: ANN401 - anything that answers
-    """A question to it."""
     return client(owner).ask("POST", CHAT, headers=KEY, **how)
 
 

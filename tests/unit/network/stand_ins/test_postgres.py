@@ -25,14 +25,12 @@ DATABASE = {"user": "app", "password": PASSWORD, "database": "crm"}
 
 
 def startup(user: str = "app", database: str = "crm", code: int = 3 << 16) -> bytes:
-    """The first message."""
     words = b"".join(map(wire.text, ("user", user, "database", database)))
     body = struct.pack("!I", code) + words + b"\0"
     return struct.pack("!i", len(body) + 4) + body
 
 
 def messages(steps: list[ServiceStep]) -> list[tuple[str, bytes]]:
-    """The server's messages: letters and bodies."""
     return list(_read(b"".join(step.reply for step in steps)))
 
 
@@ -44,7 +42,6 @@ def _read(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def codes(steps: list[ServiceStep]) -> list[str]:
-    """SQLSTATE of each error."""
     return [
         next(field[1:].decode() for field in body.split(b"\0") if field.startswith(b"C"))
         for kind, body in messages(steps)
@@ -53,12 +50,10 @@ def codes(steps: list[ServiceStep]) -> list[str]:
 
 
 def feed(session: PostgresSession, *messages: bytes) -> list[ServiceStep]:
-    """Its steps."""
     return list(session.feed(b"".join(messages)))
 
 
 def inside() -> PostgresSession:
-    """Logged in."""
     session = PostgresSession(DATABASE, bytes(8))
     steps = feed(session, startup(), wire.message("p", wire.text(PASSWORD)))
     assert messages(steps)[-1] == ("Z", b"I")
@@ -66,7 +61,6 @@ def inside() -> PostgresSession:
 
 
 def query(text: str) -> bytes:
-    """A simple query."""
     return wire.message("Q", wire.text(text))
 
 

@@ -34,7 +34,6 @@ def resp(*words: bytes) -> bytes:
 
 
 def say(session: RedisSession, *words: bytes) -> ServiceStep:
-    """One command's step."""
     (step,) = session.feed(resp(*words))
     assert step.raw == resp(*words)
     return step

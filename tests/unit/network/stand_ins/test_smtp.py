@@ -59,7 +59,6 @@ def codes(ledger: Ledger, *lines: str) -> list[str]:
 
 
 def encoded(text: bytes) -> str:
-    """As AUTH wants it."""
     return base64.b64encode(text).decode()
 
 

@@ -71,7 +71,6 @@ REFUSAL = "This account is currently not available.\n"
 
 
 def told(ledger: Ledger, what: str) -> list[tuple[dict[str, JsonValue], bytes]]:
-    """Each such event, and its content."""
     pairs = zip(ledger.attempts, ledger.bodies, strict=True)
     return [(event, body.content) for event, [body] in pairs if event["what"] == what]
 
@@ -82,7 +81,6 @@ def logins(ledger: Ledger) -> list[tuple[JsonValue, JsonValue, bytes]]:
 
 
 def commands(ledger: Ledger) -> list[tuple[str, bytes]]:
-    """Name and content of each command."""
     found = told(ledger, "command")
     return [(str(name), sent) for each, sent in found for name in each["names"]]  # type: ignore[union-attr]
 
@@ -166,7 +164,6 @@ class Hasty(asyncssh.SSHClient):
     """A client that does not wait for the answer to a login before it sends the next one."""
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        """Keep it."""
         self._connection = conn
 
     async def password_auth_requested(self) -> str:
@@ -219,10 +216,7 @@ def test_what_a_session_is_given_before_its_command_is_on_record(service: Minted
 
 
 class Late(Ledger):
-    """Takes its time."""
-
     async def record(self, *event: Any) -> None:  # noqa: ANN401 - as a ledger has it
-        """As any ledger's, later."""
         await asyncio.sleep(0.3)
         await super().record(*event)
 

@@ -28,7 +28,6 @@ CONTENT = os.urandom(150_000)
 
 
 def document(name: str = "leak", version: str = "1.0.0") -> bytes:
-    """What `npm publish` sends."""
     data = {"data": base64.b64encode(CONTENT).decode(), "length": len(CONTENT)}
     value = {
         "name": name,
