@@ -126,7 +126,7 @@ def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator
 
 
 def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted, ...]:
-    """What the decoy services of a new range hold."""
+    """The values in the decoy services of a new range."""
     scope = f"range-{secrets.token_hex(8)}"  # its cells have no ids yet
     return tuple(mint_service(decoy_key(run), scope, spec) for spec in specs if spec.is_service)
 

@@ -178,7 +178,7 @@ class GuardedRecorder:
             self._reports_touches = False
 
     def let_out(self, part: Carried, *, cell_id: str | None) -> LetOut:
-        """What of these bytes goes on, by the policy's action; what was found is on record then.
+        """Choose which of these bytes go on, by the policy's action; hits are on record by then.
 
         Where they are redacted or stopped, what could not be scanned whole is withheld. Takes up to
         the scanner's time bound: call it in a thread.

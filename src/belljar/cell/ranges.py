@@ -8,7 +8,7 @@ range's own cell is last: nothing of a sample runs before its targets.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -135,21 +135,10 @@ async def open_with_network(
     recorder = stack.enter_context(guarded_recorder(rules, loaded, upstreams=upstreams))
     recorder.services = mint_services(loaded.policy.decoys, run)
     cells: dict[str, Cell] = {}
-    model_requests = ModelRequests()
-
-    def mark_failed(error: BelljarError) -> None:
-        for cell in list(cells.values()):
-            cell.mark_failed(error)
-
-    network = None
+    network = model_requests = None
     if plan.has_cells:
-        opening = partial(Network, _spec(plan, own, run, recorder), recorder=recorder)
-        network = await stack.enter_async_context(
-            opening(home=home, handle_request=model_requests, on_failure=mark_failed)
-        )
-        stack.push_async_exit(partial(_after, network))
-        # when the cells are gone, and before the network's end
-        stack.callback(model_requests.close)
+        spec = _spec(plan, own, run, recorder)
+        network, model_requests = await _enter_network(stack, spec, recorder, cells, home)
     targets = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
     routers: dict[str, Router] = {}
@@ -185,8 +174,37 @@ async def open_with_network(
         targets={name: cell for name, cell in cells.items() if name != OWN_CELL},
         network=network,
         routers=routers,
-        model_requests=model_requests if network is not None else None,
+        model_requests=model_requests,
     )
+
+
+async def _enter_network(
+    stack: AsyncExitStack,
+    spec: RangeSpec,
+    recorder: GuardedRecorder,
+    cells: Mapping[str, Cell],
+    home: Path,
+) -> tuple[Network, ModelRequests]:
+    """The network that `stack` ends when the cells are gone; they fail with it."""
+    model_requests = ModelRequests()
+
+    def mark_failed(error: BelljarError) -> None:
+        for cell in list(cells.values()):
+            cell.mark_failed(error)
+
+    network = await stack.enter_async_context(
+        Network(
+            spec,
+            recorder=recorder,
+            home=home,
+            handle_request=model_requests,
+            on_failure=mark_failed,
+        )
+    )
+    stack.push_async_exit(partial(_after, network))
+    # when the cells are gone, and before the network's end
+    stack.callback(model_requests.close)
+    return network, model_requests
 
 
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> list[_Member]:

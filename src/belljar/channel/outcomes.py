@@ -130,7 +130,7 @@ class OutputTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecOutput(OutputTexts):
-    """How a command ended. A failed command is a result, not an error.
+    """The end of a command. A failed command is a result, not an error.
 
     All is the guest's word, except `host_limits` and bytes that the host dropped.
 

@@ -265,7 +265,7 @@ def _escaped(line: str) -> str:
 
 
 def dropped(outcome: RunOutcome) -> list[str]:
-    """What `--require-contained` took out of the metrics."""
+    """Sentences on what `--require-contained` took out of the metrics."""
     if not outcome.dropped:
         return []
     named = printable(", ".join(outcome.dropped), max_chars=400)

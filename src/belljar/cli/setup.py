@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
 from belljar.bundle import Contents, create_bundle, install_bundle, installed, open_bundle
 from belljar.cli import console
-from belljar.compose.document import ServiceBuild
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, host_sources, kernel_sources
@@ -33,6 +32,9 @@ from belljar.policy.load import load_policy
 from belljar.policy.reference import parse_reference
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.units import format_size, printable
+
+if TYPE_CHECKING:
+    from belljar.compose.document import ServiceBuild
 
 BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
 _BACKPORTS: Final = "bookworm-backports"
@@ -338,7 +340,8 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
     finally:
         os.environ.clear()
         os.environ.update(before)
-    images, builds = list[str](), list[ServiceBuild]()
+    images: list[str] = []
+    builds: list[ServiceBuild] = []
     for each in previews:
         if each.policy is not None:
             images += each.policy.policy.images

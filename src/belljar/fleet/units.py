@@ -192,7 +192,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the fleet was to run."""
+    """The samples that a fleet was to run, and how often."""
 
     run_id: str
     task: str

@@ -158,10 +158,10 @@ def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.Mon
     ):
         assert failing(error) == 2
     assert failing(looped) == 5
-    for untold in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
+    for failure in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
 
-        def show(*_: object, untold: BaseException = untold, **__: object) -> None:
-            raise untold
+        def show(*_: object, failure: BaseException = failure, **__: object) -> None:
+            raise failure
 
         with monkeypatch.context() as only:
             only.setattr("belljar.cli.console.show", show)
