@@ -411,6 +411,26 @@ def test_a_lying_gateway_and_a_full_record_end_the_range(who: Who) -> None:
     assert "echo" not in seen["said"][0]
 
 
+@pytest.mark.promise("2.6", "5.4")
+@pytest.mark.thorough_in("user")
+@pytest.mark.parametrize(
+    ("gateway", "reason", "unreported"),
+    [
+        ("say_nothing", "it has answered on a connection that it has not told of", 0),
+        ("say_no_tls", "it has answered in TLS without a word of it", 1),
+        ("keep_secrets", "it has answered in TLS, and kept the secrets to itself", 0),
+        ("say_no_exchange", "", 1),
+    ],
+)
+def test_a_gateway_that_answers_and_says_less_is_seen(
+    who: Who, gateway: str, reason: str, unreported: int
+) -> None:
+    """The supervisor sees each answer: one without its event ends the range, or is counted."""
+    seen = who.run("says_less")[gateway]
+    told = [f"the gateway broke its protocol: {reason}"] if reason else []
+    assert seen == {"reasons": told, "unreported": unreported}
+
+
 # ---- control groups: root's as this host has them, a user's those that root hands out
 
 

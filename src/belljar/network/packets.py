@@ -57,8 +57,13 @@ _VLAN_AT: Final = 12  # of a frame: behind both addresses
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_TIMESPEC.size) + socket.CMSG_SPACE(_AUXDATA.size)
 # A server's flight has its hello in the first few hundred bytes.
 _FLIGHT_BYTES: Final = 4096
-# Connections whose flight goes on, the oldest forgotten first; a gateway holds 2,000 in TLS.
-_MAX_FLIGHTS: Final = 16_384
+# More goes to a cell in a handshake only by sixteen repetitions of a flight.
+MAX_HANDSHAKE_BYTES: Final = 64 << 10
+# Connections in a table, the oldest forgotten first; a gateway holds 11,000, and 2,000 in TLS.
+_MAX_CONNECTIONS: Final = 16_384
+# Likewise, of which one may go on: those that a cell reset stay.
+_MAX_ANSWERED: Final = 65_536
+_SYN, _FIN_OR_RST = 0x02, 0x05
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 # Most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max`
 # allows.
@@ -71,16 +76,22 @@ class PacketFile:
     """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
 
     `dropped_packets`: inbound and handshakes' frames that aren't whole, which are missing evidence.
-    `cut_packets`: others of the range's, cut or without room.
+    `cut_packets`: others of the range's, cut or without room. `answered`: connections on which a
+    cell was sent a first byte (False), or more than a handshake has (True), until the caller
+    empties it; `forgotten`: those that could be told twice.
     """
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         """Take over the descriptor of an empty file. Raises `OSError`."""
-        self.packets = self.dropped_packets = self.cut_packets = 0
+        self.packets = self.dropped_packets = self.cut_packets = self.forgotten = 0
         # Maps, of which the kernel gives only what is written: most ranges have few frames.
         self.room: Final = memoryview(mmap.mmap(-1, SNAP_BYTES, mmap.MAP_PRIVATE))
         """Where the caller puts a frame before it calls `keep`."""
+        self.answered: list[tuple[bytes, bool]] = []
         self._flights: dict[bytes, int] = {}  # connection → bytes of it that are kept whole
+        # Answered connections: what was sent, until the range ends it; a repetition may follow then
+        self._sent: dict[bytes, int] = {}
+        self._ended: dict[bytes, int] = {}
         self._fd, self._max_bytes = fd, max(max_bytes, MIN_BYTES)
         self._pending = memoryview(mmap.mmap(-1, _PENDING_BYTES, mmap.MAP_PRIVATE))
         self._end = 0
@@ -91,7 +102,7 @@ class PacketFile:
         """Keep the frame in `room`, `length` bytes long; `is_sent`: to a cell. Raises `OSError`."""
         self.packets += 1
         used = self._written + self._end
-        is_evidence = not is_sent or self._is_of_handshake(length)
+        is_evidence = not is_sent or self._take_sent(length)
         is_cut = not is_evidence and used > self._max_bytes // 2
         kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
         padding = -kept & 3
@@ -119,33 +130,55 @@ class PacketFile:
         self._written += self._end
         self._end = 0
 
-    def _is_of_handshake(self, length: int) -> bool:
+    def _take_sent(self, length: int) -> bool:
+        """Note what a frame to a cell answers; return True if it is of a handshake."""
         head = self.room[: min(length, _HEADERS_BYTES)]
-        connection, begins, size = tls_part(head, length)
+        connection, begins, size, flags = tcp_part(head, length)
+        if flags & _SYN:  # of a new one
+            self._sent.pop(connection, None)
+            self._ended.pop(connection, None)
+        if size and connection not in self._ended:
+            before = self._sent.pop(connection, 0)
+            if not before:
+                self.answered.append((connection, False))
+            if before <= MAX_HANDSHAKE_BYTES < before + size:
+                self.answered.append((connection, True))
+            self.forgotten += _put(self._sent, connection, before + size, _MAX_ANSWERED)
+        if flags & _FIN_OR_RST and connection in self._sent:
+            _put(self._ended, connection, self._sent.pop(connection), _MAX_CONNECTIONS)
         if not begins and not size:
             return False
         left = _FLIGHT_BYTES if begins else self._flights.get(connection, 0)
         self._flights.pop(connection, None)
         if size < left:
-            if len(self._flights) >= _MAX_FLIGHTS:
-                del self._flights[next(iter(self._flights))]
-            self._flights[connection] = left - size
+            _put(self._flights, connection, left - size, _MAX_CONNECTIONS)
         return begins or size <= left  # larger than what is left of a flight: an answer
 
 
-def tls_part(head: memoryview, length: int) -> tuple[bytes, bool, int]:
-    """A frame's connection, whether its TCP payload begins a TLS handshake record, and its size.
+def _put(table: dict[bytes, int], connection: bytes, size: int, most: int) -> bool:
+    """Return True if the oldest had to give way."""
+    if is_full := len(table) >= most:
+        del table[next(iter(table))]
+    table[connection] = size
+    return is_full
 
-    `length`: the Ethernet frame's, which begins with `head`. Pure.
+
+def tcp_part(head: memoryview, length: int) -> tuple[bytes, bool, int, int]:
+    """A frame's connection, if its TCP payload begins a TLS handshake, its size, TCP's flags.
+
+    Connection: both addresses, then both ports, the sender's first. `length`: of the frame, which
+    begins with `head`. Pure.
     """
     if bytes(head[12:14]) != _IPV4 or len(head) < _TCP_OFFSET_AT or head[23] != socket.IPPROTO_TCP:
-        return b"", False, 0
+        return b"", False, 0, 0
     tcp = 14 + (head[14] & 15) * 4
-    payload = tcp + (head[tcp + 12] >> 4) * 4 if len(head) > tcp + 12 else len(head)
+    has_flags = len(head) > tcp + 13
+    payload = tcp + (head[tcp + 12] >> 4) * 4 if has_flags else len(head)
     begun = bytes(head[payload : min(payload + 2, length)])
     size = max(0, length - payload)
     connection = bytes(head[26:34]) + bytes(head[tcp : tcp + 4])
-    return connection, bool(begun) and b"\x16\x03".startswith(begun), size
+    begins = bool(begun) and b"\x16\x03".startswith(begun)
+    return connection, begins, size, head[tcp + 13] if has_flags else 0
 
 
 def _write_all(fd: int, view: memoryview) -> None:

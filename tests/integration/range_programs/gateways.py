@@ -8,6 +8,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -16,8 +17,9 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 from belljar.events import Kind
 from belljar.network.gateway.config import Bounds, GatewayConfig, Listeners
@@ -35,6 +37,7 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
 async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> None:
     reporter = Reporter(events, Bounds())
     reporter.start()
+    numbers = itertools.count(1)
 
     class Echo(asyncio.DatagramProtocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,11 +48,12 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = await reader.readline()
-        address, port = writer.get_extra_info("sockname")
-        data = {
-            "cell": "", "stand_in": "", "address": address, "port": port, "verdict": "allowed", "reason": "", "bytes": len(line),
-        }  # fmt: skip
-        await reporter.record(Item(Kind.NETWORK_STREAM, data))
+        told = connection(config, writer.get_extra_info("socket"), next(numbers))
+        address, port = told["address"], told["port"]
+        await reporter.record(
+            Item(Kind.NETWORK_CONNECTION, told),
+            Item(Kind.NETWORK_STREAM, {**told, **STREAM, "bytes": len(line)}),
+        )
         writer.write(b"echo %s:%d " % (address.encode(), port) + line)
         await writer.drain()
         writer.close()
@@ -62,6 +66,17 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     await reporter.end_requested.wait()
     await reporter.end(0, loop.time() + reporter.end_within_s)
     os._exit(0)
+
+
+STREAM: Final = {"stand_in": "", "verdict": "allowed", "reason": "", "bytes": 0}
+
+
+def connection(config: GatewayConfig, sock: Any, number: int) -> dict[str, Any]:  # noqa: ANN401 - of asyncio or not
+    """The data of a `network.connection`."""
+    (source, source_port), (address, port) = sock.getpeername(), sock.getsockname()
+    cell = next(port.name for port in config.layout.cells if port.address == source)
+    place = {"cell": cell, "connection": number, "address": address, "port": port}
+    return {**place, "source_port": source_port, "phase": "open"}
 
 
 def say(
@@ -101,6 +116,40 @@ def lie(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) ->
     ready(events)
     say(events, 2, "cell.destroyed", {})
     wait_for_the_end(events)
+
+
+def say_less(
+    config: GatewayConfig,
+    listeners: Listeners,
+    events: socket.socket,
+    *,
+    port: int,
+    kinds: tuple[str, ...] = (),
+    size: int = 5,
+) -> NoReturn:
+    """Answers one connection, and says less of it than it must."""
+    ready(events)
+    listeners.tcp[port].setblocking(True)
+    sock, _ = listeners.tcp[port].accept()
+    sock.setblocking(True)
+    sock.recv(100)
+    data = {**connection(config, sock, 1), **STREAM, "sni": "shop.example"}
+    for number, kind in enumerate(kinds, 2):
+        say(events, number, kind, data)
+        events.recv(1 << 16)
+    sock.sendall(bytes(size))
+    sock.close()
+    events.recv(1 << 16)  # the range's end
+    say(events, 9, ENDED, {"unreported": 0})
+    os._exit(0)
+
+
+say_nothing = partial(say_less, port=80)
+say_no_exchange = partial(say_less, port=80, kinds=(Kind.NETWORK_CONNECTION,))
+say_no_tls = partial(say_less, port=443, kinds=(Kind.NETWORK_CONNECTION,))
+keep_secrets = partial(
+    say_less, port=443, kinds=(Kind.NETWORK_CONNECTION, Kind.NETWORK_TLS), size=1 << 20
+)
 
 
 def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:

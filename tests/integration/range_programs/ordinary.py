@@ -3,6 +3,7 @@ happens when it breaks the protocol or its record is full."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
@@ -32,6 +33,7 @@ from belljar.errors import BelljarError
 from belljar.events import Event
 from belljar.network.owner.processes import PACKETS
 from belljar.network.owner.range import NetworkRange
+from belljar.plan.network import PortPlan
 
 
 def gone_from(living: Cell) -> bool:
@@ -185,6 +187,38 @@ async def unrecorded(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "said": said}
 
 
+READ_ALL = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 30) as sock:
+    sock.sendall(b"hello")
+    while sock.recv(1 << 16):
+        pass
+"""
+
+
+async def says_less(home: Path) -> dict[str, Any]:
+    """Gateways that answer, and say less of it than they must."""
+    seen: dict[str, Any] = {}
+    tls = PortPlan(number=443, protocol="tls")
+    for name, port in {
+        "say_nothing": 80,
+        "say_no_exchange": 80,
+        "say_no_tls": 443,
+        "keep_secrets": 443,
+    }.items():
+        scene = Scene(home, stand_ins=(replace(SHOP, ports=(*SHOP.ports, tls)),))
+        async with scene.open(serve=f"{GATEWAYS}:{name}") as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                agent.run(sys.executable, "-I", "-c", READ_ALL, scene.address(), str(port))
+                with contextlib.suppress(BelljarError):
+                    await made.check()
+        counters = scene.data("range.destroyed")[0]["counters"]
+        reasons = [data["reason"] for data in scene.data("range.failed")]
+        seen[name] = {"reasons": reasons, "unreported": counters["unreported_at_end"]}
+    return seen
+
+
 async def broken(home: Path) -> dict[str, Any]:
     """Gateways that lie, and a record that is full."""
     lies = {name: await violation(home, name) for name in ("lie", "ask_model")}
@@ -215,4 +249,5 @@ for _ in range(100):
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "talk": talk, "hold": hold, "many": many, "shut_in": shut_in, "broken": broken,
+    "says_less": says_less,
 }  # fmt: skip

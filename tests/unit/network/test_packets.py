@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.pcapng import IN, OUT, packets
 
-from belljar.network.packets import MIN_BYTES, SNAP_BYTES, PacketFile, put_tag_back, tls_part
+from belljar.network.packets import MIN_BYTES, SNAP_BYTES, PacketFile, put_tag_back, tcp_part
 
 HEADERS_BYTES = 136
 
@@ -106,7 +106,28 @@ def test_the_gateways_part_in_a_handshake_is_evidence(
 def test_any_frame_is_looked_at(frame: bytes) -> None:
     """No length of a frame or of its headers is an error."""
     for head in (b"".ljust(12) + b"\x08\x00" + frame, frame):
-        assert tls_part(memoryview(head), len(head))[1] in (True, False)
+        assert tcp_part(memoryview(head), len(head))[1] in (True, False)
+
+
+@pytest.mark.promise("5.4")
+def test_each_answered_connection_is_told_once(tmp_path: Path) -> None:
+    """By its first byte and by more than a handshake; a repetition behind its end is none."""
+    record = PacketFile(os.open(tmp_path / "packets", os.O_RDWR | os.O_CREAT), MIN_BYTES)
+    syn_ack, ack, fin = 0x12, 0x10, 0x11
+
+    def told(flags: int, size: int) -> list[bool]:
+        ip = b"\x45".ljust(9) + b"\x06  " + bytes(8)
+        frame = bytes(12) + b"\x08\x00" + ip + bytes(12) + b"\x50" + bytes([flags]) + bytes(6)
+        add(record, 1, frame + b"x" * size)
+        add(record, 2, frame + b"x" * size)  # a cell's own
+        found = [is_long for _, is_long in record.answered]
+        record.answered.clear()
+        return found
+
+    assert [told(syn_ack, 0), told(ack, 0), told(ack, 5), told(ack, 5)] == [[], [], [False], []]
+    assert [told(ack, 60_000), told(ack, 60_000), told(ack, 60_000)] == [[], [True], []]
+    assert [told(fin, 0), told(ack, 5)] == [[], []]
+    assert [told(syn_ack, 0), told(ack, 5)] == [[], [False]]
 
 
 def test_what_cannot_be_written_is_an_error() -> None:

@@ -32,6 +32,7 @@ from belljar.network import ipc
 from belljar.network.ipc import Item, WireViolationError
 from belljar.network.owner.dial import Dialler, NotAnUpstreamError
 from belljar.network.owner.processes import HINT_ENDED, RangeProcesses, wait_readable
+from belljar.network.owner.told import ToldConnections
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
@@ -86,6 +87,7 @@ class RangeWatch:
         on_failure: Callable[[BelljarError], None],
         handle_request: RequestHandler | None,
         dialler: Dialler,
+        told: ToldConnections,
         max_recorded_bytes: int,
         timeout_s: float,
         killed: Callable[[], KillOrder | None] = lambda: None,
@@ -102,6 +104,7 @@ class RangeWatch:
         self._where = f"range {range_id}"
         self._range, self._processes, self._recorder = range_id, processes, recorder
         self._on_failure, self._handle_request, self._dialler = on_failure, handle_request, dialler
+        self._told = told
         self._decoder = ipc.EventDecoder()
         self._open = {processes.control, processes.events}
         self._is_ending = self._has_ended = self._is_full = False
@@ -140,7 +143,9 @@ class RangeWatch:
             **self._supervisor_counters,
             "events_recorded": self._recorded_events,
             "recorded_bytes": self._recorded_bytes,
-            "unreported_at_end": self._unreported,
+            "unreported_at_end": self._unreported
+            + self._told.unreported
+            + self._supervisor_counters.get("answers_forgotten", 0),
         }
 
     def diagnosis(self) -> str:
@@ -288,6 +293,10 @@ class RangeWatch:
         match message:
             case {"flow": flow}:
                 self._record(Kind.NETWORK_FLOW, flow)
+            case {"answered": connections}:
+                for connection, is_long in connections:
+                    if problem := self._told.answer(bytes.fromhex(connection), is_long=is_long):
+                        raise self._violation(problem)
             case {"counters": counters}:  # the rules were checked
                 self._silent_s["supervisor"] = 0.0
                 counted = {str(name): int(count) for name, count in counters.items()}
@@ -347,6 +356,8 @@ class RangeWatch:
                 unreported = self._unreported
                 self._record(message.kind, message.data, message.bodies)
                 if self._unreported == unreported:  # else it isn't on record: nobody is answered
+                    has_secrets = any(body.name == ipc.SECRETS for body in message.bodies)
+                    self._told.take(message.kind, message.data, has_secrets=has_secrets)
                     self._send(ipc.encode_ack(message.id))
 
     def _violation(self, problem: str) -> ProtocolViolation:

@@ -49,6 +49,7 @@ _LOGS_AT_ONCE: Final = 256
 # Many more than the socket has room for.
 _ALL_LOGS: Final = 1 << 16
 _MAX_REPORTED: Final = 20
+_ANSWERED_AT_ONCE: Final = 256  # Connections in one message.
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
@@ -206,6 +207,7 @@ class _Supervisor:
                 self._dialler.finish(end)
         if self._tap.socket in ready:
             self._tap.read_into(self._file)
+            self._tell_answered()
         if self._log in ready:
             self._read_log(_LOGS_AT_ONCE)
         if self._changes in ready:
@@ -334,6 +336,7 @@ class _Supervisor:
             "packets_recorded": self._file.packets,
             "packets_not_recorded": self._tap.count_lost() + self._file.dropped_packets,
             "packets_cut": self._file.cut_packets,
+            "answers_forgotten": self._file.forgotten,
             "logs_lost": self._flows.lost,
             "not_dialled": 0 if self._dialler is None else self._dialler.not_dialled,
         }
@@ -347,11 +350,18 @@ class _Supervisor:
         while self._take_all():  # had been on their way when the ports were put down
             listed = self._look_at_rules()
         self._flows.count_lost(logged(listed))
+        self._tell_answered()
         for flow in self._flows.flush():
             self._report(flow=flow)
         self._report(counters=self._counters(listed))
         self._report(done=number)
         os._exit(0)
+
+    def _tell_answered(self) -> None:
+        answered = self._file.answered
+        while told := answered[:_ANSWERED_AT_ONCE]:
+            del answered[:_ANSWERED_AT_ONCE]
+            self._report(answered=[(connection.hex(), is_long) for connection, is_long in told])
 
     def _take_all(self) -> bool:
         before = self._file.packets, self._flows.taken

@@ -23,9 +23,13 @@ from belljar.ledger.writer import LedgerWriter
 from belljar.network import ipc
 from belljar.network.ipc import ALIVE, ENDED, Item, encode_event
 from belljar.network.owner.processes import Child, RangeProcesses
+from belljar.network.owner.told import ToldConnections
 from belljar.network.owner.watch import BLOCK_BYTES, RangeWatch, cost_bytes
+from belljar.plan.addresses import lay_out
+from belljar.plan.network import NetworkPlan
 
 MAX_BYTES, TIMEOUT_S = 20_000, 60.0
+LAYOUT = lay_out(NetworkPlan(), ["agent"], random_bytes=bytes(16), avoid=[])
 
 
 class Watched:
@@ -56,6 +60,7 @@ class Watched:
             on_failure=self.fail,
             handle_request=None,
             dialler=Mock(),
+            told=ToldConnections(LAYOUT, ()),
             max_recorded_bytes=MAX_BYTES,
             timeout_s=timeout_s,
         )

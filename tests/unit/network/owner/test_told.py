@@ -1,0 +1,88 @@
+"""What a gateway has told of its connections, beside what the supervisor saw."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from typing import Any
+
+import pytest
+
+from belljar.events import Kind
+from belljar.network.owner.told import ToldConnections
+from belljar.plan.addresses import lay_out
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+
+PORTS = (PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls"))
+SHOP = StandInPlan(id="shop", kind="http", names=("shop.example",), ports=PORTS)
+LAYOUT = lay_out(NetworkPlan(stand_ins=(SHOP,)), ["agent"], random_bytes=bytes(16), avoid=[])
+ADDRESS, CELL = LAYOUT.names[0].address, LAYOUT.cells[0].address
+UNTOLD = "it has answered on a connection that it has not told of"
+
+
+def frame(port: int, source_port: int, *, to_target: bool = False) -> bytes:
+    """The connection of a frame to the cell, or on from it."""
+    ends = [(IPv4Address(ADDRESS), port), (IPv4Address(CELL), source_port)]
+    ends = ends[::-1] if to_target else ends
+    addresses = b"".join(address.packed for address, _ in ends)
+    return addresses + b"".join(number.to_bytes(2, "big") for _, number in ends)
+
+
+class Told(ToldConnections):
+    def __init__(self) -> None:
+        super().__init__(LAYOUT, (SHOP,))
+
+    def open(self, number: int, port: int, *, has_secrets: bool = False, **more: Any) -> None:  # noqa: ANN401
+        data = {"cell": "agent", "connection": number, "address": ADDRESS, "port": port}
+        data |= {"source_port": 40_000 + number, **more}
+        self.take(Kind.NETWORK_CONNECTION, data, has_secrets=has_secrets)
+
+    def say(self, number: int, kind: Kind) -> None:
+        self.take(kind, {"connection": number}, has_secrets=False)
+
+
+@pytest.mark.promise("2.6", "5.4")
+def test_what_was_told_before_is_no_violation() -> None:
+    """A request, a failed handshake, a long answer in TLS, and both ways between two cells."""
+    told = Told()
+    told.open(1, 80)
+    assert told.answer(frame(80, 40_001), is_long=False) == ""
+    assert told.answer(frame(80, 40_001), is_long=True) == ""
+    assert told.answer(frame(80, 40_001, to_target=True), is_long=False) == ""
+    assert told.unreported == 1
+    told.say(1, Kind.NETWORK_HTTP)
+    for number in (2, 3):
+        told.open(number, 443)
+        told.say(number, Kind.NETWORK_TLS)
+        assert told.answer(frame(443, 40_000 + number), is_long=False) == ""
+    told.open(3, 443, has_secrets=True)
+    assert told.answer(frame(443, 40_003), is_long=True) == ""
+    assert told.unreported == 0
+
+
+@pytest.mark.promise("2.6", "5.4")
+def test_what_was_not_told_is_a_violation() -> None:
+    """No event, the event of an earlier connection with the same ends, no verdict, no secrets."""
+    told = Told()
+    assert told.answer(frame(80, 40_001), is_long=False) == UNTOLD
+    told.open(1, 80)
+    for to_target in (False, True):
+        again = frame(80, 40_001, to_target=to_target)
+        assert [told.answer(again, is_long=False) for _ in range(2)] == ["", UNTOLD]
+    told.open(2, 80, source_port=40_001)
+    assert told.answer(frame(80, 40_001), is_long=False) == ""
+    assert told.unreported == 2
+    told.open(3, 443)
+    assert "without a word" in told.answer(frame(443, 40_003), is_long=False)
+    told.say(3, Kind.NETWORK_TLS)
+    assert "kept the secrets" in told.answer(frame(443, 40_003), is_long=True)
+
+
+@pytest.mark.promise("2.6")
+def test_events_that_hide_a_connection_are_refused() -> None:
+    """One number for two connections; a cell that there is not."""
+    told = Told()
+    told.open(1, 80)
+    with pytest.raises(ValueError, match="one number"):
+        told.open(1, 443)
+    with pytest.raises(KeyError):
+        told.open(2, 80, cell="nobody")
