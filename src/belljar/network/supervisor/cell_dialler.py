@@ -23,6 +23,8 @@ MAX_WAITING: Final = 256
 MAX_WAITING_OF_CLIENT: Final = 64  # One cell can't take all.
 # First segments that may come again, as their client has seen no answer.
 MAX_REMEMBERED: Final = 4096
+# Dialled halves; the gateway holds 1,000, and 1,000 that are not joined yet.
+_MAX_HALVES: Final = 16_384
 # Of the kernel's attempts: some 15 s. A client that waits longer asks for another.
 _ATTEMPTS: Final = 3
 # linux/in.h. With the second, one local port may serve connections to several targets (ip(7)).
@@ -89,6 +91,8 @@ class CellDialler:
         self._gateway = gateway
         # Connected or not, by client, target and first sequence number
         self._begun: OrderedDict[tuple[Any, ...], bool] = OrderedDict()
+        # A half's frames, as `packets.tcp_part` names them → its client's.
+        self._clients: dict[bytes, bytes] = {}
         self._enter, self._refuse = _raw(ENTER_MARK), _raw(REFUSE_MARK)
 
     def begin(self, packet: bytes) -> None:
@@ -125,6 +129,10 @@ class CellDialler:
         else:
             self._dialled(end, first, number)
 
+    def as_dialled(self, connection: bytes) -> bytes:
+        """The client's own connection, for frames of a half to its target."""
+        return self._clients.get(connection, connection)
+
     def finish(self, end: socket.socket) -> None:
         """Take the outcome of a dial that is over."""
         first = self.waiting.pop(end)
@@ -137,6 +145,11 @@ class CellDialler:
         message: dict[str, Any] = {"client": first.client, "target": first.target}
         with end:
             if not number:
+                half = _connection(first, end.getsockname()[1])
+                self._clients.pop(half, None)
+                self._clients[half] = _connection(first, first.client[1])
+                if len(self._clients) > _MAX_HALVES:
+                    del self._clients[next(iter(self._clients))]
                 # Else the gateway is gone, or reads too slowly
                 with suppress(ipc.ClosedError, OSError):
                     ipc.send(self._gateway, message, [end.fileno()])
@@ -147,6 +160,11 @@ class CellDialler:
         # No answer, or no room: the client gets none either, and tries again
         if number not in (0, errno.ETIMEDOUT):
             _send_again(self._refuse, first)
+
+
+def _connection(first: First, port: int) -> bytes:
+    ends = socket.inet_aton(first.client[0]) + socket.inet_aton(first.target[0])
+    return ends + struct.pack("!HH", port, first.target[1])
 
 
 def _raw(mark: int) -> socket.socket:

@@ -358,10 +358,14 @@ class _Supervisor:
         os._exit(0)
 
     def _tell_answered(self) -> None:
-        answered = self._file.answered
+        answered, dialler = self._file.answered, self._dialler
         while told := answered[:_ANSWERED_AT_ONCE]:
             del answered[:_ANSWERED_AT_ONCE]
-            self._report(answered=[(connection.hex(), is_long) for connection, is_long in told])
+            named = [
+                (connection if dialler is None else dialler.as_dialled(connection), is_long)
+                for connection, is_long in told
+            ]
+            self._report(answered=[(connection.hex(), is_long) for connection, is_long in named])
 
     def _take_all(self) -> bool:
         before = self._file.packets, self._flows.taken
