@@ -370,29 +370,18 @@ _HINTS: Final = {
 }
 
 
-class RuntimeFailedError(CellError):
-    """An OCI runtime failed to start; `how`: a phrase."""
-
-    def __init__(self, how: str, *, where: str) -> None:
-        self.how = how
-        what = f"step 21, runtime, failed: the OCI runtime {how}"
-        hint = "`belljar doctor` runs each runtime once and says what it misses"
-        super().__init__(what, where=where, hint=hint)
-
-
 def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
     """A failed start's error, from status and diagnosis."""
-    where = f"jail of cell {cell_id}"
+    where, more = f"jail of cell {cell_id}", f": {diagnosis}" if diagnosis else ""
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too
     if (runtime := _RUNTIME.search(text)) and _FAILED.search(status) is None:
         end = {"exit": "status", "signal": "signal"}.get(runtime[1], "no process left, and status")
-        printed = f": {diagnosis}" if diagnosis else " nothing"
-        how = f"ended with {end} {int(runtime[2])}, and printed{printed}"
-        return RuntimeFailedError(how, where=where)
-    failed = _FAILED.search(text)
-    more = f": {diagnosis}" if diagnosis else ""
-    if failed is None:
+        what = (
+            f"the OCI runtime ended with {end} {int(runtime[2])}, and printed{more or ' nothing'}"
+        )
+        return CellError(what, where=where)
+    if (failed := _FAILED.search(text)) is None:
         what = f"the jail was killed, or did not come up in {START_DEADLINE_S:.0f} s"
         found = next(filter(None, map(ENDED.fullmatch, status.splitlines())), None)
         if found is not None:

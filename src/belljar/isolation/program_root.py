@@ -59,7 +59,6 @@ class RootRecipe:
     program: Path
     inside: str
     what: str
-    hint: str
     files: Callable[[], Iterable[tuple[str, Path]]]
     version: Callable[[], str]
     own: tuple[Path, ...] = ()
@@ -229,7 +228,6 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         program=program,
         inside=inside,
         what=runtime.name,
-        hint=_HINT,
         files=files,
         version=lambda: runtime.version,
         own=(package_program("agent"), package_program("probe")),
@@ -255,7 +253,6 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
         program=_UNPACKER,
         inside=str(_UNPACKER),
         what="unsquashfs",
-        hint=_UNPACKER_HINT,
         files=lambda: (
             pair
             for program in (_UNPACKER, _REMOVER)
@@ -308,7 +305,6 @@ def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
         program=program,
         inside=str(program),
         what="QEMU",
-        hint=_SETUP,
         files=partial(_qemu_files, program),
         version=partial(_qemu_version, program),
         file_points=MOUNT_POINTS,

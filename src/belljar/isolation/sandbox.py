@@ -32,7 +32,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, check_may_start, killed_error, read_order
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
-from belljar.isolation.program_root import STORE_HINT
+from belljar.isolation.program_root import STORE_HINT, ProgramRoot
 from belljar.isolation.survivors import Destruction, destroy_remains, must_be_reaped, wait_for_dying
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, end_if_forked, kill
@@ -138,6 +138,18 @@ class Sandbox:
         self._check_may_start()
         limits = replace(self.limits, cpu_quota_percent=None) if cpu_later else self.limits
         cgroup.make_groups(self.groups, limits)
+
+    def jail_spec(self, root: ProgramRoot) -> JailSpec:
+        """The jail as every engine's begins; the engine adds its own."""
+        return JailSpec(
+            cell_id=self.cell_id,
+            owner_pid=os.getpid(),
+            root=root.root,
+            identity=self.identity.jail,
+            limits=self.limits,
+            cgroups=self.groups.directories,
+            memory_by_rlimit=self._spec.memory_by_rlimit,
+        )
 
     def start_program(
         self,

@@ -153,7 +153,7 @@ _MAX_SETTLE_S: Final = 0.5
 _TICK_MS: Final = 1000
 
 
-class QueueThread:
+class QueueThread(threading.Thread):
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
     `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error`:
@@ -168,16 +168,12 @@ class QueueThread:
         *,
         pause_s: float = _PAUSE_S,
     ) -> None:
+        super().__init__(name="touch-sensor", daemon=True)
         self._queue, self._read, self._on_error, self._pause_s = queue, read, on_error, pause_s
         self._stopping = self._draining = False
         self._drained, self._one_drain = threading.Event(), threading.Lock()
         self._waking = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="touch-sensor", daemon=True)
-
-    def start(self) -> None:
-        """Once."""
-        self._thread.start()
 
     def wake(self) -> None:
         """Have it read soon. From any thread."""
@@ -188,7 +184,7 @@ class QueueThread:
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
         """Wait until the queue is empty, or `timeout_s`. Blocking."""
         with self._one_drain:
-            if self._thread.is_alive():
+            if self.is_alive():
                 self._drained.clear()
                 self._draining = True
                 os.eventfd_write(self._wake, 1)
@@ -205,10 +201,11 @@ class QueueThread:
             self._stopping = True
         with self._one_drain:  # or a late one would write into whatever has the number next
             os.eventfd_write(self._wake, 1)
-            self._thread.join()
+            self.join()
             os.close(self._wake)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """As `start` has it."""
         try:
             while not self._stopping:
                 poller = select.poll()

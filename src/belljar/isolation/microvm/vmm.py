@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import Capture
-from belljar.dataclass import dataclass
+from belljar.dataclass import dataclass, replace
 from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
@@ -28,9 +28,9 @@ from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.plan.jail import JailBind, JailSpec
+from belljar.plan.jail import JailBind
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
-from belljar.process import close_all, signal_name
+from belljar.process import signal_name
 from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
@@ -44,8 +44,7 @@ class VmmSpec(SandboxSpec):
     shape: VmShape
     root: ProgramRoot
     binds: tuple[JailBind, ...]
-    keeps_monitor: bool = False
-    """Its clone's monitor stays open, for snapshots."""
+    keeps_monitor: bool = False  # of a clone, for snapshots
 
 
 class _Ends:
@@ -58,29 +57,26 @@ class _Ends:
         if spec.shape.nic:
             kinds["net"] = socket.SOCK_DGRAM
         self.ours: dict[str, socket.socket] = {}
-        self._theirs = ExitStack()
+        self.theirs = ExitStack()
         self.console = Console()
+        self.theirs.callback(os.close, self.console.writer)
         with ExitStack() as undo:
             undo.callback(self.close)
             inherited: dict[str, int] = {}
             for name, kind in kinds.items():
                 self.ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
-                inherited[name] = self._theirs.enter_context(theirs).fileno()
+                inherited[name] = self.theirs.enter_context(theirs).fileno()
             if spec.shape.accel == "kvm":
                 hint = "add this user to the group kvm"
                 with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
                     inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-                self._theirs.callback(os.close, inherited["kvm"])
+                self.theirs.callback(os.close, inherited["kvm"])
             self.fds = VmFds(console=self.console.writer, **inherited)
             self.inherited = (*inherited.values(), self.console.writer)
             undo.pop_all()
 
-    def close_inherited(self) -> None:
-        self._theirs.close()
-        self.console.close_writer()
-
     def close(self) -> None:
-        self._theirs.close()
+        self.theirs.close()
         for sock in self.ours.values():
             sock.close()
         self.console.close()
@@ -109,16 +105,7 @@ class Vmm(Sandbox):
         """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
         await anyio.to_thread.run_sync(self.make)
         spec = self.spec
-        jail = JailSpec(
-            cell_id=spec.cell_id,
-            owner_pid=os.getpid(),
-            root=spec.root.root,
-            binds=spec.binds,
-            identity=self.identity.jail,
-            limits=spec.limits,
-            cgroups=self.groups.directories,
-            memory_by_rlimit=spec.memory_by_rlimit,
-        )
+        jail = replace(self.jail_spec(spec.root), binds=spec.binds)
         argv = qemu_argv(
             spec.root.program,
             spec.shape,
@@ -130,7 +117,7 @@ class Vmm(Sandbox):
         try:
             self.start_program(jail, argv, kept=self._ends.inherited)
         finally:
-            self._ends.close_inherited()
+            self._ends.theirs.close()
         await self.wait_running()
         try:
             await self.qmp.greet()
@@ -324,7 +311,7 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 class Console:
     """The guest's serial console; the last 64 KiB are kept.
 
-    A guest that fills the pipe only blocks itself. `writer` is for the VMM.
+    A guest that fills the pipe only blocks itself. `writer`, the VMM's, is closed by the caller.
     """
 
     def __init__(self) -> None:
@@ -347,15 +334,9 @@ class Console:
         match = _PANIC.search(self.read())
         return printable(match[1]) if match else ""
 
-    def close_writer(self) -> None:
-        """This process's copy of the VMM's end."""
-        writer, self.writer = self.writer, -1
-        close_all((writer if writer >= 0 else None,))
-
     def close(self) -> None:
         """Read the rest first; `read` still answers."""
         if self._open:
             self.read()
             self._open = False
-            self.close_writer()
             os.close(self._reader)
