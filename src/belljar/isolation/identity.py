@@ -86,10 +86,7 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
 
 @contextmanager
 def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
-    """One id for what starts a container, and 65,536 for its workload. Raises `HostError`.
-
-    `is_nested`: the jail is below a user's namespace that has these ids (`Port.user_namespace`).
-    """
+    """Ids of a container's starter and workload. Raises `HostError`."""
     if os.geteuid() != 0:
         held = user_range()
         yield replace(held, ids=nested_cell_ids()) if is_nested else held

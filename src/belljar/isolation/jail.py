@@ -177,10 +177,7 @@ class Jail:
         }
 
     async def wait_network(self) -> ProcessId:
-        """Wait for the network namespace that awaits its link; return its process 1.
-
-        Nothing of the program's runs before `go_on`. Raises as `wait_running`.
-        """
+        """Wait for the network namespace; return its process 1. Raises as `wait_running`."""
         return await self._wait_status_line(b"network")
 
     def go_on(self) -> None:
@@ -284,10 +281,7 @@ class Jail:
         return self.read_status()
 
     async def wait_run(self) -> JailEnd | None:
-        """Wait until a program has ended; None when its supervisor died without a status.
-
-        Raises as `wait_running` when the program never ran.
-        """
+        """Wait for the program's end; None: its supervisor died. Raises as `wait_running`."""
         ended = await self.wait_ended()
         if b"running" not in self._status_text.splitlines():
             raise self._start_error()
@@ -299,10 +293,7 @@ class Jail:
         close_all(pins.values())
 
     def lend_lifeline(self) -> int:
-        """The descriptor that keeps the jail alive, once: closing it ends the jail.
-
-        `end` then waits for that, and kills after it. The caller closes it.
-        """
+        """The descriptor whose closing ends the jail, once. The caller closes it."""
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             raise RuntimeError("this jail's lifeline is closed, or another's already")

@@ -1,10 +1,7 @@
 """The kill switch: halts any process's cells, then proves nothing is left.
 
-Needs no owner: reads the journal, writes orders, ends gateways, ports and processes, gives owners a
-moment to destroy, and removes the rest.
-
-SIGKILL to a namespace's first process (or the VMM) ends all. Control groups are frozen and killed
-too, which finds what the journal lacks.
+SIGKILL to a namespace's first process (or the VMM) ends all. Control groups are killed too, which
+finds what the journal lacks. Owners get a moment to destroy; the rest is removed.
 """
 
 from __future__ import annotations
@@ -243,10 +240,7 @@ def halt_in_background(home: Path, entries: Sequence[JournalEntry]) -> None:
 
 
 def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dict[str, float]:
-    """Strike until none of their processes is left; the milliseconds it took, by entry.
-
-    An entry missing in the answer still ran after `HALT_TIMEOUT_S`.
-    """
+    """Strike for 5 s at most; the milliseconds of each that is halted."""
     strike(entries)
     first_look = time.monotonic() + _PORTS_DOWN_S
     give_up = time.monotonic() + HALT_TIMEOUT_S

@@ -75,10 +75,7 @@ class RootRecipe:
 
 
 def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
-    """The root for the installed program, made once. Blocking.
-
-    Raises `HostError`: the program is missing or too old, or the store can't be written.
-    """
+    """The root, made once. Blocking. Raises `HostError`."""
     directory = home / recipe.directory
     what = f"the root of {recipe.what} could not be made"
     with host_errors(what, where=directory, hint=STORE_HINT):
@@ -266,10 +263,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
 
 
 def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
-    """A program of this package that this user can use.
-
-    Raises `HostError` when the package was built without it.
-    """
+    """A program of this package. Raises `HostError`: missing."""
     path = program_path(name)
     if not os.access(path, mode):
         what = f"{what or f'the {name}'} for {platform.machine()} is missing"

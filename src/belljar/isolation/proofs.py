@@ -52,10 +52,7 @@ SELF_TEST: Final = "self-test"
 
 
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> Trial:
-    """Start a container, have its guest agent answer, end it.
-
-    Raises `HostError`: couldn't be tried.
-    """
+    """Have a container's guest agent answer. Raises `HostError`: untried."""
     spec = _container_spec(runtime, home)
     try:
         async with AsyncExitStack() as owner:
@@ -67,10 +64,7 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> Trial:
 
 
 async def prove_switch(runtime: OciRuntime, *, home: Path) -> Trial:
-    """Start the same container, and have the kill switch halt it.
-
-    Raises `HostError`, `CellError`: there was none to halt.
-    """
+    """Have the kill switch halt a container. Raises `HostError`, `CellError`: none."""
     spec = _container_spec(runtime, home)
 
     def halt_now() -> list[str]:
@@ -132,10 +126,7 @@ _RAM_MIB: Final = 256
 async def boots_under(
     accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
 ) -> Trial:
-    """Boot kernel and agent under the accelerator; nothing of it is left.
-
-    Raises `HostError`: QEMU, the kernel, the jail or the device is missing.
-    """
+    """Boot kernel and agent. Raises `HostError`: a part is missing."""
     model = "host" if accel == "kvm" else "max"
     shape = VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
     limits = JailLimits(

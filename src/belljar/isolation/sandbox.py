@@ -1,7 +1,4 @@
-"""A cell on its host, the same for every engine: identity, journal, groups, jail, destruction.
-
-What is made is journalled first. No task and no cancel scope stays open.
-"""
+"""A cell on its host, the same for every engine."""
 
 from __future__ import annotations
 
@@ -119,10 +116,7 @@ class Sandbox:
     # ---- making it
 
     def make(self, *, cpu_later: bool = False) -> None:
-        """Journal, then create the groups; `cpu_later`: without the processor's quota yet.
-
-        Blocking. Raises `HostError`; `CellError`: it was killed. `destroy` removes what was made.
-        """
+        """Journal, then create groups. Raises `HostError`, `CellError`."""
         self._entry = own_entry(
             self.cell_id,
             self._spec.kind,

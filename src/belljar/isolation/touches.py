@@ -1,7 +1,4 @@
-"""Accesses to watched files: what every tier's sensor has in common, and the guest agent's.
-
-A flood makes a bounded number of events: the rest is counted into the next ones.
-"""
+"""Accesses to watched files: what every tier's sensor has in common."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ class FileWatch:
         were lost; then it goes on.
         """
         self._on_access, self._on_end = on_access, on_end
-        self._say()
+        self.end()
 
     def add(self, access: Access) -> None:
         """Count it: the first of a file, operation and process is due immediately, others later."""
@@ -110,17 +107,13 @@ class FileWatch:
                 self._on_access(access)
         except Exception as error:  # noqa: BLE001 - the sensor ends, not what it reads from
             self._has_failed = True
-            self._say(f"{type(error).__name__}: {error}")
-
-    def end(self, reason: str) -> None:
-        """See no more. Earlier touches are reported by its closing."""
-        self._say(reason)
+            self.end(f"{type(error).__name__}: {error}")
 
     def lost(self, reason: str) -> None:
         """Report lost accesses. Once."""
         if not self._has_lost:
             self._has_lost = True
-            self._say(reason)
+            self.end(reason)
 
     async def aclose(self) -> None:
         """Report accesses so far, and stop. Idempotent."""
@@ -133,7 +126,8 @@ class FileWatch:
     async def _stop(self) -> None:
         raise NotImplementedError
 
-    def _say(self, *reasons: str) -> None:
+    def end(self, *reasons: str) -> None:
+        """Say why it sees no more, or that it has missed something."""
         # At most its end and one loss. First of all they are kept: `begin` may come meanwhile
         self._unsaid.extend(reasons)
         while self._on_end is not None and self._unsaid:
@@ -298,7 +292,7 @@ class GuestWatch(FileWatch):
         try:
             await self._client.watch_files(())
         except CellError as error:
-            self._say(f"what it saw last is lost: {error.what}")
+            self.end(f"what it saw last is lost: {error.what}")
 
     def _on_touched(self, touched: Touched) -> None:
         self._touches += 1

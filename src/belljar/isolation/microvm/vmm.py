@@ -1,7 +1,4 @@
-"""A virtual machine: QEMU jailed, monitor, console, guest agent's port.
-
-Used for templates, clones and trials.
-"""
+"""A virtual machine: QEMU jailed, monitor, console, guest agent's port."""
 
 from __future__ import annotations
 
@@ -309,10 +306,7 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 
 class Console:
-    """The guest's serial console; the last 64 KiB are kept.
-
-    A guest that fills the pipe only blocks itself. `writer`, the VMM's, is closed by the caller.
-    """
+    """The guest's serial console. The caller closes `writer`, the VMM's end."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()

@@ -141,10 +141,7 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
-    """Attach the running VMM to the port; it ends with the wire.
-
-    Raises `ValueError`: the MTU is too large; `HostError`, `CellError`.
-    """
+    """Attach the VMM to the port. Raises `HostError`, `CellError`."""
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")
     async with owned(Wire(vmm, port, home), vmm.companions) as wire:

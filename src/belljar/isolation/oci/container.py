@@ -1,7 +1,4 @@
-"""A container: OCI runtime and guest agent in our jail.
-
-All that the runtime makes is in the jail's namespaces: killing its pid 1 ends it.
-"""
+"""A container: OCI runtime and guest agent in our jail."""
 
 from __future__ import annotations
 
@@ -85,10 +82,7 @@ BUSY_SEALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec(SandboxSpec):
-    """One container and its resources; the first directory is its bundle's.
-
-    `is_traced`: see `isolation.oci.trace`.
-    """
+    """One container; its bundle's directory is first."""
 
     shape: OciShape
     root: ProgramRoot
@@ -152,7 +146,7 @@ class Container(Sandbox):
         except CellError as exc:
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
-        cgroup.limit_cpu(self.groups, self.limits)  # before anything of the workload's has run
+        cgroup.set_limits(self.groups, self.limits)  # before anything of the workload's has run
         if self._recorder is not None:
             self._recorder.record(renewed)
 
@@ -332,11 +326,7 @@ class Container(Sandbox):
 async def start_container(
     spec: ContainerSpec, *, home: Path, owner: AsyncExitStack, recorder: Recorder | None = None
 ) -> Container:
-    """Start it, renewed.
-
-    If runc can't seal its copy yet, five attempts, each in a new jail after the last one's
-    destruction. Raises `HostError`, `CellError`.
-    """
+    """Start it, in five attempts at most. Raises `HostError`, `CellError`."""
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         container, began = Container(spec, home, recorder), time.monotonic()
         try:
@@ -348,8 +338,8 @@ async def start_container(
                     is_busy = any(busy in words for busy in BUSY_SEALS)
                     container.may_retry = is_busy and attempt < _MAX_ATTEMPTS
                     raise
-        except BaseException as exc:
-            if isinstance(exc, CellError) and container.is_retried:
+        except BelljarError as exc:
+            if container.is_retried:
                 continue
             container.raise_if_killed(exc)
             raise

@@ -86,10 +86,7 @@ async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None
 
 
 async def sweep_trees(home: Path) -> None:
-    """Remove half-made trees and unused trees of gone images.
-
-    Without subordinate ids a user can remove none: they wait until the ids are back.
-    """
+    """Remove half-made trees and gone images', with ids of its own."""
     with suppress(HostError):
         tree_identity()
         if _rubbish(home):
