@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import Capture
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import asdict, dataclass, replace
 from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
@@ -44,41 +44,6 @@ class VmmSpec(SandboxSpec):
     keeps_monitor: bool = False  # of a clone, for snapshots
 
 
-class _Ends:
-    """Both ends of a VMM's connections with its owner."""
-
-    def __init__(self, spec: VmmSpec) -> None:
-        kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
-        if spec.role is Role.CLONE:
-            kinds["state"] = socket.SOCK_STREAM
-        if spec.shape.nic:
-            kinds["net"] = socket.SOCK_DGRAM
-        self.ours: dict[str, socket.socket] = {}
-        self.theirs = ExitStack()
-        self.console = Console()
-        self.theirs.callback(os.close, self.console.writer)
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            inherited: dict[str, int] = {}
-            for name, kind in kinds.items():
-                self.ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
-                inherited[name] = self.theirs.enter_context(theirs).fileno()
-            if spec.shape.accel == "kvm":
-                hint = "add this user to the group kvm"
-                with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
-                    inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-                self.theirs.callback(os.close, inherited["kvm"])
-            self.fds = VmFds(console=self.console.writer, **inherited)
-            self.inherited = (*inherited.values(), self.console.writer)
-            undo.pop_all()
-
-    def close(self) -> None:
-        self.theirs.close()
-        for sock in self.ours.values():
-            sock.close()
-        self.console.close()
-
-
 class Vmm(Sandbox):
     """A VMM in its jail. Made by `start_vmm`.
 
@@ -87,16 +52,37 @@ class Vmm(Sandbox):
     """
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
-        self.spec = spec
-        self.emulated = spec.shape.accel == "tcg"
+        self.spec, self.emulated = spec, spec.shape.accel == "tcg"
         self.wire: Sandbox | None = None
         self.companions = AsyncExitStack()
-        self._ends = _Ends(spec)
+        self._ours, self._theirs, self._console = dict[str, socket.socket](), ExitStack(), Console()
+        self._theirs.callback(os.close, self._console.writer)
+        with ExitStack() as undo:
+            undo.callback(self._release)
+            self._fds = self._open_ends()
+            undo.pop_all()
         super().__init__(spec, identity=hold_identity(home), home=home, recorder=recorder)
-        self.qmp = Qmp(self._ends.ours["qmp"], where=f"VMM of cell {spec.cell_id}")
-        self.agent = self._ends.ours["agent"]
-        self.state, self.state_fd = self._ends.ours.get("state"), self._ends.fds.state
-        self.net = self._ends.ours.get("net")
+        self.qmp = Qmp(self._ours["qmp"], where=f"VMM of cell {spec.cell_id}")
+        self.agent, self.state = self._ours["agent"], self._ours.get("state")
+        self.net, self.state_fd = self._ours.get("net"), self._fds.state
+
+    def _open_ends(self) -> VmFds:
+        """Both ends of each connection; the VMM's."""
+        kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
+        if self.spec.role is Role.CLONE:
+            kinds["state"] = socket.SOCK_STREAM
+        if self.spec.shape.nic:
+            kinds["net"] = socket.SOCK_DGRAM
+        inherited: dict[str, int] = {}
+        for name, kind in kinds.items():
+            self._ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
+            inherited[name] = self._theirs.enter_context(theirs).fileno()
+        if not self.emulated:
+            hint = "add this user to the group kvm"
+            with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
+                inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+            self._theirs.callback(os.close, inherited["kvm"])
+        return VmFds(console=self._console.writer, **inherited)
 
     async def start(self) -> None:
         """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
@@ -108,13 +94,14 @@ class Vmm(Sandbox):
             spec.shape,
             role=spec.role,
             name=spec.cell_id,
-            fds=self._ends.fds,
+            fds=self._fds,
             counter_khz=0 if spec.role is Role.CLONE else measure_counter_khz(),
         )
+        kept = tuple(fd for fd in asdict(self._fds).values() if fd is not None)
         try:
-            self.start_program(jail, argv, kept=self._ends.inherited)
+            self.start_program(jail, argv, kept=kept)
         finally:
-            self._ends.theirs.close()
+            self._theirs.close()
         await self.wait_running()
         try:
             await self.qmp.greet()
@@ -124,13 +111,13 @@ class Vmm(Sandbox):
 
     def panic(self) -> str:
         """The guest kernel's panic, escaped, or empty."""
-        return self._ends.console.panic()
+        return self._console.panic()
 
     # ---- as Sandbox
 
     def console(self) -> bytes:
         """Its last 64 KiB; guest-controlled."""
-        return self._ends.console.read()
+        return self._console.read()
 
     def cause_of_death(self) -> str:
         """Names the wire's end, which looks like the owner's."""
@@ -177,7 +164,10 @@ class Vmm(Sandbox):
         return together(destruction, wire.destruction or Destruction(unproven=missed))
 
     def _release(self) -> None:
-        self._ends.close()
+        self._theirs.close()
+        for sock in self._ours.values():
+            sock.close()
+        self._console.close()
 
 
 async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
