@@ -84,7 +84,7 @@ class LiveServer:
 
     Whoever has a token trades it for a secret, which the page keeps for this address and port and
     sends in a header. No cookie: those go to every port of this address, and so to a guest's page
-    behind `belljar forward`.
+    that is led to one of them.
 
     Args:
         viewer, operator: tokens; with the latter the page may stop, hold and release. None: nobody
