@@ -66,7 +66,7 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     """
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
-    with console.reading(path, "RUN"):
+    with console.reading(path):
         result = verify_run(path, expected_key=expected, expected_run=expected_run(run, path))
     if as_json:
         console.print_json(
@@ -188,18 +188,14 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
 # --- what is meant
 
 
-def is_path(ref: str) -> bool:
-    """Whether a run is named by its path, which proves nothing."""
-    return "/" in ref or ref in {".", ".."}
-
-
 def expected_run(ref: str, path: Path) -> str | None:
     """The id that the record must be of: the one typed, or the one that a directory is named by.
 
-    A copy by any other name may be of any run.
+    A copy by any other name may be of any run, and a path proves nothing.
     """
+    is_path = "/" in ref or ref in {".", ".."}
     name = path.absolute().name if path.name else path.resolve().name
-    return name if not is_path(ref) or re.fullmatch(r"\d{8}-\d{9}-[0-9a-f]{6}", name) else None
+    return name if not is_path or re.fullmatch(r"\d{8}-\d{9}-[0-9a-f]{6}", name) else None
 
 
 def run_path(ref: str) -> Path:
@@ -224,5 +220,5 @@ def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
 
 def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
     """Raises a usage error when there is no ledger."""
-    with console.reading(f"{path}: no ledger to read", "RUN"):
+    with console.reading(f"{path}: no ledger to read"):
         yield from lines

@@ -93,7 +93,7 @@ def setup(*, yes: bool, mirror: str) -> int:
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home, mirror=mirror)
     if problem is not None:
-        click.echo(str(console.Failure.of(problem)), err=True)
+        click.echo(console.message(problem), err=True)
     elif not steps:
         click.echo("This host is ready. Next: `belljar doctor`, `belljar exec -- uname -a`")
     return HostError.exit_code if steps or problem else 0

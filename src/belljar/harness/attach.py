@@ -78,12 +78,6 @@ def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     return _HEAD.pack(kind.value, len(payload)) + payload
 
 
-def frames(kind: FrameKind, payload: bytes) -> Iterator[bytes]:
-    """As many frames as the payload needs."""
-    for start in range(0, len(payload), MAX_PAYLOAD_BYTES):
-        yield frame(kind, payload[start : start + MAX_PAYLOAD_BYTES])
-
-
 def size_payload(rows: int, cols: int) -> bytes:
     """A terminal's size."""
     return _SIZE.pack(rows & 0xFFFF, cols & 0xFFFF)
@@ -266,8 +260,9 @@ async def _relay(
         tasks.start_soon(listen)
         try:
             async for _, chunk in running:
-                for piece in frames(FrameKind.OUTPUT, chunk):
-                    await stream.send(piece)
+                for start in range(0, len(chunk), MAX_PAYLOAD_BYTES):
+                    piece = chunk[start : start + MAX_PAYLOAD_BYTES]
+                    await stream.send(frame(FrameKind.OUTPUT, piece))
             output = await running.wait()
             status = f"{output.returncode} {printable(output.why_not_started)}".strip()
         except CellError as error:
@@ -318,19 +313,16 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
     return released
 
 
-def remove_dead_sockets(home: Path | None = None) -> list[str]:
-    """Remove dead owners' sockets; returns their cells."""
-    removed = []
+def remove_dead_sockets(home: Path | None = None) -> None:
+    """Remove dead owners' sockets."""
     for path in sorted(attach_directory(home).glob("*")):
         try:
             connect_to(path, timeout_s=1).close()
         # By connect(2) nobody listens on it: its owner is dead.
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-            removed.append(path.name)
         except OSError:
             continue  # full, or another error that does not show that its owner is dead
-    return removed
 
 
 def login_command(cell_id: str, user: str | None) -> str:
