@@ -1,8 +1,7 @@
 """The prepared parent of a run's supervisors and gateways: imports, then forks.
 
-A confined gateway can import nothing: its stand-ins' imports happen here. Started by
-`processes.ForkServer` alone. One thread, one socket to its owner, one request at a time. Each child
-waits for `go`, so the journal names it first. All end with the owner.
+A confined gateway can import nothing. One thread, one socket to its owner, one request at a time.
+Each child waits for `go`, so the journal names it first. All end with the owner.
 """
 
 from __future__ import annotations

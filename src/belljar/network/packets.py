@@ -1,8 +1,7 @@
 """The packet record: frames of a range's ports in one bounded pcapng file.
 
 Inbound frames (from a cell) are kept whole, outbound ones until half of the room is used, then by
-their headers: the gateway's events hold the rest. TLS handshakes are always whole: decryption
-needs the server's hello.
+their headers, but for TLS handshakes: decryption needs the server's hello.
 Sources: draft-ietf-opsawg-pcapng; packet(7), linux/if_packet.h (a VLAN tag is beside its frame).
 """
 

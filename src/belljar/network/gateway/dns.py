@@ -1,7 +1,6 @@
 """DNS: authoritative for the layout's names, NXDOMAIN for others, each query on record first.
 
-No cache, upstream or recursion (RFC 1034 section 4.3.1). UDP alone: no answer is too long. A query
-has one question and at most one OPT record without a name.
+No recursion (RFC 1034 section 4.3.1). By UDP: a query has one question and at most one OPT record.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ _PKTINFO: Final = struct.Struct("=I4s4s")  # in_pktinfo: device, local address, 
 class DnsAnswer:
     """What is sent back (`wire`) and recorded.
 
-    `header`: the query's id and flags; `edns`: its OPT's fixed fields.
-    `whole`: these fields hold every bit of the query.
+    `header`: id and flags; `edns`: OPT's fixed fields. `whole`: they hold every bit of the query.
     """
 
     wire: bytes | None

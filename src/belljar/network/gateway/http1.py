@@ -1,7 +1,6 @@
 """Reads HTTP/1.1 from bytes; pure.
 
-h11 parses, by its public interface. A head is looked at before: what two parsers could read in two
-ways is refused. Extensions of chunks and trailers are taken, and go nowhere.
+h11 parses; before, what two parsers could read in two ways is refused. Trailers go nowhere.
 """
 
 from __future__ import annotations

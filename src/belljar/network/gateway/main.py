@@ -1,8 +1,7 @@
 """A gateway's process before it serves: receives sockets, confines itself.
 
 Before a guest's first byte: namespaces (an empty network), a root of the stand-ins' directories
-alone, its own uid without a capability, limits, the system-call filter. No step can be undone. A
-stand-in that blocks its event loop stops the heartbeat: the owner ends the range.
+alone, its own uid without a capability, limits, the system-call filter. No step can be undone.
 """
 
 from __future__ import annotations

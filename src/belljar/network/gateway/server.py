@@ -1,7 +1,6 @@
 """HTTP connections: requests one after the other, each an exchange with a stand-in.
 
-A request is whole before it is recorded, then scanned, and then its stand-in is called;
-`network.http.answered` is recorded before the answer's last byte.
+A request is whole, recorded, scanned, answered by its stand-in; its answer's end is recorded first.
 """
 
 from __future__ import annotations

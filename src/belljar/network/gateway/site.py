@@ -1,7 +1,6 @@
 """The shared parts of a gateway's connections: peers, first events, and the guard.
 
-The guard scans a cell's data before it goes on where it blocks or stops; where it only flags, the
-owner scans the record. An incomplete scan blocks only traffic to a real service.
+Where the guard only flags, the owner scans the record. An incomplete scan blocks only upstreams.
 """
 
 from __future__ import annotations

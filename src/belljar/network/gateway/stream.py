@@ -1,10 +1,8 @@
 """Connections, plain or in TLS, and raw ones: to stand-ins, the sink, between cells.
 
-Bytes are unbuffered: unread ones stay with the sender. Nothing leaves a TLS connection before its
-ClientHello is judged, on record.
-Both ways to a stand-in are bounded, their first bytes on record. Between cells each piece is
-recorded before it goes on, up to `kept_between_bytes` per direction; the rest is counted and in
-the digest. The supervisor dials the target and hands over that half.
+Bytes are unbuffered: unread ones stay with the sender. Both ways to a stand-in are bounded, their
+first bytes on record. Between cells each piece is recorded before it goes on, up to
+`kept_between_bytes` per direction; the rest is counted and in the digest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A range's certificate authority; judges and records a ClientHello's name.
 
-The authority's key is in memory only. `scratch`, a memory file system, has a leaf's key while
-OpenSSL reads it, and a handshake's secrets until it is over: they decrypt the packet record.
+`scratch`, a memory file system, has a leaf's key and a handshake's secrets while they are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A real upstream: an application that forwards to one host.
 
-A request is whole, and on record, before the owner dials.
-Its bytes pass through a relay of the owner's, which counts each, TLS's too.
+A request is whole, and on record, before the owner dials; a relay of the owner's counts its bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Real upstreams, the owner's side: whether, and at which address, one may be dialled.
 
-The gateway has no route: it gets one end of a relay (`owner.relay`) or a reason. A name is
-resolved once a range, by the host's resolver; every address must be public. The answer is pinned
-against DNS rebinding.
+The gateway gets one end of a relay (`owner.relay`) or a reason. A name is resolved once a range, by
+the host's resolver, and pinned against DNS rebinding; every address must be public.
 """
 
 from __future__ import annotations

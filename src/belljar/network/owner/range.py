@@ -57,13 +57,9 @@ _NOT_ENDED: Final = Destruction(
 class NetworkRange:
     """A range with rules in force and a serving gateway, no cell yet; destroyed with its block.
 
-    Args:
-        recorder: thread-safe; gets every event of the range, from a thread.
-        on_failure: called once, from a thread, when the range ended by itself: its processes are
-            dead by then, its cells are the caller's to end.
-        handle_request: answers the gateway's requests to the owner (`openai`).
-
-    Entering it raises `HostError`: this host can't; `CellError`: it did not come up.
+    `recorder`: thread-safe. `on_failure`: called once, from a thread, when it ended by itself, its
+    processes dead, its cells the caller's. `handle_request`: answers the gateway (`openai`).
+    Entering raises `HostError`: this host can't; `CellError`: it did not come up.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Reads one range's events from its gateway and supervisor, records and acknowledges them.
 
-The gateway's messages are checked as a guest's are. A violation, a changed rule, an ended process
-or an unrecordable event ends the range, once. Both processes are killed first.
+A violation, a changed rule, an ended process or an unrecordable event ends the range, once.
 """
 
 from __future__ import annotations

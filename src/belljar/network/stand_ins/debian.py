@@ -1,7 +1,6 @@
 """A Debian package repository (DebianRepository/Format), made of a directory of `.deb` files.
 
-Whatever suite and component apt asks for, the packages are in its `main`. Uploads are put on record
-and never served. Not: signatures (a source says `trusted=yes`), source packages, flat repositories.
+Whatever suite apt asks for has them. Not: signatures (`trusted=yes`), sources, flat repositories.
 """
 
 from __future__ import annotations

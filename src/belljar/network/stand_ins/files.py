@@ -1,7 +1,6 @@
 """The files of a stand-in's directory, answers with them, faults of an author, and registries.
 
-Listed once, opened without following a link, hashed in pieces. A guest's text never becomes a
-path: it is looked up among listed names. So links, devices and later files are not served.
+A guest's text never becomes a path: it is looked up among the names that were listed once.
 """
 
 from __future__ import annotations

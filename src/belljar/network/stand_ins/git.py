@@ -1,9 +1,7 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
-A push is recorded and lives in the range's memory: later fetches in the range see it; the
-directory never changes. A pack comes by `side-band-64k` alone, as every client accepts. A shallow
-clone gets the whole history. Not: the dumb protocol, version 2 (clients fall back), partial clones,
-SHA-256 repositories.
+A push is recorded and lives in the range's memory, the directory never changes. A shallow clone
+gets the whole history. Not: the dumb protocol, version 2 (clients fall back), partial clones.
 """
 
 from __future__ import annotations

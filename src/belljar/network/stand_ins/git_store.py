@@ -1,7 +1,6 @@
 """A git repository of an author, with a guest's pushes over it in memory.
 
-dulwich reads repositories, objects and deltas. Walking is done here, in bounded steps: dulwich's
-server would follow a guest's objects without a pause.
+Walking is done here, in steps: dulwich's server would follow a guest's objects without a pause.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The stand-in `har`: replays a recording (HTTP Archive 1.2).
 
 A request's answer is an entry of the same method, host, path and query (fields in any order), of
-several those with the same body, in the recorded order, the last repeatedly. Anything else is 404
-and an attempt. The recorded connection's own fields are left out.
+several those with the same body, in the recorded order, the last repeatedly. Else 404, an attempt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The stand-in `http`: routes with templates and files, of an author or a decoy.
 
-The first fitting route answers a request; else 404. Nothing of a request is kept: `python` is the
-kind for memory and decisions.
+The first fitting route answers a request; else 404. `python` is the kind for memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The stand-in `mcp`: a Model Context Protocol server of decoy tools.
 
-Streamable HTTP, one JSON answer for each message, no stream of the server's own. Source: the
-protocol's specification, 2025-06-18; JSON-RPC 2.0.
+Streamable HTTP, one JSON answer for each message. Source: its specification, 2025-06-18.
 """
 
 from __future__ import annotations

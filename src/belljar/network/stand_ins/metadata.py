@@ -1,7 +1,6 @@
 """The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2 (EC2's user guide).
 
-Every value comes from the range's randomness, so credentials found elsewhere name their range.
-Handing them out is on record as an attempt before they leave. `credentials` are a decoy's.
+Credentials come from the range's randomness, or are a decoy's; handing them out is an attempt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """An npm registry of packed packages (`npm pack`): packuments, tarballs, ping, publishing.
 
-What is written is put on record and changes nothing that is served. Not: search, audits, logins,
-moving tags, unpublishing. Source: npm/registry on GitHub, docs/responses/package-metadata.md.
+What is written is recorded, and never served. Not: search, audits, logins, moving tags.
 """
 
 from __future__ import annotations

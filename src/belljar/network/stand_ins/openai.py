@@ -1,8 +1,7 @@
 """The stand-in `openai`: a chat API bridged to the harness's model.
 
-A program in the cell uses its usual client; the range's owner gets each question by
-`context.ask("chat", body)`, checks it, and returns one completion, without a network in between.
-Errors have the API's shape. Source: OpenAI API reference, "Chat".
+The range's owner gets each question by `context.ask("chat", body)`, checks it, and returns one
+completion. Source: OpenAI API reference, "Chat".
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A Python package index of wheels and source archives: HTML (PEP 503) and uploads.
 
-Uploads are recorded, and never served. Not: the index as JSON, metadata beside the files: clients
-read it in the files, and fall back to an older version where a wheel wants another Python.
+Uploads are recorded, and never served. Not: the index as JSON, metadata beside the files.
 """
 
 from __future__ import annotations

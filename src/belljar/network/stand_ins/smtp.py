@@ -1,9 +1,7 @@
-"""A mail server that accepts everything and sends nothing.
+"""A mail server that accepts everything and sends nothing; a message that breaks off is recorded.
 
-Each message and login is on record before it is answered; so is a message that breaks off.
-
-Speaks SMTP (RFC 5321) with SIZE, 8BITMIME, SMTPUTF8, PIPELINING, and AUTH PLAIN (RFC 4954). Not:
-STARTTLS (a port of the protocol `smtps` has TLS from the start), CHUNKING, delivery reports.
+SMTP (RFC 5321) with AUTH PLAIN (RFC 4954). Not: STARTTLS (a port of the protocol `smtps` has TLS
+from the start), CHUNKING, delivery reports.
 """
 
 from __future__ import annotations

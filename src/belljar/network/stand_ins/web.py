@@ -1,8 +1,7 @@
 """The types between gateway and stand-ins, and their HTTP toolkit.
 
-A stand-in is a function of a whole `Request`, or of a connection (`Stream`). `make(context)` makes
-each once a range, with all its state. It runs in the gateway's process, without a route, with only
-its own files. Nothing here raises for a guest's data. Framing, header and time limits are the
+A stand-in is a function of a whole `Request`, or of a connection (`Stream`); `make(context)` makes
+it once a range. Nothing here raises for a guest's data. Framing, header and time limits are the
 gateway's.
 """
 

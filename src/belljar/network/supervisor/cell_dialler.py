@@ -1,9 +1,8 @@
 """Dials a target cell before a connection of another cell is let in.
 
-The rules drop and log a connection's first segment (SYN). Loopback sends it again, marked to be
-let in once the target has accepted, or refused (RST) as the target refused. So a port is open
-exactly where the target's is, and the gateway, which gets both ends, can begin none itself. The
-target sees the client cell's address, but another port.
+The rules drop and log a connection's first segment (SYN). Loopback sends it again, to be let in or
+refused as the target did. So the gateway, which gets both ends, can begin none itself. The target
+sees the client cell's address, but another port.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The supervisor of one range: namespace, rules, ports, listeners and packet record.
 
-The rules are in force before any port exists; they are read back regularly and at each change.
-Any failure, or an owner that reads nothing, ends it with every port down.
+The rules are in force before any port exists. Any failure ends it with every port down.
 """
 
 from __future__ import annotations
