@@ -205,7 +205,7 @@ async def _run(
         keep_capabilities=True,
     )
     with claimed_for_cell(root.root.parent):
-        jail = start_jail(spec, program, kept=())
+        jail = start_jail(spec, program)
         try:
             end = await jail.wait_run()
             if end is not None and end.cause == "itself" and end.status == 0:
