@@ -22,7 +22,8 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.util import cache_from_source
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -276,8 +277,8 @@ def _project() -> dict[str, Any]:
 def copy_distributions(requirements: Sequence[str], target: Path) -> None:
     """The installed distributions that meet these, and theirs in turn."""
     for distribution in _closure(requirements):
-        for file in distribution.files or []:
-            found, copy = Path(str(file.locate())), target / file
+        for file in _with_compiled(distribution.files or []):
+            found, copy = Path(str(distribution.locate_file(file))), target / file
             if ".." in file.parts or copy.exists() or not found.is_file():
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -287,6 +288,14 @@ def copy_distributions(requirements: Sequence[str], target: Path) -> None:
                 shutil.copyfile(found, copy)
                 shutil.copystat(found, copy)  # compiled files go by its times
                 copy.chmod(0o644)
+
+
+def _with_compiled(files: Sequence[PurePath]) -> Iterator[PurePath]:
+    """And what this environment's own processes have compiled: the user's could not keep it."""
+    for file in files:
+        yield file
+        if file.suffix == ".py":
+            yield PurePath(cache_from_source(str(file)))
 
 
 def _closure(requirements: Sequence[str]) -> Iterator[importlib.metadata.Distribution]:

@@ -44,7 +44,7 @@ CUT_OFF = ("OSError 101", "ConnectionRefusedError 111", "TimeoutError None")
 
 
 # One process of each plays all of a batch, one after the other; any other scenario has its own.
-_ROOTS = "talk shut_in changed rules killed hang deaf many broken"
+_ROOTS = "talk shut_in changed rules killed hang deaf many broken says_less"
 _ENDS = "silent in_progress heavy last_words between"
 _USERS = "talk shut_in killed"
 BATCHES = {True: (_ROOTS.split(), _ENDS.split()), False: (_USERS.split(),)}

@@ -12,7 +12,7 @@ import html
 import io
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field, replace
@@ -366,21 +366,3 @@ def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
 def digest(key: bytes, text: str) -> str:
     """HMAC-SHA256 by a derived key, in hex."""
     return hmac.digest(RandomStream(key, "digest").take(KEY_BYTES), text.encode(), "sha256").hex()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What a value was minted for."""
-
-    cell_id: str
-    decoy: str
-    value: str
-
-
-def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, Origin]:
-    """Digest → origin, by cell, decoy and value id."""
-    return {
-        known: Origin(cell_id=cell_id, decoy=decoy, value=value_id)
-        for cell_id, decoy, by_id in placed
-        for value_id, known in by_id.items()
-    }
