@@ -1,5 +1,4 @@
-"""The socket that a sandbox's trace comes by, with a sandbox that this test plays, and its messages, as
-recorded from runsc 20240729, and hostile ones."""
+"""A sandbox's trace: its socket, its messages as recorded from runsc 20240729, and hostile ones."""
 
 from __future__ import annotations
 

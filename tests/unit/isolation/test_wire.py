@@ -54,11 +54,8 @@ async def test_a_wire_that_did_not_start_counts_for_its_vm(
     """What is left of it is left of the cell; a destruction that failed proves nothing of either."""
     vmm: Any = Vmm.__new__(Vmm)
     port: Any = SimpleNamespace(settings=SimpleNamespace(mtu=1500))
-    vmm.client, vmm.companions, vmm.wire = (
-        SimpleNamespace(aclose=anyio.lowlevel.checkpoint),
-        AsyncExitStack(),
-        None,
-    )
+    vmm.client = SimpleNamespace(aclose=anyio.lowlevel.checkpoint)
+    vmm.companions, vmm.wire = AsyncExitStack(), None
     monkeypatch.setattr(wires, "Wire", lambda *_: NoWire(is_proven=is_proven))
 
     async def unmake(_: Sandbox) -> Destruction:
