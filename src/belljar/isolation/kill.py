@@ -52,15 +52,12 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What became of one journal entry. `halted_ms`: None while some process was left.
-
-    `ended_by`: `owner`, `kill` (owner hangs), `reap` (owner dead). `remaining`: left or unproven.
-    """
+    """What became of an entry. `halted_ms` None: some process was left."""
 
     cell_id: str
     kind: str
     halted_ms: float | None
-    ended_by: EndedBy
+    ended_by: EndedBy  # `kill`: the owner hung, `reap`: it was dead
     remaining: tuple[str, ...] = ()
 
     @property

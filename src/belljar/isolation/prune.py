@@ -1,7 +1,6 @@
 """Removes parts of the store unused for long and not in use.
 
-Users of a part claim it, which sets its modification time: its last use. All parts can be made
-again. Starts and `belljar reap` sweep half-made ones.
+Users of a part claim it, which sets its modification time. All parts can be made again.
 """
 
 from __future__ import annotations

@@ -65,10 +65,7 @@ def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
 
 
 async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None) -> ImageTree:
-    """The image's tree, made if missing, kept while `held` is open; removes gone images' trees.
-
-    Raises `HostError`: space, ids, unsquashfs or image. Leaves nothing half made.
-    """
+    """The image's tree, made if missing, kept while `held` is open. Raises `HostError`."""
     with ExitStack() as briefly:
         hold = (briefly if held is None else held).enter_context
         if (tree := hold(hold_tree(home, image))) is not None:
