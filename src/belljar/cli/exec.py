@@ -243,12 +243,10 @@ def standard_input() -> AsyncIterator[bytes] | None:
         kind = os.fstat(0).st_mode
     except OSError:
         return None
-    return read_descriptor(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
+    return _read(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
 
 
-async def read_descriptor(
-    descriptor: int, *, waits: bool, chunk_bytes: int = 1 << 16
-) -> AsyncIterator[bytes]:
+async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
     """The bytes of a descriptor until its end.
 
     `waits`: it can have nothing to read yet (regular files never do, and can't be polled).
@@ -258,8 +256,7 @@ async def read_descriptor(
     while True:
         if waits:
             await anyio.wait_readable(descriptor)
-        chunk = os.read(descriptor, chunk_bytes)
-        if not chunk:
+        if not (chunk := os.read(descriptor, 1 << 16)):
             return
         yield chunk
 

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError
 
-HOME_VARIABLE: Final = "BELLJAR_HOME"
 HINT_SPACE: Final = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
 
 
-def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
+def belljar_home() -> Path:
     """The store's directory: `$BELLJAR_HOME`; else /var/lib/belljar for root,
     `$XDG_DATA_HOME/belljar` for a user.
     """
-    env = os.environ if environ is None else environ
-    if chosen := env.get(HOME_VARIABLE):
+    if chosen := os.environ.get("BELLJAR_HOME"):
         return Path(chosen).expanduser().absolute()
-    if (os.geteuid() if uid is None else uid) == 0:
+    if os.geteuid() == 0:
         return Path("/var/lib/belljar")
-    data = Path(env.get("XDG_DATA_HOME", ""))
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
     # The XDG Base Directory Specification has relative paths ignored.
     if not data.is_absolute():
-        data = Path(env.get("HOME") or Path.home()) / ".local" / "share"
+        data = Path.home() / ".local" / "share"
     return data / "belljar"
 
 
