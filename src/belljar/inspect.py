@@ -28,8 +28,5 @@ async def revert(
 
 
 async def snapshot(name: str | None = None) -> Snapshot:
-    """Save the sample's sandbox as it is now: see `belljar.Cell.snapshot`.
-
-    Raises `PolicyError` where it can't be.
-    """
+    """Save the sample's sandbox: see `belljar.Cell.snapshot`. Raises `PolicyError` if it can't."""
     return await sandbox(name).as_type(BelljarSandboxEnvironment).snapshot()

@@ -110,11 +110,8 @@ def iso_time(seconds: float) -> str:
 def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     """The text with everything made visible that could act on a terminal or hide.
 
-    That is controls, escapes, bidi and other format characters, lone surrogates.
-    Newlines and tabs become `\\n` and `\\t`, undecodable bytes `\\xNN`.
-    Text longer than `max_chars` is cut and marked as cut.
-
-    Use it for every dynamic string that is shown, whatever its origin.
+    Use it for every dynamic string that is shown. Undecodable bytes become `\\xNN`; text longer
+    than `max_chars` is cut and marked as cut.
     """
     if isinstance(text, bytes):
         # UTF-8 has at most four bytes a character, so the cut leaves more than is shown.
