@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.security.egress import forged
+from tests.integration.as_user import (
+    REPOSITORY,
+    UsersBelljar,
+    copy_distributions,
+    installed_for,
+    leaves_nothing,
+)
+from tests.integration.handed_groups import handed_groups
+from tests.security.egress import forged, host
 from tests.security.egress.case import GROUPS, Group
 from tests.security.egress.evidence import (
     Counted,
@@ -30,7 +42,7 @@ from tests.security.egress.evidence import (
     unasked_answers,
 )
 from tests.security.egress.frames import ICMP, TCP, UDP, Frame
-from tests.security.egress.play import FIRST_PORT, own_words, place
+from tests.security.egress.play import FIRST_PORT, Outside, own_words, place
 from tests.security.egress.scene import World, look
 from tests.security.egress.table import CASES, LISTENED
 
@@ -38,6 +50,7 @@ from belljar.ledger.verification import verify
 from belljar.plan.addresses import RangeLayout
 
 pytestmark = [pytest.mark.root, pytest.mark.vm]
+_SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @pytest.fixture(scope="module", params=["container", "gvisor", "microvm"])
@@ -147,6 +160,45 @@ def test_every_run_of_it_verifies(world: World) -> None:
     """Also those whose range died: a record is whole whatever happens."""
     for made in world.play.ranges.values():
         assert verify(made.run.path).status.value == "verified"
+
+
+@pytest.fixture(scope="module")
+def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+    """An ordinary user with control groups of his own, and the program that opens the ranges."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    with (
+        installed_for(prepared_home, *ordinary_user) as installed,
+        handed_groups(f"e{installed.uid}-{os.getpid()}", installed.uid, installed.gid) as groups,
+    ):
+        extra = project["optional-dependencies"]
+        copy_distributions([*extra["network"], *extra["stand-ins"]], installed.libraries)
+        for name in ("security/egress", "fakes"):
+            shutil.copytree(REPOSITORY / "tests" / name, installed.libraries / "tests" / name)
+        yield replace(installed, groups=groups)
+
+
+@pytest.mark.promise("2.5", "8.4")
+@pytest.mark.thorough_in("gvisor")
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+def test_each_way_out_is_closed_to_a_users_cells(tier: str, user: UsersBelljar) -> None:
+    """He opens the ranges, forges frames at their ports and strikes them himself."""
+    folder = user.home.parent / f"policies-{tier}"
+    folder.mkdir()
+    os.chown(folder, user.uid, user.gid)
+    with host.lan() as lan, host.Ears(len(LISTENED) + 1) as ears, leaves_nothing(user):
+        outside = Outside(tier, user.home, folder, lan, ears.ports, host.addresses(lan))
+        argv = [user.python, "-m", "tests.security.egress.scene"]
+        told = json.dumps(asdict(outside), default=str).encode()
+        done = user.run(argv, stdin=told, timeout_s=600, PATH=_SEARCH)
+        assert done.returncode == 0, done.stderr.decode()
+        seen = json.loads(done.stdout)
+        assert not ears.heard
+    assert seen["lacks"] == {}
+    assert seen["forged"] == {name: {reason: 1} for name, reason in forged.EXPECTED.items()}
+    assert seen["deaths"] == {
+        "deny": ["ContainmentBreach", True, "ContainmentBreach"],
+        "bare": ["CellError", True, "CellError"],
+    }
 
 
 def test_no_two_cases_live_on_the_same_evidence() -> None:

@@ -4,6 +4,7 @@ among them, and a look at every packet of the host's namespace."""
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import secrets
@@ -25,6 +26,7 @@ _SO_ATTACH_FILTER = 26
 _ETH_P_IP = 0x0800
 _LOAD_WORD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _SOURCE, _TARGET = 12, 16
+_NS_GET_USERNS = 0xB701
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +66,16 @@ def ip(*words: str, namespace: int | None = None) -> Any:  # noqa: ANN401 - JSON
 @contextmanager
 def entering(pid: int) -> Iterator[tuple[list[str], list[int]]]:
     """What stands before a command that is to run in a process's network namespace, and its files."""
-    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    fds = [os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)]
+    words = [f"--net=/proc/self/fd/{fds[0]}"]
+    if os.geteuid() != 0:
+        fds.append(fcntl.ioctl(fds[0], _NS_GET_USERNS))
+        words += [f"--user=/proc/self/fd/{fds[1]}", "--preserve-credentials"]
     try:
-        yield ["nsenter", f"--net=/proc/self/fd/{fd}"], [fd]
+        yield ["nsenter", *words], fds
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
 
 
 def within(pid: int, *argv: str) -> bytes:

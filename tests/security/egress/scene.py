@@ -1,8 +1,10 @@
-"""What the host saw of the ranges that `play` opens. Needs root."""
+"""What the host saw of the ranges that `play` opens, as root; as an ordinary user, what is seen of
+his own: `python -m tests.security.egress.scene` reads `Outside` and prints JSON."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from tests.security.egress.case import Case
 from tests.security.egress.evidence import Seen, fill
 from tests.security.egress.frames import read_frames
 from tests.security.egress.play import Opened, Outside, Play, own_words, place
-from tests.security.egress.table import LISTENED
+from tests.security.egress.table import CASES, LISTENED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,3 +88,26 @@ def _seen(made: Opened) -> Seen:
         gateways=frozenset(item.gateway_mac for item in cells),
         words=made.words,
     )
+
+
+def look_at_own() -> None:
+    """Without the host's ears and devices, which are root's."""
+    told = json.loads(sys.stdin.read())
+    paths = {name: Path(told[name]) for name in ("home", "folder")}
+
+    async def ready(_networks: list[str]) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    play = Play(Outside(**{**told, **paths, "lan": host.Lan(**told["lan"])}), ready)
+    anyio.run(play.play)
+    seen = {name: _seen(made) for name, made in play.ranges.items()}
+    own = World(play=play, seen=seen, trial=(), of_cells=(), packet_trial=(), packets=())
+    lacks = {case.name: lack for case in CASES if (lack := own.lacks(case))}
+    deaths = {
+        name: [each.raised, each.cells_ended, each.left] for name, each in play.deaths.items()
+    }
+    print(json.dumps({"lacks": lacks, "deaths": deaths, "forged": play.forged}))
+
+
+if __name__ == "__main__":
+    look_at_own()
