@@ -247,10 +247,7 @@ def standard_input() -> AsyncIterator[bytes] | None:
 
 
 async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
-    """The bytes of a descriptor until its end.
-
-    `waits`: it can have nothing to read yet (regular files never do, and can't be polled).
-    """
+    """The bytes of a descriptor until its end; `waits`: it can be polled, unlike regular files."""
     import anyio
 
     while True:

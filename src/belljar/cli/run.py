@@ -208,10 +208,7 @@ _SAMPLE_COLUMNS: Final = (
 def show_findings(
     findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
-    """Print samples, differences, remarks, reasons, and where the evidence is.
-
-    A defect here must not change the exit code: it is shown, and the verdict stands.
-    """
+    """Print samples, remarks, reasons, evidence. A defect here must not change the exit code."""
     try:
         _show(findings, path, more, verbose=verbose)
     # A closed pipe or a full disk is standard output's fault, not the report's.
