@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict as asdict
 from dataclasses import field as field
+from dataclasses import fields as fields
 from dataclasses import replace as replace
 from enum import Enum
 from functools import cache, partial

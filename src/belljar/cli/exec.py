@@ -181,11 +181,9 @@ def _as_object(
         found[name] = content.decode("utf-8", "replace")
         if found[name] != content.decode("utf-8", "ignore"):
             found[f"{name}_base64"] = base64.b64encode(content).decode()
+    same = ("stdout_dropped_bytes", "stderr_dropped_bytes", "timed_out", "out_of_memory")
     return found | {
-        "stdout_dropped_bytes": output.stdout_dropped_bytes,
-        "stderr_dropped_bytes": output.stderr_dropped_bytes,
-        "timed_out": output.timed_out,
-        "out_of_memory": output.out_of_memory,
+        **{name: getattr(output, name) for name in same},
         "not_started": output.why_not_started or None,
         "tier": cell.tier,
         "skipped_tiers": list(cell.plan.skipped_tiers),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 
 HINT_SPACE: Final = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
+_HINT_OWNER: Final = (
+    "run as the user who owns it, free some space, or set BELLJAR_HOME to a directory that you "
+    "can write"
+)
 
 
 def belljar_home() -> Path:
@@ -28,13 +33,11 @@ def belljar_home() -> Path:
 
 def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
     """Make a directory that others may enter, not list. Raises `HostError`."""
-    try:
+    with store_errors(path):
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
             # The umask has cut mkdir's mode.
             path.chmod(mode)
-    except OSError as error:
-        raise store_unwritable(path, error) from error
 
 
 def need_space(home: Path, wanted_bytes: int, what: str, *, hint: str = HINT_SPACE) -> None:
@@ -53,14 +56,9 @@ def need_space(home: Path, wanted_bytes: int, what: str, *, hint: str = HINT_SPA
         )
 
 
-def store_unwritable(path: Path, error: OSError) -> HostError:
-    """The error for an unwritable path."""
-    return HostError(
-        f"the store can't be written: {error.strerror}",
-        where=str(path),
-        hint="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory "
-        "that you can write",
-    )
+def store_errors(path: Path) -> AbstractContextManager[None]:
+    """Raise the block's `OSError` as the `HostError` for an unwritable path."""
+    return host_errors("the store can't be written", where=path, hint=_HINT_OWNER)
 
 
 def sync_file(path: Path) -> None:
