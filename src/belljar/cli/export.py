@@ -254,9 +254,6 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
 # --- share
 
 
-_OFFERED: Final = (*CLASSES, "all")
-
-
 @click.command()
 @console.run_argument
 @click.argument("out", type=click.Path(path_type=Path))
@@ -265,7 +262,7 @@ _OFFERED: Final = (*CLASSES, "all")
     "classes",
     multiple=True,
     required=True,
-    type=click.Choice(_OFFERED),
+    type=click.Choice((*CLASSES, "all")),
     help="Leave out this class of contents. Repeatable.",
 )
 @console.json_option()
