@@ -115,7 +115,7 @@ def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
 def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotations of fields say
     """Return the inverse of `json_of`, by the types of the fields.
 
-    Raises `ValueError`, `KeyError` or `TypeError`: an unknown field, a lacking one, another type.
+    Raises `ValueError`, `KeyError` or `TypeError`: a field unknown, lacking or of another type.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in {typing.Union, types.UnionType}:

@@ -51,8 +51,7 @@ KIND: Final = "harbor"
 class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Python 3.12 only
     """One cell for each trial, made by `policy`: a preset or a file (`--ek policy=FILE`).
 
-    The task's image, limits, variables and work directory replace the policy's. A task that says
-    nothing of a network gets none.
+    The task's image, limits, variables and work directory replace the policy's.
     """
 
     def __init__(

@@ -163,10 +163,9 @@ def close_all(fds: Iterable[int | None]) -> None:
 
 
 def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
-    """Signal that very process; harmless when it has ended.
+    """SIGKILL to that very process; harmless when it has ended.
 
-    Raises `PermissionError` when it is not ours, another `OSError` for the number of a thread that
-    leads no process.
+    Raises `PermissionError` for another user's, `OSError` for a thread that leads no process.
     """
     try:
         pidfd = os.pidfd_open(process.pid)

@@ -280,9 +280,8 @@ def show(error: BelljarError, *, json_wanted: bool) -> None:
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
     """Run the coroutine function and return its result.
 
-    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. Then
-    `KeyboardInterrupt` is raised, from the clean-up's `BelljarError` if any. A breach is raised as
-    it is.
+    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. `KeyboardInterrupt`
+    comes then, from the clean-up's `BelljarError` if any, or else a breach as it is.
     """
     import anyio
     import anyio.lowlevel

@@ -295,16 +295,13 @@ def _cells(row: Facts) -> list[str]:
 def remarks(facts: Facts) -> list[str]:
     """Differences, remarks that no transcript has, and tools; none of them a reason."""
     found = list(facts["remarks"])
+    tools = [each["text"] for each in facts["tools"]]
     for title, lines in (
         ("Different from what the task or the policy says:", facts["differences"]),
-        ("Tools, with their calls and how many reached a cell:", _texts(facts["tools"])),
+        ("Tools, with their calls and how many reached a cell:", tools),
     ):
         found += [f"\n{title}", *(f"  {line}" for line in lines)] if lines else []
     return found
-
-
-def _texts(facts: Sequence[Facts]) -> list[str]:
-    return [each["text"] for each in facts]
 
 
 # --- networks and signals
