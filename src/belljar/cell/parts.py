@@ -20,7 +20,7 @@ from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store, find_images
 from belljar.isolation.reap import reap, reaped_event
 from belljar.isolation.trials import find_facts
-from belljar.ledger.rundir import RunDirectory, create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.plan.make import make_plan
 from belljar.plan.model import ImageFacts, MicrovmPlan, OciPlan
 from belljar.policy.limits import Tier, demanded_tier
@@ -136,7 +136,7 @@ def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
     """Return a run directory; leaving it seals it. Raises `HostError` on entering."""
-    return create_run(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
+    return RunDirectory(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:

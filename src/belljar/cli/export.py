@@ -216,14 +216,14 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     from belljar.export.statement import statement
     from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.verification import Status
     from belljar.report.collect import collect
-    from belljar.report.verdict import LedgerState
 
     evidence = stored_evidence(
         path, expected_key=expected_key(fingerprint)[0], expected_run=expected_run(run, path)
     )
     checked = evidence.verification
-    if checked is None or evidence.ledger is not LedgerState.VERIFIED:
+    if checked is None or evidence.ledger is not Status.VERIFIED:
         click.echo(f"belljar: not signed: {printable(evidence.ledger_problem)}", err=True)
         return 1
     key = load_or_make_key(belljar_home())

@@ -82,11 +82,11 @@ def make_page(
     """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.verification import Status
     from belljar.report.collect import collect
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
-    from belljar.report.verdict import LedgerState
 
     timelines = Timelines()
     with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
@@ -113,7 +113,7 @@ def make_page(
         plans=plans,
         host=host,
         versions=versions,
-        alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
+        alarm=evidence.ledger_problem if evidence.ledger is Status.BAD else "",
         is_running=is_running,
     )
     return render(collect(findings, source)), not source.alarm

@@ -10,7 +10,7 @@ from typing import Final
 from belljar.dataclass import dataclass, field
 from belljar.events import Kind
 from belljar.ledger.schema import Line
-from belljar.ledger.verification import Verification
+from belljar.ledger.verification import Status, Verification
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, TranscriptGap, reconcile
 from belljar.report.left import LeftGatherer
@@ -107,19 +107,6 @@ class LogRecord:
     problem: str = ""
 
 
-class LedgerState(StrEnum):
-    """The result of the ledger's verification.
-
-    `PARTIAL`: its signer left contents out. `OWN`: good so far, written by this process.
-    """
-
-    VERIFIED = "verified"
-    PARTIAL = "partial"
-    OWN = "own"
-    UNFINISHED = "unfinished"
-    BAD = "bad"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All evidence; `begun_elsewhere`: sample uuids by the store's other runs."""
@@ -131,7 +118,7 @@ class Evidence:
     run: RunRecord = field(default_factory=RunRecord)
     signals: SignalGatherer = field(default_factory=SignalGatherer)
     begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    ledger: LedgerState = LedgerState.VERIFIED
+    ledger: Status = Status.VERIFIED
     ledger_problem: str = ""
     verification: Verification | None = None
 
@@ -161,7 +148,7 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
     # Missing events would read as "nothing left this host".
-    is_whole = evidence.ledger in {LedgerState.VERIFIED, LedgerState.OWN}
+    is_whole = evidence.ledger in {Status.VERIFIED, Status.OWN}
     left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
@@ -195,7 +182,7 @@ def judge(evidence: Evidence) -> RunFindings:
 
 def left_out(evidence: Evidence) -> str:
     """What a partial record's signer left out, and the whole's verdict."""
-    if evidence.ledger is not LedgerState.PARTIAL:
+    if evidence.ledger is not Status.PARTIAL:
         return ""
     sealed = evidence.run.sealed_verdict
     then = f"; when it was sealed, the verdict was: {sealed}" if sealed else ""
@@ -292,9 +279,9 @@ def _sample_reasons(
 def record_reasons(evidence: Evidence) -> Iterator[Reason]:
     """The whole run's problems, by its ledger."""
     run = evidence.run
-    if evidence.ledger is LedgerState.BAD:
+    if evidence.ledger is Status.BAD:
         yield Reason(code=ReasonCode.LEDGER_BAD, detail=evidence.ledger_problem)
-    if evidence.ledger is LedgerState.UNFINISHED:
+    if evidence.ledger is Status.UNFINISHED:
         yield Reason(code=ReasonCode.LEDGER_UNFINISHED, detail=evidence.ledger_problem)
     for detail in dict.fromkeys(run.air_gap_broken):
         yield Reason(code=ReasonCode.AIR_GAP_BROKEN, detail=detail)

@@ -14,7 +14,7 @@ from belljar.cli.main import run
 from belljar.cli.main import run as belljar
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.keys import load_or_make_key
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.signals.decoys import digests, mint
 
@@ -26,7 +26,7 @@ def run_dir(home: Path) -> Path:
     """A finished run with something hostile in it."""
     content = HOSTILE.encode()
     output = body_of("stdout", content)
-    with create_run(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:
+    with RunDirectory(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:
         data: dict[str, JsonValue] = {"op": 1, "path": HOSTILE}
         run.recorder.record(
             Event(kind=Kind.FILE_READ_STARTED, cell_id="cell-a", actor=Actor.HARNESS, data=data)

@@ -26,7 +26,7 @@ from belljar.events import Body, Event, JsonValue, Kind
 from belljar.ledger.chain import parse_canonical
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey, load_or_make_key
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status, verify
 from belljar.ledger.writer import LedgerWriter
 
@@ -254,7 +254,7 @@ def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
     interrupt, recorded = _Interrupted(0), set[int]()
     for at in count(1):
         interrupt, before = _Interrupted(at), sys.gettrace()
-        with create_run(home, "exec", []) as run:
+        with RunDirectory(home, "exec", []) as run:
             sys.settrace(interrupt)
             try:
                 with suppress(KeyboardInterrupt):
