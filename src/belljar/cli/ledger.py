@@ -282,10 +282,6 @@ def _find(run: Path, value: str) -> Iterator[dict[str, str]]:
         elif event.kind is Kind.SAMPLE_STARTED and event.cell:
             samples[event.cell] = str(event.data["sample"])
     if (origin := origins(placed).get(digest(key, value))) is not None:
-        yield {
-            "run_id": run.name,
-            "cell_id": origin.cell_id,
-            "sample": samples.get(origin.cell_id, ""),
-            "decoy": origin.decoy,
-            "value": origin.value,  # its name in the decoy
-        }
+        cell_id, decoy, name = origin
+        about = {"cell_id": cell_id, "sample": samples.get(cell_id, ""), "decoy": decoy}
+        yield {"run_id": run.name, **about, "value": name}  # the value's name in the decoy

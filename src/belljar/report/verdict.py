@@ -18,7 +18,7 @@ from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.report.signals import SampleSignals, SignalGatherer
-from belljar.report.tools import refused_calls
+from belljar.report.tools import MCP_PREFIX
 
 EVALUATION: Final = "run"  # the kind of the runs of `belljar run`
 _WITH_SAMPLES: Final = (EVALUATION, "inspect")
@@ -267,9 +267,11 @@ def _sample_reasons(
     if gap.unfounded:
         yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(gap.unfounded)))
     allowed = [cell.host_tools for cell in cells] or [()]
-    refused = (tool for names in allowed for tool in refused_calls(transcript.tools, names))
-    for tool in dict.fromkeys(refused):
-        yield Reason(code=ReasonCode.HOST_TOOL_CALLED, detail=tool)
+    outside = (call.name.removeprefix(MCP_PREFIX) for call in transcript.tools if call.outside)
+    for tool in dict.fromkeys(outside):
+        # Each cell's policy must allow it, by its name or all.
+        if not all("*" in names or tool in names for names in allowed):
+            yield Reason(code=ReasonCode.HOST_TOOL_CALLED, detail=tool)
     if transcript.lowered is Verdict.VOID:
         yield Reason(code=ReasonCode.SCORER_VOID)
     if transcript.lowered is Verdict.BREACHED:

@@ -368,19 +368,10 @@ def digest(key: bytes, text: str) -> str:
     return hmac.digest(RandomStream(key, "digest").take(KEY_BYTES), text.encode(), "sha256").hex()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """What a value was minted for."""
-
-    cell_id: str
-    decoy: str
-    value: str
-
-
-def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, Origin]:
-    """Digest → origin, by cell, decoy and value id."""
+def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, tuple[str, ...]]:
+    """Digest → what it was minted for: cell, decoy and value id. `placed`: each decoy's digests."""
     return {
-        known: Origin(cell_id=cell_id, decoy=decoy, value=value_id)
+        known: (cell_id, decoy, value_id)
         for cell_id, decoy, by_id in placed
         for value_id, known in by_id.items()
     }

@@ -34,7 +34,6 @@ from belljar.signals.decoys import (
     FILES,
     MAX_AGE_DAYS,
     Minted,
-    Origin,
     digest,
     digests,
     mint,
@@ -140,9 +139,7 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
     known = origins((decoy.cell_id, decoy.id, digests(KEY, decoy)) for decoy in made)
     for decoy in made:
         for value in decoy.values:
-            assert known[digest(KEY, value.text)] == Origin(
-                cell_id=decoy.cell_id, decoy=decoy.id, value=value.id
-            )
+            assert known[digest(KEY, value.text)] == (decoy.cell_id, decoy.id, value.id)
             assert digest(OTHER_KEY, value.text) not in known
     assert digest(KEY, "nobody's value") not in known
 
