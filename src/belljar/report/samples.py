@@ -328,10 +328,9 @@ def range_sentences(found: RangeFindings) -> Iterator[str]:
     ):
         if group:
             yield f"{title}: {group.sentence()}"
-    for flow in found.flows.values():
-        sender = flow.cell or "an unknown sender"
-        what = f"{flow.verdict} ({flow.reason}): {flow.protocol} of {sender}"
-        yield f"{what} to {flow.to.sentence()}"
+    for (cell, verdict, reason, protocol), to in found.flows.items():
+        sender = cell or "an unknown sender"
+        yield f"{verdict} ({reason}): {protocol} of {sender} to {to.sentence()}"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
     for lost in found.lost:
