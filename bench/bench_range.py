@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.fakes.recorder import MemoryRecorder
 
-from belljar.isolation.trials import find_facts
+from belljar.cell.parts import find_facts
 from belljar.network.owner.processes import SERVE, RangeSpec
 from belljar.network.owner.range import NetworkRange
 from belljar.plan.addresses import RangeLayout, lay_out

@@ -27,8 +27,6 @@ class DifferenceKind(StrEnum):
     """Left out; the model can do the same without it."""
     GRANTED = "granted"
     """A right in the cell, whose kernel is its own."""
-    OVERRIDDEN = "overridden"
-    """The operator's policy replaced it: an earlier version's `--override`."""
     REFUSED = "refused"
     """The task can't run as written; none of it runs."""
 

@@ -22,7 +22,7 @@ class BelljarError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
-    code: ClassVar[str] = "error"
+    code: str = "error"
     """Identifies the error to programs (`--json`); stable like the exit code."""
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:

@@ -173,8 +173,8 @@ def close_all(fds: Iterable[int | None]) -> None:
             os.close(fd)
 
 
-def kill(process: ProcessId) -> None:
-    """SIGKILL to that very process; harmless when it has ended.
+def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal that very process; harmless when it has ended.
 
     Raises `PermissionError` when it is not ours, another `OSError` for the number of a thread that
     leads no process.
@@ -187,7 +187,7 @@ def kill(process: ProcessId) -> None:
         # The descriptor pins the process that has the number now: only then can its start time be
         # compared.
         if is_alive(process):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
         pass
     finally:

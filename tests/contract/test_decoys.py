@@ -17,7 +17,7 @@ from belljar.cell.parts import start_run
 from belljar.cell.pool import open_pool
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.decoys import FILES, digest, mint, origins
+from belljar.signals.decoys import FILES, digest, mint
 
 pytestmark = pytest.mark.anyio
 RESOURCES = {"memory": "512MiB", "disk": "256MiB", "processes": 512, "lifetime": "30m"}
@@ -57,12 +57,11 @@ async def test_each_kind_is_placed_watched_and_traced(tier: str, vm_home: Path) 
                     await cell.ping()
                     await anyio.sleep(0.02)
         touched = recorded(run.path, "decoy.touched")
-        known = [(each["cell"], each["data"]["decoy"], each["data"]["values"]) for each in placed]
-        origin = origins(known).get(digest(read_key(run.path), secret))
+        known = digest(read_key(run.path), secret)
+        (taken,) = (each for each in placed if known in each["data"]["values"].values())
         before = (run.path / "ledger.jsonl").read_text().split('"exec.started"')[0]
     assert {event["data"]["decoy"] for event in touched} == {"git_credentials"}
-    assert origin is not None
-    assert origin[:2] == (cell.id, "git_credentials")
+    assert (taken["cell"], taken["data"]["decoy"]) == (cell.id, "git_credentials")
     assert secret not in before
     assert (run.path / KEY_FILE).stat().st_mode & 0o777 == 0o600
 

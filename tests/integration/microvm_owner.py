@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from belljar.cell.parts import find_facts
 from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store
-from belljar.isolation.trials import find_facts
 from belljar.plan.make import make_plan
 from belljar.plan.model import ImageFacts, MicrovmPlan
 from belljar.policy.load import load_preset

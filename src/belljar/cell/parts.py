@@ -5,24 +5,27 @@ from __future__ import annotations
 import hashlib
 import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import anyio
 import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.events import Event, Kind, Recorder
-from belljar.host.model import HostFacts
+from belljar.host.facts import gather_facts
+from belljar.host.model import HostFacts, RuntimeFact, Trial
 from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store, find_images
 from belljar.isolation.reap import reap, reaped_event
-from belljar.isolation.trials import find_facts
 from belljar.ledger.rundir import RunDirectory
 from belljar.plan.make import make_plan
 from belljar.plan.model import ImageFacts, MicrovmPlan, OciPlan
+from belljar.plan.oci import OciRuntime
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
@@ -88,6 +91,38 @@ def refused(loaded: LoadedPolicy, error: BelljarError) -> Event:
     digest = hashlib.sha256(loaded.text).hexdigest()
     data = {"reason": error.what, "where": error.where, "hint": error.hint, "policy_sha256": digest}
     return Event(kind=Kind.POLICY_REFUSED, data=data)
+
+
+def find_facts(
+    home: Path | None = None,
+    *,
+    kernel: Callable[[], Kernel] | None = None,
+    runtimes: bool = False,
+    doubt: bool = False,
+) -> HostFacts:
+    """`gather_facts`, with what is unknown tried: KVM if a `kernel` is given, and `runtimes`.
+
+    `doubt`: too, what failed.
+    """
+    store = home or belljar_home()
+
+    # Both engines are imported only where something is tried
+    def prove_kvm(find: Callable[[], Kernel]) -> Trial:
+        from belljar.isolation.proofs import boots_under
+
+        return anyio.run(partial(boots_under, "kvm", find(), home=store))
+
+    def prove_runtime(fact: RuntimeFact) -> Trial:
+        from belljar.isolation.proofs import prove_runtime
+
+        return anyio.run(partial(prove_runtime, OciRuntime.of(fact), home=store))
+
+    return gather_facts(
+        store,
+        prove_kvm=None if kernel is None else partial(prove_kvm, kernel),
+        prove_runtime=prove_runtime if runtimes else None,
+        doubt=doubt,
+    )
 
 
 def gather_parts(

@@ -14,18 +14,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 import click
 
 from belljar.descriptors import NO_ROOM
-from belljar.errors import ContainmentBreach, HostError
+from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.units import printable
 
 if TYPE_CHECKING:
     import anyio
-
-    from belljar.errors import BelljarError
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -192,25 +190,12 @@ def progress(title: str, *, quiet: bool, is_step: bool = False) -> Report:
 # --- failures
 
 
-class Failure(NamedTuple):
-    """`code` is stable; the sentences are not."""
+class CommandError(BelljarError):
+    """An error that is none of the library's, as a wrong command line."""
 
-    code: str
-    message: str
-    where: str = ""
-    hint: str = ""
-
-    @classmethod
-    def of(cls, error: BelljarError) -> Failure:
-        """One of Belljar's own errors."""
-        return cls(error.code, error.what, error.where, error.hint)
-
-    def __str__(self) -> str:
-        """`belljar: <where>: <what happened>`, and each hint in a line; escaped."""
-        where = f"{printable(self.where)}: " if self.where else ""
-        what = "\n".join(printable(line) for line in self.message.splitlines())
-        hints = "".join(f"\n  hint: {printable(line)}" for line in self.hint.splitlines())
-        return f"belljar: {where}{what}{hints}"
+    def __init__(self, code: str, what: str, where: str = "", hint: str = "") -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.code = code
 
 
 class MisuseError(click.UsageError):
@@ -225,15 +210,15 @@ class MisuseError(click.UsageError):
 
 
 @contextmanager
-def reading(path: object, param: str) -> Iterator[None]:
-    """An `OSError` in the block is a usage error: `path`, named by `param`, can't be read."""
+def reading(path: object) -> Iterator[None]:
+    """An `OSError` in the block is a usage error: the run's `path` can't be read."""
     try:
         yield
     except OSError as error:
         # Nothing that is read: standard output's
         if error.errno in NO_ROOM or isinstance(error, BrokenPipeError):
             raise
-        raise MisuseError(f"{printable(str(path))}: {error.strerror}", param=param) from error
+        raise MisuseError(f"{printable(str(path))}: {error.strerror}", param="RUN") from error
 
 
 @contextmanager
@@ -249,10 +234,10 @@ def writing(target: Path) -> Iterator[None]:
         raise HostError(f"it can't be written: {error.strerror}", where=where, hint=hint) from error
 
 
-def of_usage(error: click.ClickException) -> Failure:
-    """A command line that can't be parsed."""
+def of_usage(error: click.ClickException) -> CommandError:
+    """The error for a command line that can't be parsed."""
     if not isinstance(error, click.UsageError):
-        return Failure(_USAGE, _sentence(error.format_message()))
+        return CommandError(_USAGE, _sentence(error.format_message()))
     path = error.ctx.command_path if error.ctx is not None else "belljar"
     # Inspect's own parser names another command: it is `belljar run` that calls it.
     command = path.removeprefix("belljar").strip() if path.startswith("belljar") else "run"
@@ -270,7 +255,7 @@ def of_usage(error: click.ClickException) -> Failure:
         param = (given if isinstance(given, str) else " / ".join(given or ())).replace("'", "")
     where = " ".join(part for part in (command, param) if part)
     usage = f"`belljar {command} --help`" if command else "`belljar --help`"
-    return Failure(_USAGE, _sentence(message), where, hint or f"see {usage}")
+    return CommandError(_USAGE, _sentence(message), where, hint or f"see {usage}")
 
 
 def _sentence(text: str) -> str:
@@ -280,12 +265,22 @@ def _sentence(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() else text
 
 
-def show(failure: Failure, *, json_wanted: bool) -> None:
+def message(error: BelljarError) -> str:
+    """`belljar: <where>: <what happened>`, and each hint in a line; escaped."""
+    where = f"{printable(error.where)}: " if error.where else ""
+    what = "\n".join(printable(line) for line in error.what.splitlines())
+    hints = "".join(f"\n  hint: {printable(line)}" for line in error.hint.splitlines())
+    return f"belljar: {where}{what}{hints}"
+
+
+def show(error: BelljarError, *, json_wanted: bool) -> None:
     """With `--json` on standard output, else standard error."""
     if json_wanted:
-        click.echo(json.dumps({"error": failure._asdict()}))  # beyond ASCII escaped, on one line
+        facts = {"code": error.code, "message": error.what}
+        facts |= {"where": error.where, "hint": error.hint}
+        click.echo(json.dumps({"error": facts}))  # beyond ASCII escaped, on one line
     else:
-        click.echo(str(failure), err=True)
+        click.echo(message(error), err=True)
 
 
 # --- coroutines and signals
@@ -300,8 +295,6 @@ def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: ob
     """
     import anyio
     import anyio.lowlevel
-
-    from belljar.errors import BelljarError
 
     outcome: list[T] = []
     errors: list[Exception] = []

@@ -371,38 +371,32 @@ async def _tried(
 
 
 def _show(cell: Cell, reports: Sequence[ProbeReport], verdict: str) -> None:
-    for report in reports:
-        name = printable(report.user or cell.plan.user) or "root"
-        click.echo(f"\nas {name}")
-        _show_report(report)
-        if report.problem:
-            click.echo(
-                click.style(printable(f"problem: {report.problem}"), **console.STYLES["void"])
-            )
-    tried = sum(len(report.findings) for report in reports)
-    took_ms = sum(report.duration_ms for report in reports)
-    emulated = "; emulated: this host has no hardware virtualisation that works"
-    total = f"{verdict}: {tried} attempts in {took_ms:.0f} ms, {cell.tier} tier"
-    total += emulated if cell.emulated else ""
-    click.echo("\n" + click.style(total, **console.STYLES[verdict]))
-
-
-def _show_report(report: ProbeReport) -> None:
     """A line for each probe; breaches are explained."""
     from belljar.probe.catalogue import PROBES
 
-    rows: list[tuple[str, ...]] = [("probe", "verdict", "outcome", "seen by", "what decided")]
-    for finding in report.findings:
-        reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}".strip()
-        verdict = f"{finding.verdict.value}{', known' if finding.known else ''}"
-        decided = finding.known or finding.seen
-        rows.append((finding.name, verdict, reported, finding.seen_by.value, decided))
-    click.echo("\n".join(console.table_lines(rows, styled=1)))
     explained = {each.name: each for each in PROBES}
-    for finding in report.findings:
-        about = explained.get(finding.name)
-        if finding.verdict.value == "breached" and about is not None:
-            text = (
-                f"{about.name}: {about.tries} A breach: {about.breach} Why it matters: {about.why}"
-            )
+    for report in reports:
+        rows: list[tuple[str, ...]] = [("probe", "verdict", "outcome", "seen by", "what decided")]
+        breaches = []
+        for finding in report.findings:
+            reported = f"{finding.outcome.value if finding.outcome else '-'} {finding.detail}"
+            word = f"{finding.verdict.value}{', known' if finding.known else ''}"
+            decided = finding.known or finding.seen
+            rows.append((finding.name, word, reported.strip(), finding.seen_by.value, decided))
+            if finding.verdict.value == "breached" and finding.name in explained:
+                about = explained[finding.name]
+                tried = f"{about.name}: {about.tries} A breach: {about.breach}"
+                breaches.append(f"{tried} Why it matters: {about.why}")
+        click.echo(f"\nas {printable(report.user or cell.plan.user) or 'root'}")
+        click.echo("\n".join(console.table_lines(rows, styled=1)))
+        for text in breaches:
             click.echo(click.style(text, **console.STYLES["breached"]))
+        if report.problem:
+            problem = printable(f"problem: {report.problem}")
+            click.echo(click.style(problem, **console.STYLES["void"]))
+    count = sum(len(report.findings) for report in reports)
+    took_ms = sum(report.duration_ms for report in reports)
+    total = f"{verdict}: {count} attempts in {took_ms:.0f} ms, {cell.tier} tier"
+    if cell.emulated:
+        total += "; emulated: this host has no hardware virtualisation that works"
+    click.echo("\n" + click.style(total, **console.STYLES[verdict]))

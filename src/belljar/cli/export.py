@@ -75,7 +75,7 @@ def export(
     path = run_path(run)
     if kind != "intoto":
         _report_gaps(path, is_followed=bool(endpoint))
-    with console.reading(path, "RUN"):
+    with console.reading(path):
         if kind == "intoto":
             return _export_statement(path, run, fingerprint, output)
         if kind == "otlp":
@@ -105,7 +105,7 @@ def replay(run: str, place: str, idle_s: float) -> None:
     Colours are kept; whatever else could act on the terminal is shown as text.
     """
     path = run_path(run)
-    with console.reading(path, "RUN"):
+    with console.reading(path):
         pause_s = 0.0
         for event in _documents(path, "cast", place):
             if not isinstance(event, list):
@@ -288,7 +288,7 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
     ledger verify` and `belljar-verify` report it as partial.
     """
     path, key = run_path(run), load_or_make_key(belljar_home())
-    with console.reading(path, "RUN"):
+    with console.reading(path):
         chosen = redaction.choose(path, CLASSES if "all" in classes else classes)
         # Inside of the run it would become part of what is copied.
         if out.exists() or not out.parent.is_dir() or path.resolve() in out.resolve().parents:

@@ -16,7 +16,7 @@ from belljar.store.home import belljar_home
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
-    from belljar.image.store import Image, Store
+    from belljar.image.store import Image
 
 # As Docker shows digests: enough to tell the images of a store apart.
 _DIGEST_CHARS = 12
@@ -67,7 +67,7 @@ def import_(
         raise console.MisuseError(
             "several images can't have one name", hint="give --name with one SOURCE"
         )
-    home, limits = _store().home, ImportLimits(max_bytes=max_size)
+    home, limits = belljar_home(), ImportLimits(max_bytes=max_size)
     for source in sources:
         report = console.progress(f"Importing {source}", quiet=as_json)
         made = import_image(
@@ -85,7 +85,7 @@ def tag(*, ref: str, name: str, as_json: bool) -> None:
 
     Policies and tasks that name no image use the name `default`.
     """
-    store = _store()
+    store = Store(belljar_home())
     print_image(store.name(store.find(ref), name), as_json=as_json)
 
 
@@ -93,7 +93,7 @@ def tag(*, ref: str, name: str, as_json: bool) -> None:
 @console.json_option("Print a JSON list.")
 def ls(*, as_json: bool) -> None:
     """List the images in the store."""
-    images = _store().list()
+    images = Store(belljar_home()).list()
     if as_json:
         console.print_json([entry.to_json() for entry in images])
         return
@@ -109,7 +109,7 @@ def ls(*, as_json: bool) -> None:
 @console.json_option()
 def inspect(ref: str, *, as_json: bool) -> None:
     """Show the image REF."""
-    found = _store().find(ref)
+    found = Store(belljar_home()).find(ref)
     if as_json:
         print_image(found, as_json=True)
         return
@@ -126,7 +126,7 @@ def rm(ref: str, *, as_json: bool) -> None:
 
     Removing its last name, or its digest, removes the image.
     """
-    store = _store()
+    store = Store(belljar_home())
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
     if as_json:
@@ -134,10 +134,6 @@ def rm(ref: str, *, as_json: bool) -> None:
     else:
         what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
         click.echo(f"removed the {what}")
-
-
-def _store() -> Store:
-    return Store(belljar_home())
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
@@ -202,7 +198,7 @@ def build(
         if not as_json:
             print(printable(line, max_chars=400), file=sys.stderr, flush=True)
 
-    home = _store().home
+    home = belljar_home()
     if apt or pip:
         if context or dockerfile or target or not (name and network):
             hint = "add packages to an image with -t NAME --network [--base IMAGE] --apt PACKAGE"

@@ -1,4 +1,4 @@
-"""`belljar ledger` and `decoy`: what a record says."""
+"""`belljar ledger`: what a record says."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ import click
 
 from belljar.cli import console
 from belljar.errors import LedgerError
-from belljar.events import Kind
 from belljar.ledger.files import read_raw
 from belljar.ledger.keys import local_fingerprint, parse_fingerprint
-from belljar.ledger.listing import find_run, read_body, read_events, read_lines, run_ids
-from belljar.ledger.rundir import RUNS
+from belljar.ledger.listing import find_run, read_body, read_lines
 from belljar.ledger.verification import (
     HINT_KEY,
     dump,
@@ -68,7 +66,7 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     """
     path = run_path(run)
     expected, origin = expected_key(fingerprint)
-    with console.reading(path, "RUN"):
+    with console.reading(path):
         result = verify_run(path, expected_key=expected, expected_run=expected_run(run, path))
     if as_json:
         console.print_json(
@@ -190,18 +188,14 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
 # --- what is meant
 
 
-def is_path(ref: str) -> bool:
-    """Whether a run is named by its path, which proves nothing."""
-    return "/" in ref or ref in {".", ".."}
-
-
 def expected_run(ref: str, path: Path) -> str | None:
     """The id that the record must be of: the one typed, or the one that a directory is named by.
 
-    A copy by any other name may be of any run.
+    A copy by any other name may be of any run, and a path proves nothing.
     """
+    is_path = "/" in ref or ref in {".", ".."}
     name = path.absolute().name if path.name else path.resolve().name
-    return name if not is_path(ref) or re.fullmatch(r"\d{8}-\d{9}-[0-9a-f]{6}", name) else None
+    return name if not is_path or re.fullmatch(r"\d{8}-\d{9}-[0-9a-f]{6}", name) else None
 
 
 def run_path(ref: str) -> Path:
@@ -226,62 +220,5 @@ def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
 
 def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
     """Raises a usage error when there is no ledger."""
-    with console.reading(f"{path}: no ledger to read", "RUN"):
+    with console.reading(f"{path}: no ledger to read"):
         yield from lines
-
-
-# --- decoy
-
-
-@click.group()
-def decoy() -> None:
-    """Tell whose decoy a value is."""
-
-
-@decoy.command()
-@click.option("--run", "refs", multiple=True, metavar="RUN", help="Only this run. Default: all.")
-@console.json_option()
-@click.argument("value")
-def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
-    """Name the run, sample and decoy that VALUE was minted for.
-
-    It must be as it was minted, not encoded. Only the user who made a run has its key.
-
-    Exit code 0 when it is a decoy's, 1 when it is of none of these runs.
-    """
-    home = belljar_home()
-    runs = [run_path(ref) for ref in refs] or [
-        home / RUNS / name for name in reversed(run_ids(home))
-    ]
-    found = [one for run in runs for one in _find(run, value)]
-    if as_json:
-        console.print_json({"found": found})
-    elif not found:
-        click.echo("no decoy of these runs has this value", err=True)
-    else:
-        for one in found:
-            sample = f"sample {printable(one['sample'])}, " if one["sample"] else ""
-            value = printable(one["value"])
-            click.echo(f"{one['run_id']}: {sample}cell {one['cell_id']}, decoy {value}")
-    return 0 if found else 1
-
-
-def _find(run: Path, value: str) -> Iterator[dict[str, str]]:
-    """Matches in a run's record. Raises `LedgerError`, `OSError`."""
-    from belljar.cell.decoys import KEY_FILE, read_key
-    from belljar.signals.decoys import digest, origins
-
-    # No key: nothing was minted there, or the key was left out or deleted since.
-    if not (run / KEY_FILE).exists():
-        return
-    key = read_key(run)
-    placed, samples = [], {}
-    for event in read_events(run):
-        if event.kind is Kind.DECOY_PLACED and event.cell:
-            placed.append((event.cell, event.data["decoy"], event.data["values"]))
-        elif event.kind is Kind.SAMPLE_STARTED and event.cell:
-            samples[event.cell] = str(event.data["sample"])
-    if (origin := origins(placed).get(digest(key, value))) is not None:
-        cell_id, decoy, name = origin
-        about = {"cell_id": cell_id, "sample": samples.get(cell_id, ""), "decoy": decoy}
-        yield {"run_id": run.name, **about, "value": name}  # the value's name in the decoy

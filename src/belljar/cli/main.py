@@ -40,13 +40,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "shell": ("sessions", "shell", "Open a terminal in a fresh cell."),
     "probe": ("exec", "probe", "Try to break out of a fresh cell, and report the verdict."),
     "attach": ("sessions", "attach", "Open a terminal in a cell of a running evaluation."),
-    "forward": ("sessions", "forward", "Forward a local port to a server in a cell."),
     "ps": ("cells", "ps", "List cells and who owns them."),
     "watch": ("cells", "watch", "Show running cells like `top`."),
     "serve": ("cells", "serve", "Serve a page that shows runs while they last."),
     "airgap": ("doctor", "airgap", "Check which ways lead beyond this host."),
     "bundle": ("setup", "bundle", "Carry an installation to a host without a network."),
-    "decoy": ("ledger", "decoy", "Find which run, sample and decoy a value belongs to."),
     "reap": ("cells", "reap", "Remove what crashed owners left behind."),
     "kill": ("cells", "kill", "Halt cells of this user at once, with proof."),
     "release": ("cells", "release", "Allow new cells again after `kill --hold`."),
@@ -187,11 +185,11 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
     if _is_unread(leaf):
         return _reader_gone()
     if isinstance(leaf, click.Abort | KeyboardInterrupt):
-        told = console.Failure("interrupted", "interrupted; nothing was left running")
+        told = console.CommandError("interrupted", "interrupted; nothing was left running")
         for cause in (*_causes(leaf), *_causes(error)):  # the first error of the clean-up
             if isinstance(cause, BelljarError):
                 what = f"interrupted: {cause.what}"
-                told = told._replace(message=what, where=cause.where, hint=cause.hint)
+                told = console.CommandError("interrupted", what, cause.where, cause.hint)
                 break
         console.show(told, json_wanted=json_wanted)
         return 130
@@ -207,9 +205,9 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
         if json_wanted:
             what = f"{type(error).__name__}: {error}"
             hint = "the traceback is on standard error; please report it"
-            console.show(console.Failure("internal_error", what, "", hint), json_wanted=True)
+            console.show(console.CommandError("internal_error", what, hint=hint), json_wanted=True)
         raise error
-    console.show(console.Failure.of(found), json_wanted=json_wanted)
+    console.show(found, json_wanted=json_wanted)
     return found.exit_code
 
 
@@ -231,7 +229,7 @@ def breach_of(error: BaseException) -> ContainmentBreach | None:
 def _tell(breach: ContainmentBreach, *, json_wanted: bool) -> int:
     """Show a breach. Its exit code stands if nobody reads it, the disk is full, or on Ctrl-C."""
     try:
-        console.show(console.Failure.of(breach), json_wanted=json_wanted)
+        console.show(breach, json_wanted=json_wanted)
         sys.stdout.flush()
     except (OSError, KeyboardInterrupt):
         _reader_gone()

@@ -156,8 +156,8 @@ def _in_red(text: str) -> str:
 
 def host_facts(home: Path, *, prove: bool, doubt: bool = False) -> HostFacts:
     """With `prove`, unknown facts are tried out here; with `doubt`, too, what failed."""
+    from belljar.cell.parts import find_facts
     from belljar.image.kernel import current_kernel
-    from belljar.isolation.trials import find_facts
 
     kernel = partial(current_kernel, home) if prove else None
     return find_facts(home, kernel=kernel, runtimes=prove, doubt=doubt)

@@ -89,7 +89,7 @@ def make_page(
     from belljar.report.timeline import Timelines
 
     timelines = Timelines()
-    with reading(path, "RUN"), reported_if_slow("reading the whole record for the report"):
+    with reading(path), reported_if_slow("reading the whole record for the report"):
         # Asked before the record is read: a run that ends meanwhile may have lines that were not
         # read.
         is_running = is_being_written(path)
@@ -104,7 +104,7 @@ def make_page(
         if len(plans) < MAX_PLANS:
             plans.update(_read_facts(unit)[1])
 
-    with reading(path, "RUN"):
+    with reading(path):
         findings, _ = findings_of(path, evidence, Shown(timelines, keep))
     source = RunSource(
         verification=evidence.verification,

@@ -150,7 +150,7 @@ def verdict(
       130      the run was interrupted
     """
     path = run_path(run)
-    with console.reading(path, "RUN"), reported_if_slow(LOADING):
+    with console.reading(path), reported_if_slow(LOADING):
         from belljar.fleet.record import findings_of
         from belljar.harness.evidence import stored_evidence
 
@@ -196,8 +196,7 @@ def runs(*, every: bool, as_json: bool) -> None:
 
 Facts: TypeAlias = Mapping[str, Any]  # of `report.collect`, of a run or of a part of it
 # Of all samples, for a person; `findings.json` and the report have the rest.
-MAX_NETWORK_LINES: Final = 400
-MAX_SIGNAL_LINES: Final = 200
+MAX_LINES: Final = 400
 MAX_EVENT_NUMBERS: Final = 10  # That a line names
 _MAX_LINE_CHARS: Final = 20_000
 _SAMPLE_COLUMNS: Final = (
@@ -233,7 +232,7 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
     lines = (
         *(each["text"] for each in facts["model_cells"]),
         *network_lines(facts),
-        *signal_lines(facts, verbose=verbose),
+        *_signal_lines(facts, verbose=verbose),
         *remarks(facts),
         *more,
     )
@@ -316,39 +315,40 @@ def _texts(facts: Sequence[Facts]) -> list[str]:
 
 def network_lines(facts: Facts) -> list[str]:
     """A block for each range; empty without networks."""
-    lines: list[str] = []
-    ranges = [(row["name"], each) for row in facts["samples"] for each in row["ranges"]]
-    for shown, (name, found) in enumerate(ranges):
-        if len(lines) > MAX_NETWORK_LINES:
-            left = f"{len(ranges) - shown} more sample(s)"
-            lines.append(f"\nThe network of {left}: findings.json in the run directory")
-            break
-        cells = ", ".join(found["cells"].values())
-        packets = f"; packets: {found['packets']}" if found["packets"] else ""
-        lines.append(f"\nNetwork of {name[:80]}: range {found['range']}, cells {cells}{packets}")
-        lines.append(
-            f"  {found['requests_in_all']} request(s) and connection(s), "
-            f"{found['requests_between_cells']} of them between cells, "
-            f"{found['requests_refused']} refused"
-        )
-        lines += (f"  {line}" for line in found["sentences"])
-    return [_escaped(line) for line in lines]
+    lines = list[str]()
+    for row in facts["samples"]:
+        for found in row["ranges"]:
+            cells = ", ".join(found["cells"].values())
+            packets = f"; packets: {found['packets']}" if found["packets"] else ""
+            named = f"range {found['range']}, cells {cells}{packets}"
+            counted = (
+                f"{found['requests_in_all']} request(s) and connection(s), "
+                f"{found['requests_between_cells']} of them between cells, "
+                f"{found['requests_refused']} refused"
+            )
+            lines.append(f"\nNetwork of {row['name'][:80]}: {named}")
+            lines += (f"  {line}" for line in (counted, *found["sentences"]))
+    return _bounded(lines)
 
 
-def signal_lines(facts: Facts, *, verbose: bool = False) -> list[str]:
+def _signal_lines(facts: Facts, *, verbose: bool) -> list[str]:
     """A line for each signal; `verbose`: with the evidence, and what could not be seen."""
     samples = facts["samples"]
     lines = [line for row in samples for line in _signals(row, verbose=verbose)]
     blind = sum(bool(row["signals_blind"]) for row in samples)
     if not (lines or blind):
         return []
-    shown = ["\nSignals:", *(lines[:MAX_SIGNAL_LINES] or ["  none"])]
-    if (more := len(lines) - MAX_SIGNAL_LINES) > 0:
-        shown.append(f"  … {more} more line(s): findings.json in the run directory")
+    shown = ["\nSignals:", *(_bounded(lines) or ["  none"])]
     if blind and not verbose:
         run = facts["run_id"]
         shown.append(f"  not everything was seen in {blind} sample(s): belljar verdict {run} -v")
-    return [_escaped(line) for line in shown]
+    return shown
+
+
+def _bounded(lines: list[str]) -> list[str]:
+    more = len(lines) - MAX_LINES
+    rest = f"  … {more} more line(s): findings.json in the run directory"
+    return [*lines[:MAX_LINES], rest] if more > 0 else lines
 
 
 def _signals(row: Facts, *, verbose: bool) -> Iterator[str]:

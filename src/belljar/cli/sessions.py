@@ -1,10 +1,8 @@
-"""`belljar shell`, `attach` and `forward`."""
+"""`belljar shell` and `attach`."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import sys
 import termios
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 import click
-from anyio.abc import SocketAttribute, SocketStream, UNIXSocketStream
+from anyio.abc import UNIXSocketStream
 
 from belljar.cli import console
 from belljar.cli.exec import report_skipped_tiers, standard_input, typed_policy
@@ -30,12 +28,6 @@ if TYPE_CHECKING:
 
 # As at a login: the shell that the image's own profile names, which reads that profile.
 LOGIN_SHELL: Final = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
-# All of them share the one channel of the cell.
-MAX_CLIENTS: Final = 32
-_HOST: Final = "127.0.0.1"
-# A client that was told everything may take so long to read it; nobody waits for one that is gone.
-_LINGER_S: Final = 5.0
-_FORWARD: Final = re.compile(r"(?P<port>[0-9]{1,5}):(?P<remote>[0-9]{1,5}|/.+)", re.DOTALL)
 
 
 @click.command("shell")
@@ -79,7 +71,7 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
 
 @asynccontextmanager
 async def _attachable(cell: Cell) -> AsyncIterator[None]:
-    """Serve `belljar attach` and `forward` during the block."""
+    """Serve `belljar attach` during the block."""
     attached = wire.AttachSocket(cell, home=None)
     try:
         async with anyio.create_task_group() as tasks:
@@ -142,7 +134,7 @@ async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> i
     rows, cols = _terminal_size()
     term = os.environ.get("TERM", "xterm")
     opening = wire.Opening(argv=tuple(command), user=user, rows=rows, cols=cols, term=term)
-    async with await _connected(cell_id, "attach") as owner:
+    async with await _connected(cell_id) as owner:
         with _raw_terminal():
             status = await relay(owner, wire.frame(wire.FrameKind.OPEN, opening.payload()))
     code, _, why = status.partition(" ")
@@ -151,7 +143,7 @@ async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> i
     return int(code) if code.isdigit() else 1
 
 
-async def _connected(cell_id: str, command: str) -> UNIXSocketStream:
+async def _connected(cell_id: str) -> UNIXSocketStream:
     """Connect to a cell's attach socket. Raises `HostError`."""
     try:
         if "/" in cell_id or cell_id in {"", ".", ".."}:  # it becomes a part of a path
@@ -162,7 +154,7 @@ async def _connected(cell_id: str, command: str) -> UNIXSocketStream:
     except OSError as error:
         raise HostError(
             f"no cell {printable(cell_id)} of yours is running here",
-            where=command,
+            where="attach",
             hint="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
         ) from error
     # Its kind of stream can still be read after a failed write
@@ -211,122 +203,3 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
                     _write_all(payload)
         tasks.cancel_scope.cancel()
     return "1 the cell's owner closed the connection"
-
-
-# --- forward
-
-
-def parse_forward(text: str) -> tuple[int, int | str]:
-    """`LOCAL:REMOTE`. Raises `ValueError`."""
-    from belljar.cell.cell import parse_target
-
-    found = _FORWARD.fullmatch(text)
-    if found is None or int(found["port"]) > 0xFFFF:
-        raise ValueError("write LOCAL:REMOTE, such as 8080:80, 0:80 or 8080:/run/server.sock")
-    remote = found["remote"] if found["remote"].startswith("/") else int(found["remote"])
-    parse_target(remote)
-    return int(found["port"]), remote
-
-
-@click.command("forward")
-@console.cell_argument
-@click.argument("where", metavar="LOCAL:REMOTE", callback=console.parsed_by(parse_forward))
-@console.json_option("Print the address as one JSON object.")
-def forward(cell_id: str, where: tuple[int, int | str], *, as_json: bool) -> int:
-    """Forward a port of this host's loopback address to a server in a running cell.
-
-    CELL is a cell's id, as `belljar ps` shows it. LOCAL is a port of 127.0.0.1, 0 for a free one;
-    REMOTE is a port of the cell's loopback address, or the path of a unix socket in it. Every user
-    of this host can connect to the port. Each connection is recorded. Ends with Ctrl-C or with the
-    cell.
-
-    \b
-    Examples:
-      belljar forward c-0123456789ab 8080:80
-      belljar forward c-0123456789ab 0:/run/server.sock
-    """
-    return console.run_async(_forward, cell_id, *where, as_json=as_json)
-
-
-async def _forward(cell_id: str, port: int, remote: int | str, *, as_json: bool) -> int:
-    # A cell that isn't there is refused at once, not at the first client.
-    await (await _connected(cell_id, "forward")).aclose()
-    try:
-        listener = await anyio.create_tcp_listener(local_host=_HOST, local_port=port)
-    except OSError as error:
-        what = f"can't listen on port {port} of {_HOST}: {error.strerror}"
-        raise HostError(what, where="forward", hint="write 0 for a free port") from error
-    clients = anyio.CapacityLimiter(MAX_CLIENTS)
-
-    async def serve(client: SocketStream) -> None:
-        async with client:
-            try:
-                clients.acquire_nowait()
-            except anyio.WouldBlock:
-                return  # closed at once: sockets that wait would use up this process's descriptors
-            try:
-                why = await _forward_client(client, cell_id, remote)
-            finally:
-                clients.release()
-        if why:
-            console.notice(why)
-
-    async with listener:
-        port = listener.extra(SocketAttribute.local_port)  # noqa: S610 - anyio's, not Django's
-        address = {"cell": cell_id, "host": _HOST, "port": port, "remote": remote}
-        shown = f"forwarding {_HOST}:{port} to {printable(str(remote))} in {printable(cell_id)}"
-        click.echo(json.dumps(address) if as_json else shown)
-        try:
-            await listener.serve(serve)
-        # A client's task raises in a group: the one error that says what to do is taken out of
-        # it.
-        except BaseExceptionGroup as group:
-            ended, others = group.split(HostError)
-            if ended is None or others is not None:
-                raise
-            raise ended.exceptions[0] from None
-    return 0
-
-
-async def _forward_client(client: SocketStream, cell_id: str, remote: int | str) -> str:
-    """Relay both ways. Returns why it could not connect."""
-    reader, why, is_whole = wire.FrameReader(), "", False
-    gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-    async with await _connected(cell_id, "forward") as owner:
-
-        async def tell(content: bytes) -> None:
-            with suppress(*gone):  # what it said before it closed is still to be read
-                await owner.send(content)
-
-        async def down() -> str:
-            nonlocal is_whole
-            async for chunk in owner:
-                for kind, payload in reader.feed(chunk):
-                    if kind is wire.FrameKind.OUTPUT:
-                        await client.send(payload)
-                    elif kind is wire.FrameKind.OUTPUT_END:
-                        await client.send_eof()
-                        is_whole = True
-                    elif kind is wire.FrameKind.EXIT:
-                        return payload.decode("utf-8", "replace").partition(" ")[2]
-            return ""
-
-        async with anyio.create_task_group() as tasks:
-
-            async def up() -> None:
-                try:
-                    async for chunk in client:
-                        for piece in wire.frames(wire.FrameKind.INPUT, chunk):
-                            await tell(piece)
-                    await tell(wire.frame(wire.FrameKind.INPUT_END))
-                except gone:
-                    tasks.cancel_scope.cancel()
-
-            await tell(wire.frame(wire.FrameKind.CONNECT, str(remote).encode()))
-            tasks.start_soon(up)
-            with suppress(*gone):
-                why = await down()
-            # Closed while it still sends, it would lose what it has not read yet (RFC 9112, 9.6)
-            linger_s = _LINGER_S if is_whole else 0.0
-            tasks.cancel_scope.deadline = anyio.current_time() + linger_s
-    return why

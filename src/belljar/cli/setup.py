@@ -16,20 +16,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from belljar.bundle import Contents, create_bundle, install_bundle, installed, open_bundle
 from belljar.cli import console
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import QEMU_MIN, SEARCH_PATH, ask_text, at_least
 from belljar.image.apt import AptSource, debian_sources, host_sources, kernel_sources
 from belljar.image.config import debian_arch
-from belljar.image.dockerfile import MAX_BYTES, base_images
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged
 from belljar.ledger.keys import parse_fingerprint
-from belljar.policy.files import read_regular
-from belljar.policy.load import load_policy
-from belljar.policy.reference import parse_reference
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.units import format_size, printable
 
@@ -98,7 +93,7 @@ def setup(*, yes: bool, mirror: str) -> int:
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home, mirror=mirror)
     if problem is not None:
-        click.echo(str(console.Failure.of(problem)), err=True)
+        click.echo(console.message(problem), err=True)
     elif not steps:
         click.echo("This host is ready. Next: `belljar doctor`, `belljar exec -- uname -a`")
     return HostError.exit_code if steps or problem else 0
@@ -280,6 +275,10 @@ def create(
 
     The digest that it prints must reach the other host by another way than the bundle.
     """
+    from belljar.bundle import Contents, create_bundle
+    from belljar.harness.source import build_missing
+    from belljar.policy.load import load_policy
+
     root = Path(__file__).resolve().parents[3]
     cells = [load_policy(each).policy for each in models]
     if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
@@ -302,8 +301,6 @@ def create(
     def report(line: str) -> None:
         if not as_json:
             click.echo(f"  {printable(line)}", err=True)
-
-    from belljar.harness.source import build_missing
 
     build_missing(builds, {*of_task}, belljar_home(), report=report)
     made = create_bundle(belljar_home(), out.absolute(), contents, report=report)
@@ -354,6 +351,10 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
 
 def _bases(build: ServiceBuild) -> tuple[str, ...]:
     """The images that a Dockerfile starts from, if it can be read."""
+    from belljar.image.dockerfile import MAX_BYTES, base_images
+    from belljar.policy.files import read_regular
+    from belljar.policy.reference import parse_reference
+
     try:
         content = build.inline or read_regular(
             Path(build.root), build.dockerfile, MAX_BYTES
@@ -376,6 +377,8 @@ def verify(*, bundle: Path, key: str | None) -> None:
       0  it is whole, and signed by the key
       4  it is not
     """
+    from belljar.bundle import installed, open_bundle
+
     key = key or installed(belljar_home()).get("signer")
     report = console.progress("verifying", quiet=False)
     found = open_bundle(bundle, expected_key=key)
@@ -401,6 +404,8 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
     Everything is verified before anything is written. On a host that has no Belljar yet, run the
     bundle's install.sh.
     """
+    from belljar.bundle import install_bundle, installed
+
     home = belljar_home()
     expected = key or installed(home).get("signer")
     if expected is None:

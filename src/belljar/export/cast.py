@@ -23,8 +23,7 @@ def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> 
     """Yield the header, then events for output, new sizes and exits.
 
     Each command begins with our prompt. Output is as it came: it may hold escape sequences, like
-    any terminal recording. Typed input is there if its times are recorded, as earlier policies
-    asked.
+    any terminal recording.
     """
     last_ns, terminals, begun, size = 0, set[int](), dict[int, int](), SIZE
     for line in lines:
@@ -80,14 +79,13 @@ def _pieces(
     line: Line, body: BodyRef, read: Callable[[BodyRef], bytes]
 ) -> Iterator[tuple[int, str, str]]:
     """Yield a stream's parts: milliseconds since the start, asciicast's code, and text."""
-    times = line.data.get(f"{body.name}_times")
-    if body.name not in ("stdin", "stdout", "stderr") or (body.name == "stdin" and not times):
+    if body.name not in ("stdout", "stderr"):
         return
+    times = line.data.get(f"{body.name}_times")
     content, begin = read(body), 0
     decoder = getincrementaldecoder("utf-8")("replace")
     for after_ms, end in times or ():
-        yield after_ms, "i" if body.name == "stdin" else "o", decoder.decode(content[begin:end])
+        yield after_ms, "o", decoder.decode(content[begin:end])
         begin = max(begin, end)
     last_ms = times[-1][0] if times else _AT_END
-    rest = decoder.decode(content[begin:], final=True)
-    yield last_ms, "i" if body.name == "stdin" else "o", rest
+    yield last_ms, "o", decoder.decode(content[begin:], final=True)

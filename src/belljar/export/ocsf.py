@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -188,28 +188,18 @@ _BREACHES: Final = (
     Kind.DECOY_CARRIED,
 )
 _Make = Callable[[Line, Line], dict[str, Any] | None]
-_CLASSES: Final[Mapping[Kind, _Make]] = {
-    **dict.fromkeys(
-        (Kind.EXEC_STARTED, Kind.EXEC_COMPLETED, Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT), _process
-    ),
-    **dict.fromkeys((Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_STARTED), _file),
-    **dict.fromkeys((Kind.NETWORK_FLOW, Kind.NETWORK_STREAM, Kind.NETWORK_UPSTREAM), _network),
-    **dict.fromkeys((Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED), _http),
-    Kind.NETWORK_DNS: _dns,
-    **dict.fromkeys(
-        (
-            Kind.GUARD_HIT,
-            Kind.DECOY_TOUCHED,
-            Kind.DECOY_TAKEN,
-            Kind.DECOY_USED,
-            Kind.DECOY_SENT,
-            Kind.PROTOCOL_VIOLATION,
-            Kind.KILL_TRIGGERED,
-            *_BREACHES,
-        ),
-        _finding,
+_MADE_FROM: Final[Mapping[_Make, Sequence[Kind]]] = {
+    _process: (Kind.EXEC_STARTED, Kind.EXEC_COMPLETED, Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
+    _file: (Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_STARTED),
+    _network: (Kind.NETWORK_FLOW, Kind.NETWORK_STREAM, Kind.NETWORK_UPSTREAM),
+    _http: (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED),
+    _dns: (Kind.NETWORK_DNS,),
+    _finding: (
+        *(Kind.GUARD_HIT, Kind.DECOY_TOUCHED, Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT),
+        *(Kind.PROTOCOL_VIOLATION, Kind.KILL_TRIGGERED, *_BREACHES),
     ),
 }
+_CLASSES: Final = {kind: make for make, kinds in _MADE_FROM.items() for kind in kinds}
 
 
 # --- Timesketch

@@ -1,4 +1,4 @@
-"""A cell's attach socket, for `belljar attach` and `belljar forward`.
+"""A cell's attach socket, for `belljar attach`.
 
 The process that made the cell serves it while the sample runs; early clients wait in the backlog.
 Only the same user or root may connect, never the guest.
@@ -48,8 +48,6 @@ class FrameKind(Enum):
     INPUT_END = b"E"
     RESIZE = b"W"
     RELEASE = b"K"
-    CONNECT = b"C"
-    OUTPUT_END = b"F"
     OUTPUT = b"D"
     EXIT = b"X"
 
@@ -78,12 +76,6 @@ def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise AttachError(f"{len(payload)} bytes in one frame")
     return _HEAD.pack(kind.value, len(payload)) + payload
-
-
-def frames(kind: FrameKind, payload: bytes) -> Iterator[bytes]:
-    """As many frames as the payload needs."""
-    for start in range(0, len(payload), MAX_PAYLOAD_BYTES):
-        yield frame(kind, payload[start : start + MAX_PAYLOAD_BYTES])
 
 
 def size_payload(rows: int, cols: int) -> bytes:
@@ -118,7 +110,6 @@ class FrameReader:
 logger = logging.getLogger(__name__)
 # People at terminals of one cell.
 MAX_CLIENTS: Final = 8
-MAX_STREAMS: Final = 32  # half of a cell's operations at once: its commands go on
 _RECEIVE_BYTES: Final = 1 << 16
 # A client that says nothing must not keep one of the few places.
 _OPENING_S: Final = 10.0
@@ -190,7 +181,6 @@ class AttachSocket:
             return
         self._ended = anyio.Event()
         self._terminals = anyio.CapacityLimiter(MAX_CLIENTS)
-        self._streams = anyio.CapacityLimiter(MAX_STREAMS)
 
         async def session(stream: SocketStream) -> None:
             async with stream:
@@ -224,12 +214,6 @@ class AttachSocket:
             elif kind is FrameKind.OPEN:
                 async with self._terminals:
                     await _terminal(stream, incoming, cell, Opening(**json.loads(payload)))
-            elif kind is FrameKind.CONNECT:
-                async with self._streams:
-                    text = payload.decode()
-                    # A port has at most five digits; anything else is a path.
-                    is_port = text.isascii() and text.isdigit() and len(text) <= 5
-                    await _connection(stream, incoming, cell, int(text) if is_port else text)
 
 
 async def _terminal(
@@ -276,53 +260,15 @@ async def _relay(
         tasks.start_soon(listen)
         try:
             async for _, chunk in running:
-                for piece in frames(FrameKind.OUTPUT, chunk):
-                    await stream.send(piece)
+                for start in range(0, len(chunk), MAX_PAYLOAD_BYTES):
+                    piece = chunk[start : start + MAX_PAYLOAD_BYTES]
+                    await stream.send(frame(FrameKind.OUTPUT, piece))
             output = await running.wait()
             status = f"{output.returncode} {printable(output.why_not_started)}".strip()
         except CellError as error:
             status = f"1 {printable(error.what)}"
         tasks.cancel_scope.cancel()
     return status
-
-
-async def _connection(
-    stream: SocketStream,
-    incoming: AsyncIterator[tuple[FrameKind, bytes]],
-    cell: Cell,
-    target: int | str,
-) -> None:
-    """Relay until both sides ended, or the client left."""
-    status = "0"
-    try:
-        async with cell.connect(target) as server, anyio.create_task_group() as tasks:
-            ended: list[FrameKind] = []
-
-            async def listen() -> None:
-                with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                    async for kind, payload in incoming:
-                        if kind is FrameKind.INPUT:
-                            await server.send(payload)
-                        elif kind is FrameKind.INPUT_END:
-                            await server.send_eof()
-                            ended.append(FrameKind.INPUT_END)
-                            if FrameKind.OUTPUT_END in ended:
-                                break
-                    tasks.cancel_scope.cancel()
-
-            tasks.start_soon(listen)
-            async for chunk in server:
-                for piece in frames(FrameKind.OUTPUT, chunk):
-                    await stream.send(piece)
-            await stream.send(frame(FrameKind.OUTPUT_END))
-            ended.append(FrameKind.OUTPUT_END)
-            if FrameKind.INPUT_END in ended:
-                tasks.cancel_scope.cancel()
-    except (OSError, ValueError) as error:
-        status = f"1 {printable(str(error))}"
-    except BelljarError as error:
-        status = f"1 {printable(error.what)}"
-    await stream.send(frame(FrameKind.EXIT, status.encode()))
 
 
 async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
@@ -367,19 +313,16 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
     return released
 
 
-def remove_dead_sockets(home: Path | None = None) -> list[str]:
-    """Remove dead owners' sockets; returns their cells."""
-    removed = []
+def remove_dead_sockets(home: Path | None = None) -> None:
+    """Remove dead owners' sockets."""
     for path in sorted(attach_directory(home).glob("*")):
         try:
             connect_to(path, timeout_s=1).close()
         # By connect(2) nobody listens on it: its owner is dead.
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
-            removed.append(path.name)
         except OSError:
             continue  # full, or another error that does not show that its owner is dead
-    return removed
 
 
 def login_command(cell_id: str, user: str | None) -> str:

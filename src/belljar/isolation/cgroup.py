@@ -1,7 +1,4 @@
-"""Control groups of a cell or range, version 1 and 2.
-
-Without delegation a user has none: the jail bounds memory by address space, as the plan says.
-"""
+"""Control groups of a cell or range, version 1 and 2."""
 
 from __future__ import annotations
 
@@ -84,8 +81,7 @@ def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
                     file.write_text(" ".join(f"+{name}" for name in sorted(missing)))
         for directory in groups.directories:
             directory.mkdir()
-        for controller in groups.paths:
-            _limit(groups, controller, limits)
+    set_limits(groups, limits)
 
 
 def join(groups: CellGroups, pid: int) -> None:
@@ -103,18 +99,14 @@ def remove_empty(groups: CellGroups) -> None:
             remove_group(directory)
 
 
-def limit_cpu(groups: CellGroups, limits: GroupLimits) -> None:
-    """Set the CPU quota alone. Raises `HostError`."""
+def set_limits(groups: CellGroups, limits: GroupLimits) -> None:
+    """Limit each group. Raises `HostError`."""
     with _errors():
-        if "cpu" in groups.paths:
-            _limit(groups, "cpu", limits)
-
-
-def _limit(groups: CellGroups, controller: str, limits: GroupLimits) -> None:
-    for name, value in _settings(controller, limits, unified=groups.unified):
-        file = groups.paths[controller] / name.rstrip("?")
-        if file.exists() or not name.endswith("?"):
-            file.write_text(value)
+        for controller, directory in groups.paths.items():
+            for name, value in _settings(controller, limits, unified=groups.unified):
+                file = directory / name.rstrip("?")
+                if file.exists() or not name.endswith("?"):
+                    file.write_text(value)
 
 
 def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:

@@ -144,10 +144,7 @@ def read_hold(home: Path) -> Hold | None:
 
 
 def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
-    """Put the order beside these entries or runs; the first order stands. Raises `OSError`.
-
-    Not synced: after a crash of the machine there is nothing to kill.
-    """
+    """Put the order beside entries or runs; the first stands. Raises `OSError`."""
     directory = home / "journal"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = directory / owned_name(_DRAFT, f"{secrets.token_hex(4)}")

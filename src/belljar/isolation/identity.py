@@ -78,21 +78,15 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
         return
-    slot, fd = _take_slot(home / "locks" / "uids", SLOTS_PER_HOME)
-    try:
+    with _held_slot(home / "locks" / "uids", SLOTS_PER_HOME) as (slot, fd):
         uid = _range_of(home) + slot
         jail = JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
         yield HeldIdentity(jail=jail, lock_fd=fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager
 def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
-    """One id for what starts a container, and 65,536 for its workload. Raises `HostError`.
-
-    `is_nested`: the jail is below a user's namespace that has these ids (`Port.user_namespace`).
-    """
+    """Ids of a container's starter and workload. Raises `HostError`."""
     if os.geteuid() != 0:
         held = user_range()
         yield replace(held, ids=nested_cell_ids()) if is_nested else held
@@ -102,16 +96,13 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
     with _errors(where=locks):
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)
         first = _hash_of(locks) * _RANGE_BLOCK % RANGE_SLOTS
-    slot, fd = _take_slot(locks, RANGE_SLOTS, first=first)
-    try:
+    with _held_slot(locks, RANGE_SLOTS, first=first) as (slot, fd):
         stage = RANGES_START + slot * _RANGE_STEP
         workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
         jail = JailIdentity(
             host_uid=stage, host_gid=stage, privileged=True, uids=workload, gids=workload
         )
         yield HeldIdentity(jail=jail, lock_fd=fd, ids=cell_ids(jail))
-    finally:
-        os.close(fd)
 
 
 def user_range() -> HeldIdentity:
@@ -132,22 +123,20 @@ def user_range() -> HeldIdentity:
     return HeldIdentity(jail=jail, lock_fd=None, ids=cell_ids(jail, *mappers))
 
 
-def tree_identity() -> HeldIdentity:
-    """Unpacked images' owner ids; an ordinary user is 65536."""
+def tree_identity() -> tuple[JailIdentity, JailIds]:
+    """Unpacked images' owner ids; an ordinary user is 65536. Raises `HostError`: too few."""
     if os.geteuid() == 0:
         line = (0, TREE_IDS_START, WORKLOAD_IDS)
         jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
-        return HeldIdentity(jail=jail, lock_fd=None, ids=JailIds(uid_map=(line,), gid_map=(line,)))
+        return jail, JailIds(uid_map=(line,), gid_map=(line,))
     held = user_range()
-    uids, gids = held.jail.uids, held.jail.gids
-    if held.ids is None or uids is None or gids is None:
+    if held.ids is None:
         raise RuntimeError("an ordinary user's identity without a range")
-    ids = replace(
-        held.ids,
-        uid_map=((0, uids.start, uids.count), (uids.count, held.jail.host_uid, 1)),
-        gid_map=((0, gids.start, gids.count), (gids.count, held.jail.host_gid, 1)),
-    )
-    return replace(held, ids=ids)
+    # A cell's maps the other way round: the subordinate ids first, then the user's own
+    (_, uid, _), (_, uids, count) = held.ids.uid_map
+    (_, gid, _), (_, gids, _) = held.ids.gid_map
+    uid_map, gid_map = ((0, uids, count), (count, uid, 1)), ((0, gids, count), (count, gid, 1))
+    return held.jail, replace(held.ids, uid_map=uid_map, gid_map=gid_map)
 
 
 @contextmanager
@@ -181,7 +170,8 @@ def _hash_of(directory: Path) -> int:
     return int.from_bytes(digest[:2], "big")
 
 
-def _take_slot(directory: Path, slots: int, *, first: int = 0) -> tuple[int, int]:
+@contextmanager
+def _held_slot(directory: Path, slots: int, *, first: int = 0) -> Iterator[tuple[int, int]]:
     """Lock a free slot. `first`: where to begin, since a Belljar with another /run (in a container)
     shares the host's ids but not these locks: its cell with the same ids would be killed as a
     survivor. Beginning at another of 64 blocks makes that unlikely.
@@ -189,7 +179,11 @@ def _take_slot(directory: Path, slots: int, *, first: int = 0) -> tuple[int, int
     for slot in ((first + number) % slots for number in range(slots)):
         fd = _lock_slot(directory, slot)
         if fd is not None:
-            return slot, fd
+            try:
+                yield slot, fd
+            finally:
+                os.close(fd)
+            return
     raise HostError(
         f"all {slots:,} id slots for cells are taken",
         where=str(directory),

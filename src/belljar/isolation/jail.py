@@ -177,10 +177,7 @@ class Jail:
         }
 
     async def wait_network(self) -> ProcessId:
-        """Wait for the network namespace that awaits its link; return its process 1.
-
-        Nothing of the program's runs before `go_on`. Raises as `wait_running`.
-        """
+        """Wait for the network namespace; return its process 1. Raises as `wait_running`."""
         return await self._wait_status_line(b"network")
 
     def go_on(self) -> None:
@@ -284,10 +281,7 @@ class Jail:
         return self.read_status()
 
     async def wait_run(self) -> JailEnd | None:
-        """Wait until a program has ended; None when its supervisor died without a status.
-
-        Raises as `wait_running` when the program never ran.
-        """
+        """Wait for the program's end; None: its supervisor died. Raises as `wait_running`."""
         ended = await self.wait_ended()
         if b"running" not in self._status_text.splitlines():
             raise self._start_error()
@@ -299,10 +293,7 @@ class Jail:
         close_all(pins.values())
 
     def lend_lifeline(self) -> int:
-        """The descriptor that keeps the jail alive, once: closing it ends the jail.
-
-        `end` then waits for that, and kills after it. The caller closes it.
-        """
+        """The descriptor whose closing ends the jail, once. The caller closes it."""
         lifeline, self._lifeline = self._lifeline, None
         if lifeline is None:
             raise RuntimeError("this jail's lifeline is closed, or another's already")
@@ -370,29 +361,18 @@ _HINTS: Final = {
 }
 
 
-class RuntimeFailedError(CellError):
-    """An OCI runtime failed to start; `how`: a phrase."""
-
-    def __init__(self, how: str, *, where: str) -> None:
-        self.how = how
-        what = f"step 21, runtime, failed: the OCI runtime {how}"
-        hint = "`belljar doctor` runs each runtime once and says what it misses"
-        super().__init__(what, where=where, hint=hint)
-
-
 def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
     """A failed start's error, from status and diagnosis."""
-    where = f"jail of cell {cell_id}"
+    where, more = f"jail of cell {cell_id}", f": {diagnosis}" if diagnosis else ""
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too
     if (runtime := _RUNTIME.search(text)) and _FAILED.search(status) is None:
         end = {"exit": "status", "signal": "signal"}.get(runtime[1], "no process left, and status")
-        printed = f": {diagnosis}" if diagnosis else " nothing"
-        how = f"ended with {end} {int(runtime[2])}, and printed{printed}"
-        return RuntimeFailedError(how, where=where)
-    failed = _FAILED.search(text)
-    more = f": {diagnosis}" if diagnosis else ""
-    if failed is None:
+        what = (
+            f"the OCI runtime ended with {end} {int(runtime[2])}, and printed{more or ' nothing'}"
+        )
+        return CellError(what, where=where)
+    if (failed := _FAILED.search(text)) is None:
         what = f"the jail was killed, or did not come up in {START_DEADLINE_S:.0f} s"
         found = next(filter(None, map(ENDED.fullmatch, status.splitlines())), None)
         if found is not None:

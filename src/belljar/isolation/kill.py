@@ -1,10 +1,7 @@
 """The kill switch: halts any process's cells, then proves nothing is left.
 
-Needs no owner: reads the journal, writes orders, ends gateways, ports and processes, gives owners a
-moment to destroy, and removes the rest.
-
-SIGKILL to a namespace's first process (or the VMM) ends all. Control groups are frozen and killed
-too, which finds what the journal lacks.
+SIGKILL to a namespace's first process (or the VMM) ends all. Control groups are killed too, which
+finds what the journal lacks. Owners get a moment to destroy; the rest is removed.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ KILLS: Final = "kills"
 EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Killed:
     """What became of one journal entry. `halted_ms`: None while some process was left.
 
@@ -72,7 +69,7 @@ class Killed:
         return self.halted_ms is not None and bool(self.ended_by) and not self.remaining
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KillReport:
     """One use of the switch. `problems`: what failed besides."""
 
@@ -206,20 +203,12 @@ def _settled(
         except (BelljarError, OSError) as exc:
             why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
             remaining = (f"unproven, as it can't be looked at: {why}",)
-        killed = Killed(
-            cell_id=entry.cell_id,
-            kind=entry.kind,
-            halted_ms=halted.get(entry.cell_id),
-            ended_by="" if remaining else ended_by,
-            remaining=tuple(printable(what, max_chars=200) for what in remaining),
-        )
-        cells.append(killed)
-    done = {"state": "completed", "cells": [asdict(cell) for cell in cells]}
+        left = tuple(printable(what, max_chars=200) for what in remaining)
+        halted_ms, ended_by = halted.get(entry.cell_id), "" if left else ended_by
+        cells.append(Killed(entry.cell_id, entry.kind, halted_ms, ended_by, left))
     duration_ms = (time.monotonic() - began) * 1000
-    _note(home, order, done, problems)
-    return KillReport(
-        order=order, cells=tuple(cells), duration_ms=duration_ms, problems=tuple(problems)
-    )
+    _note(home, order, {"state": "completed", "cells": list(map(asdict, cells))}, problems)
+    return KillReport(order, tuple(cells), duration_ms, tuple(problems))
 
 
 def order_all(home: Path, entries: Sequence[JournalEntry], order: KillOrder) -> list[str]:
@@ -251,10 +240,7 @@ def halt_in_background(home: Path, entries: Sequence[JournalEntry]) -> None:
 
 
 def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dict[str, float]:
-    """Strike until none of their processes is left; the milliseconds it took, by entry.
-
-    An entry missing in the answer still ran after `HALT_TIMEOUT_S`.
-    """
+    """Strike for 5 s at most; the milliseconds of each that is halted."""
     strike(entries)
     first_look = time.monotonic() + _PORTS_DOWN_S
     give_up = time.monotonic() + HALT_TIMEOUT_S
@@ -264,10 +250,9 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     started = dict[str, set[ProcessId]]()
     while left and time.monotonic() < give_up:
         is_early = time.monotonic() < first_look
-        known = itertools.chain(*map(_known, left.values()))
         may_live = is_early
         with contextlib.suppress(OSError):
-            may_live = is_early and any(map(is_alive, known))
+            may_live = is_early and any(map(is_alive, itertools.chain(*map(_known, left.values()))))
         if may_live:
             time.sleep(_PAUSE_S)  # A look at everything would only delay the dying.
             continue
@@ -333,16 +318,7 @@ def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
 def _send(process: ProcessId, number: signal.Signals) -> None:
     """Failures are seen by the next look."""
     with contextlib.suppress(OSError):
-        if number is signal.SIGKILL:
-            kill_process(process)
-            return
-        # Opened before the check: from here on it can't refer to another process with this pid.
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            if is_alive(process):
-                signal.pidfd_send_signal(pidfd, number)
-        finally:
-            os.close(pidfd)
+        kill_process(process, number)
 
 
 def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[str, ...]]:
@@ -350,18 +326,15 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[st
     journal = Journal(home)
     gone_by: EndedBy = "owner"
     while (entry := journal.read(cell_id)) is not None:
-        ended_by: EndedBy = "reap"
         if not entry.owner_lives():
             if journal.read(cell_id) is not None:  # the dead can't have removed it
                 gone_by = "reap"
-            reaped = next(iter(reap_now(home, cell_id)), None)
+            for reaped in reap_now(home, cell_id):
+                return "reap", reaped.remaining
         elif time.monotonic() < give_up:
             time.sleep(_PAUSE_S)
-            continue
-        else:
-            ended_by, reaped = "kill", reap_one(home, entry, hangs=True)
-        if reaped is not None:
-            return ended_by, reaped.remaining
+        elif (hung := reap_one(home, entry, hangs=True)) is not None:
+            return "kill", hung.remaining
     if any(path.stem == cell_id for path in journal.unreadable()):
         return "", ("unproven, as its journal entry can't be read",)
     return gone_by, ()

@@ -59,7 +59,6 @@ class RootRecipe:
     program: Path
     inside: str
     what: str
-    hint: str
     files: Callable[[], Iterable[tuple[str, Path]]]
     version: Callable[[], str]
     own: tuple[Path, ...] = ()
@@ -76,10 +75,7 @@ class RootRecipe:
 
 
 def ensure_root(home: Path, recipe: RootRecipe) -> ProgramRoot:
-    """The root for the installed program, made once. Blocking.
-
-    Raises `HostError`: the program is missing or too old, or the store can't be written.
-    """
+    """The root, made once. Blocking. Raises `HostError`."""
     directory = home / recipe.directory
     what = f"the root of {recipe.what} could not be made"
     with host_errors(what, where=directory, hint=STORE_HINT):
@@ -229,7 +225,6 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         program=program,
         inside=inside,
         what=runtime.name,
-        hint=_HINT,
         files=files,
         version=lambda: runtime.version,
         own=(package_program("agent"), package_program("probe")),
@@ -255,7 +250,6 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
         program=_UNPACKER,
         inside=str(_UNPACKER),
         what="unsquashfs",
-        hint=_UNPACKER_HINT,
         files=lambda: (
             pair
             for program in (_UNPACKER, _REMOVER)
@@ -269,10 +263,7 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
 
 
 def package_program(name: str, what: str = "", *, mode: int = os.R_OK) -> Path:
-    """A program of this package that this user can use.
-
-    Raises `HostError` when the package was built without it.
-    """
+    """A program of this package. Raises `HostError`: missing."""
     path = program_path(name)
     if not os.access(path, mode):
         what = f"{what or f'the {name}'} for {platform.machine()} is missing"
@@ -308,7 +299,6 @@ def ensure_vmm_root(home: Path, accel: Accel) -> ProgramRoot:
         program=program,
         inside=str(program),
         what="QEMU",
-        hint=_SETUP,
         files=partial(_qemu_files, program),
         version=partial(_qemu_version, program),
         file_points=MOUNT_POINTS,

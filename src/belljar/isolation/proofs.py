@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import time
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-import anyio
 import anyio.to_thread
 
+from belljar.dataclass import replace
 from belljar.errors import BelljarError, CellError, host_errors
 from belljar.host.model import Trial
 from belljar.image.kernel import Kernel
@@ -30,6 +28,7 @@ from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
 from belljar.plan.jail import JailBind, JailLimits
+from belljar.plan.make import oci_limits
 from belljar.plan.oci import OciRuntime, oci_shape
 from belljar.plan.qemu import (
     DISK_PATH,
@@ -44,7 +43,7 @@ from belljar.plan.qemu import (
 )
 from belljar.policy.limits import Resources, Tier
 from belljar.store.journal import Journal, new_cell_id
-from belljar.store.scratch import owned_name
+from belljar.store.scratch import scratch_dir
 
 _LIFETIME_S: Final = 40.0  # ends it though its owner is stopped
 _OPEN_FILES: Final = 1024
@@ -53,11 +52,8 @@ SELF_TEST: Final = "self-test"
 
 
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> Trial:
-    """Start a container, have its guest agent answer, end it.
-
-    Raises `HostError`: couldn't be tried.
-    """
-    spec = await anyio.to_thread.run_sync(_container_spec, runtime, home)
+    """Have a container's guest agent answer. Raises `HostError`: untried."""
+    spec = _container_spec(runtime, home)
     try:
         async with AsyncExitStack() as owner:
             container = await start_container(spec, home=home, owner=owner)
@@ -68,11 +64,8 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> Trial:
 
 
 async def prove_switch(runtime: OciRuntime, *, home: Path) -> Trial:
-    """Start the same container, and have the kill switch halt it.
-
-    Raises `HostError`, `CellError`: there was none to halt.
-    """
-    spec = await anyio.to_thread.run_sync(_container_spec, runtime, home)
+    """Have the kill switch halt a container. Raises `HostError`, `CellError`: none."""
+    spec = _container_spec(runtime, home)
 
     def halt_now() -> list[str]:
         journal, began = Journal(home), time.monotonic()
@@ -104,13 +97,7 @@ def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
         cell_id=cell_id,
         kind="proof",
         shape=oci_shape(tier, runtime, resources, arch=arch, open_files_max=_OPEN_FILES),
-        limits=JailLimits(
-            memory_max_bytes=resources.memory_bytes,
-            cpu_quota_percent=None,
-            processes=resources.processes,
-            lifetime_s=_LIFETIME_S,
-            address_space_bytes=resources.memory_bytes,
-        ),
+        limits=replace(oci_limits(tier, resources), lifetime_s=_LIFETIME_S),
         memory_by_rlimit=False,
         root=root,
         tree=_empty_tree(home),
@@ -139,54 +126,42 @@ _RAM_MIB: Final = 256
 async def boots_under(
     accel: Accel, kernel: Kernel, *, home: Path, deadline_s: float = KVM_DEADLINE_S
 ) -> Trial:
-    """Boot kernel and agent under the accelerator; nothing of it is left.
-
-    Raises `HostError`: QEMU, the kernel, the jail or the device is missing.
-    """
-    cell_id = new_cell_id()
-    scratch = home / "tmp" / owned_name(what=f"proof-{cell_id}")
-    initrd, disk = scratch / "initrd", scratch / "disk"
+    """Boot kernel and agent. Raises `HostError`: a part is missing."""
     model = "host" if accel == "kvm" else "max"
     shape = VmShape(vcpus=1, ram_mib=_RAM_MIB, accel=accel, cpu_model=model)
-
-    def prepare() -> VmmSpec:
-        scratch.mkdir(parents=True, mode=0o711)
+    limits = JailLimits(
+        memory_max_bytes=vmm_memory_max_bytes(shape),
+        cpu_quota_percent=None,
+        processes=vmm_processes(shape),
+        lifetime_s=deadline_s + 20,
+        address_space_bytes=vmm_address_space_bytes(shape),
+    )
+    with scratch_dir(home) as scratch:
+        scratch.chmod(0o711)  # for the VMM's uid
+        initrd, disk = scratch / "initrd", scratch / "disk"
         write_read_only(initrd, read_guest_parts(kernel).initramfs())
         write_read_only(disk, empty_disk())
-        limits = JailLimits(
-            memory_max_bytes=vmm_memory_max_bytes(shape),
-            cpu_quota_percent=None,
-            processes=vmm_processes(shape),
-            lifetime_s=deadline_s + 20,
-            address_space_bytes=vmm_address_space_bytes(shape),
-        )
         binds = {KERNEL_PATH: kernel.vmlinuz, INITRD_PATH: initrd, DISK_PATH: disk}
-        return VmmSpec(
-            cell_id=cell_id,
+        spec = VmmSpec(
+            cell_id=new_cell_id(),
             kind="proof",
-            role=Role.PROOF,
+            role=Role.TEMPLATE,
             shape=shape,
             limits=limits,
             root=ensure_vmm_root(home, accel),
             binds=tuple(JailBind(source=file, target=path) for path, file in binds.items()),
-            directories=(scratch,),
         )
-
-    try:
-        spec = await anyio.to_thread.run_sync(prepare)
-        async with AsyncExitStack() as owner:
-            vmm = await start_vmm(spec, home=home, owner=owner)
-            try:
-                await vmm.client.wait_ready(timeout_s=deadline_s)
-            except BelljarError as exc:
-                panic, words = vmm.panic(), vmm.diagnosis()
-                detail = f"its kernel panicked: {panic}" if panic else words or exc.what
-                words, _, _ = detail.partition("\\n")  # without the VMM's register dump
-                what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
-                return Trial.of(f"{what}: {words[:300]}")
-    except CellError as exc:
-        return Trial.of(exc.what)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
+        try:
+            async with AsyncExitStack() as owner:
+                vmm = await start_vmm(spec, home=home, owner=owner)
+                try:
+                    await vmm.client.wait_ready(timeout_s=deadline_s)
+                except BelljarError as exc:
+                    panic, words = vmm.panic(), vmm.diagnosis()
+                    detail = f"its kernel panicked: {panic}" if panic else words or exc.what
+                    words, _, _ = detail.partition("\\n")  # without the VMM's register dump
+                    what = f"a guest started under {accel} did not come up in {deadline_s:.0f} s"
+                    return Trial.of(f"{what}: {words[:300]}")
+        except CellError as exc:
+            return Trial.of(exc.what)
     return Trial.of("")

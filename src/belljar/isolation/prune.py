@@ -19,7 +19,7 @@ import anyio.to_thread
 from belljar.errors import BelljarError
 from belljar.image.storage import BASES, remove_kept
 from belljar.isolation.microvm.template import lock_name
-from belljar.isolation.oci.trees import remove_trees
+from belljar.isolation.oci.trees import remove_unpacked
 from belljar.store.locks import in_use, locked
 from belljar.store.scratch import remove_tree, retire_unclaimed
 from belljar.units import format_duration
@@ -96,7 +96,7 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
     why = "it could not be removed"
     try:
         if part.kind == "tree":
-            await remove_trees(home, [part.path.name])
+            await remove_unpacked(home, part.path)
         elif part.kind == "build":
             await anyio.to_thread.run_sync(remove_kept, home, part.path)
         else:

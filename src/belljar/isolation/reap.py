@@ -1,7 +1,4 @@
-"""Lists the journal's cells, and removes what crashed owners left.
-
-Living owners' cells are never touched.
-"""
+"""Lists the journal's cells, and removes what crashed owners left."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What makes a new cell its own machine: its port and fresh identity.
-
-Shared by network (ports) and isolation (cells). An unrenewed clone must not run.
-"""
+"""A new cell's port and fresh identity, for network and isolation."""
 
 from __future__ import annotations
 
@@ -37,10 +34,7 @@ class Renewal:
 async def renew(
     client: GuestClient, new: Renewal, port: GivenPort | None, *, cell_id: str, needed: RenewedBit
 ) -> Event:
-    """Have the guest agent take the new identity; the event of what it reports.
-
-    Raises `CellError` unless it renewed all that is needed, and what a port needs.
-    """
+    """Renew the guest's identity; the event. Raises `CellError`."""
     from belljar.channel.frames import RenewedBit, network_part, renew_payload
 
     network, place = b"", dict[str, JsonValue]()
@@ -70,10 +64,7 @@ async def renew(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortSettings:
-    """What is configured at the cell's end of its link: a /32 address with a permanent neighbour.
-
-    MACs: lower case, colons, local, unicast; `mtu` ≤ 65535.
-    """
+    """The cell's end of its link: a /32; MACs in lower case."""
 
     address: IPv4Address
     gateway: IPv4Address

@@ -1,7 +1,4 @@
-"""A cell on its host, the same for every engine: identity, journal, groups, jail, destruction.
-
-What is made is journalled first. No task and no cancel scope stays open.
-"""
+"""A cell on its host, the same for every engine."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import KillOrder, check_may_start, killed_error, read_order
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
-from belljar.isolation.program_root import STORE_HINT
+from belljar.isolation.program_root import STORE_HINT, ProgramRoot
 from belljar.isolation.survivors import Destruction, destroy_remains, must_be_reaped, wait_for_dying
 from belljar.plan.jail import JailLimits, JailSpec
 from belljar.process import descends_from, end_if_forked, kill
@@ -119,10 +116,7 @@ class Sandbox:
     # ---- making it
 
     def make(self, *, cpu_later: bool = False) -> None:
-        """Journal, then create the groups; `cpu_later`: without the processor's quota yet.
-
-        Blocking. Raises `HostError`; `CellError`: it was killed. `destroy` removes what was made.
-        """
+        """Journal, then create groups. Raises `HostError`, `CellError`."""
         self._entry = own_entry(
             self.cell_id,
             self._spec.kind,
@@ -138,6 +132,18 @@ class Sandbox:
         self._check_may_start()
         limits = replace(self.limits, cpu_quota_percent=None) if cpu_later else self.limits
         cgroup.make_groups(self.groups, limits)
+
+    def jail_spec(self, root: ProgramRoot) -> JailSpec:
+        """The jail as every engine's begins; the engine adds its own."""
+        return JailSpec(
+            cell_id=self.cell_id,
+            owner_pid=os.getpid(),
+            root=root.root,
+            identity=self.identity.jail,
+            limits=self.limits,
+            cgroups=self.groups.directories,
+            memory_by_rlimit=self._spec.memory_by_rlimit,
+        )
 
     def start_program(
         self,

@@ -12,8 +12,9 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import ContainmentBreach, HostError, first_of
@@ -127,14 +128,13 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Look(NamedTuple):
     """One search; `by`: its required field of the entry."""
 
     what: tuple[str, ...]
     find: Callable[[JournalEntry], Iterable[Survivor]]
-    needed: bool = True
     by: str = ""
+    needed: bool = True
 
 
 _NOTHING_TO_LOOK_BY: Final = {
@@ -214,41 +214,7 @@ def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
                 path.unlink()
 
 
-def _looks() -> tuple[_Look, ...]:
-    return (
-        _Look(
-            what=("processes in the cell's namespaces",),
-            find=lambda entry: _processes(entry, _in_namespace),
-            by="namespaces",
-        ),
-        _Look(
-            what=("namespaces of every process since its start",),
-            find=_closed,
-            needed=False,  # a user namespace's maker sees into it: what hides is hardly the cell's
-            by="namespaces",
-        ),
-        _Look(
-            what=("processes with the cell's uid",),
-            find=lambda entry: _processes(entry, _has_uid),
-            by="own_uids",
-        ),
-        _Look(
-            what=("control groups", "processes and threads in the cell's control groups"),
-            find=_groups,
-            by="cgroups",
-        ),
-        _Look(what=("processes started for the cell",), find=_started),
-        _Look(
-            what=("mounts named after the cell",),
-            find=lambda entry: _mounts(lambda *names: any(entry.cell_id in each for each in names)),
-        ),
-        _Look(what=("namespaces held by mounts",), find=_held_namespaces, by="namespaces"),
-        _Look(what=("files",), find=_files, by="directories"),
-        _Look(what=("sockets named after the cell",), find=_sockets, needed=False),
-    )
-
-
-def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> Iterator[Survivor]:
+def _processes(why: Callable[[JournalEntry, int], str], entry: JournalEntry) -> Iterator[Survivor]:
     if not os.access("/proc/1/status", os.R_OK):
         raise OSError(errno.ENODATA, "/proc hides other users' processes here (its option hidepid)")
     for directory in PROC.iterdir():
@@ -322,14 +288,11 @@ def _started(entry: JournalEntry) -> Iterator[Survivor]:
         named = entry.cell_id in cells_named(read_start(pid, "cmdline"))
         return "started for the cell" if named else ""
 
-    yield from _processes(entry, started_for)
+    yield from _processes(started_for, entry)
 
 
 def cells_named(cmdline: bytes) -> Iterator[str]:
-    """The cells of a launcher or VMM, by the options of its `/proc/<pid>/cmdline`.
-
-    A person's tools have others: `grep ID`, `find -name ID`, `belljar … --cell-id ID`.
-    """
+    """The cells that a launcher's or VMM's own options name."""
     for option, word in itertools.pairwise(cmdline.split(b"\0")):
         if option == b"--cell":
             yield word.decode("ascii", "replace")
@@ -373,6 +336,10 @@ def _mounts(is_its: Callable[[str, str], bool]) -> Iterator[Survivor]:
             yield Survivor(what=f"mount {printable(fields[4], max_chars=200)}")
 
 
+def _own_mounts(entry: JournalEntry) -> Iterator[Survivor]:
+    return _mounts(lambda *names: any(entry.cell_id in name for name in names))
+
+
 def _held_namespaces(entry: JournalEntry) -> Iterator[Survivor]:
     held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
     return _mounts(lambda root, _: root in held)
@@ -382,3 +349,28 @@ def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
     for line in (PROC / "net/unix").read_text(errors="replace").split("\n"):
         if entry.cell_id in line:
             yield Survivor(what=f"socket {printable(line.split(' ')[-1], max_chars=200)}")
+
+
+def _looks() -> tuple[_Look, ...]:
+    return (
+        _Look(
+            ("processes in the cell's namespaces",),
+            partial(_processes, _in_namespace),
+            "namespaces",
+        ),
+        # A user namespace's maker sees into it: what hides is hardly the cell's
+        _Look(
+            ("namespaces of every process since its start",), _closed, by="namespaces", needed=False
+        ),
+        _Look(("processes with the cell's uid",), partial(_processes, _has_uid), "own_uids"),
+        _Look(
+            ("control groups", "processes and threads in the cell's control groups"),
+            _groups,
+            "cgroups",
+        ),
+        _Look(("processes started for the cell",), _started),
+        _Look(("mounts named after the cell",), _own_mounts),
+        _Look(("namespaces held by mounts",), _held_namespaces, "namespaces"),
+        _Look(("files",), _files, "directories"),
+        _Look(("sockets named after the cell",), _sockets, needed=False),
+    )

@@ -1,7 +1,4 @@
-"""Accesses to watched files: what every tier's sensor has in common, and the guest agent's.
-
-A flood makes a bounded number of events: the rest is counted into the next ones.
-"""
+"""Accesses to watched files: what every tier's sensor has in common."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ class FileWatch:
         were lost; then it goes on.
         """
         self._on_access, self._on_end = on_access, on_end
-        self._say()
+        self.end()
 
     def add(self, access: Access) -> None:
         """Count it: the first of a file, operation and process is due immediately, others later."""
@@ -110,17 +107,13 @@ class FileWatch:
                 self._on_access(access)
         except Exception as error:  # noqa: BLE001 - the sensor ends, not what it reads from
             self._has_failed = True
-            self._say(f"{type(error).__name__}: {error}")
-
-    def end(self, reason: str) -> None:
-        """See no more. Earlier touches are reported by its closing."""
-        self._say(reason)
+            self.end(f"{type(error).__name__}: {error}")
 
     def lost(self, reason: str) -> None:
         """Report lost accesses. Once."""
         if not self._has_lost:
             self._has_lost = True
-            self._say(reason)
+            self.end(reason)
 
     async def aclose(self) -> None:
         """Report accesses so far, and stop. Idempotent."""
@@ -133,7 +126,8 @@ class FileWatch:
     async def _stop(self) -> None:
         raise NotImplementedError
 
-    def _say(self, *reasons: str) -> None:
+    def end(self, *reasons: str) -> None:
+        """Say why it sees no more, or that it has missed something."""
         # At most its end and one loss. First of all they are kept: `begin` may come meanwhile
         self._unsaid.extend(reasons)
         while self._on_end is not None and self._unsaid:
@@ -153,7 +147,7 @@ _MAX_SETTLE_S: Final = 0.5
 _TICK_MS: Final = 1000
 
 
-class QueueThread:
+class QueueThread(threading.Thread):
     """Calls `read` in a thread when `queue()` is readable, and for `drain`.
 
     `read` doesn't block, and returns the entries read (≤ `FULL_READ`), -1 at the end. `on_error`:
@@ -168,16 +162,12 @@ class QueueThread:
         *,
         pause_s: float = _PAUSE_S,
     ) -> None:
+        super().__init__(name="touch-sensor", daemon=True)
         self._queue, self._read, self._on_error, self._pause_s = queue, read, on_error, pause_s
         self._stopping = self._draining = False
         self._drained, self._one_drain = threading.Event(), threading.Lock()
         self._waking = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="touch-sensor", daemon=True)
-
-    def start(self) -> None:
-        """Once."""
-        self._thread.start()
 
     def wake(self) -> None:
         """Have it read soon. From any thread."""
@@ -188,7 +178,7 @@ class QueueThread:
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
         """Wait until the queue is empty, or `timeout_s`. Blocking."""
         with self._one_drain:
-            if self._thread.is_alive():
+            if self.is_alive():
                 self._drained.clear()
                 self._draining = True
                 os.eventfd_write(self._wake, 1)
@@ -205,10 +195,11 @@ class QueueThread:
             self._stopping = True
         with self._one_drain:  # or a late one would write into whatever has the number next
             os.eventfd_write(self._wake, 1)
-            self._thread.join()
+            self.join()
             os.close(self._wake)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """As `start` has it."""
         try:
             while not self._stopping:
                 poller = select.poll()
@@ -301,7 +292,7 @@ class GuestWatch(FileWatch):
         try:
             await self._client.watch_files(())
         except CellError as error:
-            self._say(f"what it saw last is lost: {error.what}")
+            self.end(f"what it saw last is lost: {error.what}")
 
     def _on_touched(self, touched: Touched) -> None:
         self._touches += 1

@@ -61,8 +61,6 @@ class RunView:
     what: str = ""
     started: str = ""
     events: int = 0
-    begun: int = 0
-    finished: int = 0
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
     _samples: dict[object, bool] = field(default_factory=dict)  # whether each has ended
@@ -82,7 +80,10 @@ class RunView:
         elif line.kind is Kind.CELL_PLANNED and line.cell:
             self.cells[line.cell] = CellView(line.cell)
         elif line.kind.value.startswith("sample."):
-            self._take_sample(line)
+            # Each cell of a sample's range records its start and its end: they are one sample
+            key = tuple(str(data.get(name)) for name in ("sample", "epoch", "task", "uuid"))
+            has_ended = line.kind is Kind.SAMPLE_FINISHED
+            self._samples[key] = self._samples.get(key, False) or has_ended
         is_probed = self._probes.is_probed(data.get("range"))  # then it is Belljar's own
         if line.kind in EXCHANGES and not is_probed:
             count_edge(self.edges, line)
@@ -92,15 +93,6 @@ class RunView:
         if line.kind is Kind.CELL_DESTROYED:
             self.cells.pop(line.cell or "", None)
 
-    def _take_sample(self, line: Line) -> None:
-        # Each cell of a sample's range records its start and its end: they are one sample
-        key = tuple(str(line.data.get(name)) for name in ("sample", "epoch", "task", "uuid"))
-        self.begun += key not in self._samples
-        has_ended = self._samples.setdefault(key, False)
-        if line.kind is Kind.SAMPLE_FINISHED and not has_ended:
-            self.finished += 1
-            self._samples[key] = True
-
     def end(self, phase: str) -> None:
         """Nothing of it lasts any more."""
         self.phase = phase
@@ -108,8 +100,9 @@ class RunView:
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        names = ("run", "what", "started", "events", "begun", "finished", "phase")
+        names = ("run", "what", "started", "events", "phase")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        found |= {"begun": len(self._samples), "finished": sum(self._samples.values())}
         found["cells"] = [asdict(cell) for cell in self.cells.values()]
         found["edges"] = [[*edge, count] for edge, count in self.edges.items()]
         return found

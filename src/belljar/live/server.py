@@ -19,6 +19,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -84,7 +85,7 @@ class LiveServer:
 
     Whoever has a token trades it for a secret, which the page keeps for this address and port and
     sends in a header. No cookie: those go to every port of this address, and so to a guest's page
-    behind `belljar forward`.
+    that is led to one of them.
 
     Args:
         viewer, operator: tokens; with the latter the page may stop, hold and release. None: nobody
@@ -138,21 +139,16 @@ class LiveServer:
                 return
             request = Request(scope)
             host, origin = request.headers.get("host", ""), request.headers.get("origin")
-            is_foreign = bool(self._origins) and (
+            if self._origins and (
                 host not in self._hosts or (origin is not None and origin not in self._origins)
-            )
-            if is_foreign:
+            ):
                 await _refused("this address is not served here", 421)(scope, receive, send)
                 return
 
             async def send_with_headers(message: Any) -> None:  # noqa: ANN401 - ASGI's
                 if message["type"] == "http.response.start":
-                    own = {name for name, _ in message["headers"]}
-                    message["headers"] += [
-                        (name.lower().encode(), value.encode())
-                        for name, value in _HEADERS.items()
-                        if name.lower().encode() not in own
-                    ]
+                    for name, value in _HEADERS.items():
+                        MutableHeaders(scope=message).setdefault(name, value)
                 await send(message)
 
             await app(scope, receive, send_with_headers)

@@ -150,11 +150,11 @@ class JailSpec:
     cell_id: str
     owner_pid: int
     root: Path
-    binds: tuple[JailBind, ...]
     identity: JailIdentity
     limits: JailLimits
-    cgroups: tuple[Path, ...]
     memory_by_rlimit: bool
+    binds: tuple[JailBind, ...] = ()
+    cgroups: tuple[Path, ...] = ()
     ids: JailIds | None = None
     mounts: tuple[JailMount, ...] = ()
     keep_capabilities: bool = False

@@ -20,7 +20,7 @@ from belljar.plan.obstacles import (
     size_obstacles,
     tier_obstacles,
 )
-from belljar.plan.oci import OciRuntime, OciShape, RuntimeKind, oci_shape, writable_inodes
+from belljar.plan.oci import OciRuntime, OciShape, oci_shape, writable_inodes
 from belljar.plan.qemu import (
     GuestLimits,
     VmShape,
@@ -297,8 +297,7 @@ def _oci(
     devices: tuple[str, ...],
 ) -> Isolation:
     fact = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
-    kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
-    runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
+    runtime = OciRuntime.of(fact)
     most, arch = facts.open_files_max, facts.arch
     given = oci_shape(tier, runtime, resources, arch=arch, open_files_max=most, rights=rights)
     shape = replace(given, devices=devices)

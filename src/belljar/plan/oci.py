@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from belljar.dataclass import dataclass, replace
+from belljar.host.model import RuntimeFact
 from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
@@ -200,6 +201,12 @@ class OciRuntime:
     kind: RuntimeKind
     path: str
     version: str
+
+    @classmethod
+    def of(cls, fact: RuntimeFact) -> OciRuntime:
+        """The plan's word for a runtime of this host."""
+        kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
+        return cls(name=fact.name, kind=kind, path=fact.path, version=fact.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

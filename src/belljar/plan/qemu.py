@@ -61,11 +61,10 @@ _CONSOLE_FDSET: Final = 2
 
 
 class Role(StrEnum):
-    """What the VMM is started for."""
+    """Whether the VMM boots (a template, a trial) or goes on from a template."""
 
     TEMPLATE = "template"
     CLONE = "clone"
-    PROOF = "proof"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +150,10 @@ def qemu_argv(
 
 def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
     accel = f"kvm,device=/dev/fdset/{_KVM_FDSET}" if shape.accel == "kvm" else "tcg,tb-size=64"
-    memory = "" if role is Role.PROOF else ",memory-backend=ram"
     # A PIT is no use to a kernel that finds this machine's ACPI tables, but for one early
     # measurement.
     timer = ",pit=off" if shape.accel == "kvm" else ""
-    machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer}{memory}"
+    machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer},memory-backend=ram"
     # A clone maps its template's file privately; both call their RAM "ram".
     kind, source = "ram", ""
     if role is Role.CLONE:
@@ -171,7 +169,7 @@ def _machine(shape: VmShape, role: Role, counter_khz: int) -> tuple[str, ...]:
     return (
         *("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model),
         *("-smp", str(shape.vcpus), "-m", f"{shape.ram_mib}M"),
-        *(() if role is Role.PROOF else ("-object", backend)),
+        *("-object", backend),
         *(() if role is Role.CLONE else kernel),  # a clone resumes
     )
 

@@ -316,9 +316,8 @@ def _complete(entry: TimelineEntry, line: Line) -> None:
         if dropped := data.get(f"{stream}_dropped_bytes"):
             entry.notes.append(f"{shown(dropped)} bytes of {stream} were dropped at the limit")
     for body in line.bodies:
-        # What was typed in a terminal may be a password: shown only where its times are on record,
-        # as a policy of earlier versions asked for.
-        if body.name == "stdin" and entry.is_terminal and not data.get("stdin_times"):
+        # What was typed in a terminal may be a password.
+        if body.name == "stdin" and entry.is_terminal:
             entry.notes.append(f"{format_size(body.total_bytes)} typed: not shown")
         else:
             entry.bodies.append(body)

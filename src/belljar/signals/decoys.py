@@ -12,7 +12,7 @@ import html
 import io
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
@@ -370,12 +370,3 @@ def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
 def digest(key: bytes, text: str) -> str:
     """HMAC-SHA256 by a derived key, in hex."""
     return hmac.digest(RandomStream(key, "digest").take(KEY_BYTES), text.encode(), "sha256").hex()
-
-
-def origins(placed: Iterable[tuple[str, str, Mapping[str, str]]]) -> dict[str, tuple[str, ...]]:
-    """Digest → what it was minted for: cell, decoy and value id. `placed`: each decoy's digests."""
-    return {
-        known: (cell_id, decoy, value_id)
-        for cell_id, decoy, by_id in placed
-        for value_id, known in by_id.items()
-    }

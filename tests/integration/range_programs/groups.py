@@ -17,9 +17,9 @@ from tests.integration.range_programs.scene import (
     within,
 )
 
+from belljar.cell.parts import find_facts
 from belljar.errors import HostError
 from belljar.isolation.cgroup import processes_in
-from belljar.isolation.trials import find_facts
 from belljar.network.owner.range import NetworkRange
 from belljar.plan.network import NetworkBounds
 from belljar.store.journal import Journal

@@ -1,4 +1,4 @@
-"""The client's side of an attached terminal, and of a forwarded port."""
+"""The client's side of an attached terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.abc import UNIXSocketStream
 
-from belljar.cli.sessions import parse_forward, relay
+from belljar.cli.sessions import relay
 from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
 
 OPENING = frame(FrameKind.OPEN, Opening().payload())
@@ -78,12 +78,3 @@ def test_keys_that_nobody_reads_hold_no_output_up(capfd: pytest.CaptureFixture[s
     owning.join()
     assert opened.is_set()
     assert len(capfd.readouterr().out) == 64 * 65536
-
-
-@pytest.mark.parametrize(
-    "text", ["0.0.0.0:80:80", "host:80:80", "80", "80:", "x:y", "80:0", "70000:80", "80:run/s.sock"]
-)
-def test_nothing_but_loopback_is_listened_on(text: str) -> None:
-    """Another address, a name, and what is no port or path are refused."""
-    with pytest.raises(ValueError):  # noqa: PT011 - the wording is for people
-        parse_forward(text)

@@ -76,7 +76,7 @@ def test_the_images_of_a_task_are_in_the_bundle(
     key = load_or_make_key(tmp_path / "signer")
     monkeypatch.setattr("belljar.bundle.check_host", lambda _about: None)
     monkeypatch.setattr("belljar.bundle.adopt_kernel", lambda *_: None)
-    monkeypatch.setattr("belljar.cli.setup.create_bundle", gather)
+    monkeypatch.setattr("belljar.bundle.create_bundle", gather)
     assert run(CREATE) == 3
     names = {name for image in found[0]["images"] for name in image["names"]}
     assert names == {"default", "own", "db:1", "two-default", "base"}

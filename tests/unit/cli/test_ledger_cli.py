@@ -1,4 +1,4 @@
-"""`belljar ledger` and `belljar decoy find`, as a person uses them."""
+"""`belljar ledger`, as a person uses it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 
 from belljar.capture import body_of
-from belljar.cell.decoys import decoy_key
-from belljar.cell.parts import start_run
-from belljar.cli.main import run
 from belljar.cli.main import run as belljar
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.rundir import RunDirectory
-from belljar.policy.guarding import DecoyKind, DecoySpec
-from belljar.signals.decoys import digests, mint
 
 HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\n"
 
@@ -97,44 +92,3 @@ def test_verify_finds_another_run_in_its_place(
         assert belljar(["verdict", ref]) == 2
     copy = other.rename(tmp_path / "copy")
     assert belljar(["ledger", "verify", "--strict", str(copy)]) == 0
-
-
-CELL = "c-0123456789ab"
-
-
-@pytest.fixture
-def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The token of a decoy of the only sample of a run, after which there was another run."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
-    with start_run("run", "task.py", [], home=tmp_path) as made:
-        key = decoy_key(made)
-        minted = mint(key, CELL, DecoySpec(id="git", kind=DecoyKind.GIT_CREDENTIALS))
-        placed: dict[str, JsonValue] = {
-            "decoy": "git",
-            "kind": minted.kind,
-            "place": "~",
-            "values": dict(digests(key, minted)),
-        }
-        for kind, data in (
-            (Kind.SAMPLE_STARTED, {"sample": "thief/1"}),
-            (Kind.DECOY_PLACED, placed),
-        ):
-            made.recorder.record(Event(kind=kind, cell_id=CELL, data=data))
-    with start_run("run", "task.py", [], home=tmp_path) as other:
-        decoy_key(other)
-    return minted.values[0].text
-
-
-@pytest.mark.promise("5.6")
-def test_a_value_names_its_sample(token: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without repeating it; what nobody minted is nobody's."""
-    assert run(["decoy", "find", token]) == 0
-    shown = capsys.readouterr().out
-    assert "sample thief/1" in shown
-    assert CELL in shown
-    assert token not in shown
-    assert run(["decoy", "find", "--json", token]) == 0
-    [found] = json.loads(capsys.readouterr().out)["found"]
-    assert (found["sample"], found["decoy"], found["cell_id"]) == ("thief/1", "git", CELL)
-    assert run(["decoy", "find", token[:-1] + "~"]) == 1
-    assert run(["decoy", "find", "--run", "last", token]) == 1

@@ -182,8 +182,7 @@ async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     path.unlink()
     with socket.socket(socket.AF_UNIX) as crashed:
         crashed.bind(str(path))
-    removed = await anyio.to_thread.run_sync(remove_dead_sockets, session.home)
-    assert removed == [environment.cell.id]
+    await anyio.to_thread.run_sync(remove_dead_sockets, session.home)
     assert (path.exists(), other.attach_socket.path.exists()) == (False, True)
     assert await anyio.to_thread.run_sync(release_cells, environment.cell.id, session.home) == []
     await close(other)

@@ -122,7 +122,6 @@ async def test_another_installation_s_files_are_not_taken_for_ones_own(tmp_path:
         program=program,
         inside=str(program),
         what="it",
-        hint="",
         files=list,
         version=lambda: "1",
     )

@@ -117,6 +117,7 @@ def test_the_end_is_kept() -> None:
         os.write(console.writer, bytes([number]) * 4096)
         console.read()
     os.write(console.writer, b"last")
+    os.close(console.writer)
     console.close()
     assert len(console.read()) == MAX_CONSOLE_BYTES
     assert console.read().endswith(b"last")

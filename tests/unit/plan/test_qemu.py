@@ -91,10 +91,11 @@ def test_one_more_device(role: qemu.Role) -> None:
 
 def test_kvm_comes_as_a_descriptor() -> None:
     """Under KVM the device is inherited, not opened: the jail has no /dev."""
-    words = argv(KVM, qemu.Role.PROOF, 2_600_000)
+    words = argv(KVM, qemu.Role.TEMPLATE, 2_600_000)
     assert words[words.index("-accel") + 1] == "kvm,device=/dev/fdset/1"
     assert "fd=13,set=1" in words
-    assert words[words.index("-machine") + 1] == "microvm,rtc=on,pic=off,pcie=off,usb=off,pit=off"
+    machine = "microvm,rtc=on,pic=off,pcie=off,usb=off,pit=off,memory-backend=ram"
+    assert words[words.index("-machine") + 1] == machine
     assert words[words.index("-append") + 1] == qemu.KERNEL_COMMAND_LINE
 
 

@@ -38,7 +38,6 @@ from belljar.signals.decoys import (
     digests,
     mint,
     mint_service,
-    origins,
 )
 
 KEY, OTHER_KEY = b"k" * KEY_BYTES, b"o" * KEY_BYTES
@@ -136,10 +135,14 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
     """With the key and the digests on record; another key or value leads nowhere."""
     kinds = (DecoyKind.AWS_CREDENTIALS, DecoyKind.SPREADSHEET)
     made = [mint(KEY, cell, spec(kind, kind.value)) for cell in ("a", "b") for kind in kinds]
-    known = origins((decoy.cell_id, decoy.id, digests(KEY, decoy)) for decoy in made)
+    known = {
+        text: (decoy.cell_id, value_id)
+        for decoy in made
+        for value_id, text in digests(KEY, decoy).items()
+    }
     for decoy in made:
         for value in decoy.values:
-            assert known[digest(KEY, value.text)] == (decoy.cell_id, decoy.id, value.id)
+            assert known[digest(KEY, value.text)] == (decoy.cell_id, value.id)
             assert digest(OTHER_KEY, value.text) not in known
     assert digest(KEY, "nobody's value") not in known
 

@@ -1,7 +1,4 @@
-"""Clones: VMs restored from a template and made new machines.
-
-Nothing runs in one until RENEW is answered; if that fails it is destroyed.
-"""
+"""Clones: VMs restored from a template; unrenewed, they are destroyed."""
 
 from __future__ import annotations
 
@@ -107,10 +104,7 @@ async def open_vm(
 def _load(
     saved: SavedMachine, plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path
 ) -> Template:
-    """Return what a machine of this plan is made from, checked. Blocking.
-
-    Raises `CellError`: it was changed; `HostError`: this plan's machine is another here and now.
-    """
+    """Check it. Raises `CellError`: changed; `HostError`: another plan's."""
     key, root = find_key(plan, image, kernel, home)
     if key != saved.key:
         what = "the snapshot was taken with another QEMU, processor, kernel, image or limits"

@@ -97,10 +97,7 @@ def write_read_only(path: Path, contents: bytes) -> None:
 
 
 def ensure_data_disk(home: Path, weights: Path) -> None:
-    """Make the disk if it is missing, or not as it was made. Blocking.
-
-    Raises `HostError`: no space, no mksquashfs, or the weights are not those that were verified.
-    """
+    """Make the weights' disk, if it isn't as made. Raises `HostError`."""
     hint = "look if `belljar model ls` has them and the disk has room, then try again"
     with (
         host_errors("the disk of the weights can't be made", where=weights, hint=hint),

@@ -59,10 +59,7 @@ async def allow_shared_memory(vmm: Vmm) -> None:
 
 
 async def save_stopped(vmm: Vmm, memory: Path) -> bytes:
-    """Put the RAM of a machine that stands still into a new sparse file; its device state.
-
-    Raises `CellError`: the VMM can't be relied on; `OSError`: the file.
-    """
+    """RAM into a new sparse file; the state. Raises `CellError`, `OSError`."""
     qmp, ram_bytes = vmm.qmp, vmm.spec.shape.ram_mib << 20
     await allow_shared_memory(vmm)  # clones are restored with it; this machine's RAM isn't shared
     await qmp.execute("migrate-set-parameters", {"max-bandwidth": _MAX_BANDWIDTH})
@@ -109,10 +106,7 @@ class StreamSplitter:
         """Unwritten pages in the buffer, which end before `_next_offset`."""
 
     def split(self) -> bytes:
-        """Read the stream to its end; the device state.
-
-        Raises `CellError` for a bad stream, or one that takes too long; `OSError` for the file.
-        """
+        """Read to the end; the device state. Raises `CellError`, `OSError`."""
         section, kind = self._header(), 0
         self._part(section)
         while kind != _LAST:

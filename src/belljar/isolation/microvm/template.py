@@ -118,34 +118,24 @@ async def ensure_template(
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
-        held = briefly if held is None else held
-
-        def load(held: ExitStack = held) -> tuple[Template | None, str]:
-            """As `_load`, claimed if used."""
-            with ExitStack() as claim, suppress(FileNotFoundError):  # or being removed now
-                claim.enter_context(claimed(job.directory))
-                template, why = _load(job)
-                if template is not None:
-                    held.push(claim.pop_all())
-                return template, why
-            return None, ""
-
+        load = partial(_load, job, briefly if held is None else held)
         template, why = await anyio.to_thread.run_sync(load)
-        if template is not None:
-            return template
-        async with locked_meanwhile(job.home, lock_name(job.key)):
-            # Another process may have been quicker.
-            template, why = await anyio.to_thread.run_sync(load)
-            if template is not None:
-                return template
-            if why:
-                data = {"key": job.key, "reason": why}
-                recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data=data))
-                remove = partial(shutil.rmtree, job.directory, ignore_errors=True)
-                await anyio.to_thread.run_sync(remove)
-            template = await _build(job, recorder)
-            held.enter_context(claimed(job.directory))
-            return template
+        if template is None:
+            async with locked_meanwhile(job.home, lock_name(job.key)):
+                # Another process may have been quicker.
+                template, why = await anyio.to_thread.run_sync(load)
+                if why:
+                    data = {"key": job.key, "reason": why}
+                    recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data=data))
+                    remove = partial(shutil.rmtree, job.directory, ignore_errors=True)
+                    await anyio.to_thread.run_sync(remove)
+                if template is None:
+                    await _build(job, recorder)
+                    template, why = await anyio.to_thread.run_sync(load)
+        if template is None:
+            what = f"the template that was just made is not usable: {why}"
+            raise CellError(what, where=str(job.directory))
+        return template
 
 
 def find_key(
@@ -195,19 +185,22 @@ def _host_cpu(accel: Accel) -> str:
     return "; ".join([platform.release(), *(line for line in lines if line.startswith(telling))])
 
 
-def _load(job: _MakingJob) -> tuple[Template | None, str]:
-    """The template, or why not (empty: missing)."""
-    file = job.directory / "template.json"
-    if not job.directory.exists():
-        return None, ""
-    try:
-        description = json.loads(file.read_text())
-        stamp = description["memory_stamp"]
-        state = checked_state(job.directory, description["state_sha256"], stamp)
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        return None, f"it can't be read: {exc}"
-    except CellError as exc:
-        return None, exc.what
+def _load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
+    """The template, claimed in `held`, or why not (empty: missing)."""
+    with ExitStack() as claim:
+        try:
+            claim.enter_context(claimed(job.directory))
+        except FileNotFoundError:  # or it is being removed now
+            return None, ""
+        try:
+            description = json.loads((job.directory / "template.json").read_text())
+            stamp = description["memory_stamp"]
+            state = checked_state(job.directory, description["state_sha256"], stamp)
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            return None, f"it can't be read: {exc}"
+        except CellError as exc:
+            return None, exc.what
+        held.push(claim.pop_all())
     memory = job.directory / "memory"
     return Template(key=job.key, memory=memory, state=state, root=job.root), ""
 
@@ -222,7 +215,7 @@ def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int
     return state
 
 
-async def _build(job: _MakingJob, recorder: Recorder) -> Template:
+async def _build(job: _MakingJob, recorder: Recorder) -> None:
     cell_id = new_cell_id()
     scratch = job.home / "templates" / owned_name(MAKING, cell_id)
     recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
@@ -243,11 +236,6 @@ async def _build(job: _MakingJob, recorder: Recorder) -> Template:
         raise
     data: dict[str, JsonValue] = {"key": job.key, "duration_ms": round(elapsed_ms(started))}
     recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data=data))
-    template, why = await anyio.to_thread.run_sync(_load, job)
-    if template is None:
-        what = f"the template that was just made is not usable: {why}"
-        raise CellError(what, where=str(job.directory))
-    return template
 
 
 def disk_binds(image: Image, weights: Path | None) -> tuple[JailBind, ...]:

@@ -1,7 +1,4 @@
-"""A virtual machine: QEMU jailed, monitor, console, guest agent's port.
-
-Used for templates, clones and trials.
-"""
+"""A virtual machine: QEMU jailed, monitor, console, guest agent's port."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import Capture
-from belljar.dataclass import dataclass
+from belljar.dataclass import asdict, dataclass, replace
 from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
@@ -28,9 +25,9 @@ from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, NotChecked, together
 from belljar.isolation.touches import FileWatch, watch_guest
-from belljar.plan.jail import JailBind, JailSpec
+from belljar.plan.jail import JailBind
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
-from belljar.process import close_all, signal_name
+from belljar.process import signal_name
 from belljar.units import printable
 
 _KVM_DEVICE: Final = "/dev/kvm"
@@ -44,46 +41,7 @@ class VmmSpec(SandboxSpec):
     shape: VmShape
     root: ProgramRoot
     binds: tuple[JailBind, ...]
-    keeps_monitor: bool = False
-    """Its clone's monitor stays open, for snapshots."""
-
-
-class _Ends:
-    """Both ends of a VMM's connections with its owner."""
-
-    def __init__(self, spec: VmmSpec) -> None:
-        kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
-        if spec.role is Role.CLONE:
-            kinds["state"] = socket.SOCK_STREAM
-        if spec.shape.nic:
-            kinds["net"] = socket.SOCK_DGRAM
-        self.ours: dict[str, socket.socket] = {}
-        self._theirs = ExitStack()
-        self.console = Console()
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            inherited: dict[str, int] = {}
-            for name, kind in kinds.items():
-                self.ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
-                inherited[name] = self._theirs.enter_context(theirs).fileno()
-            if spec.shape.accel == "kvm":
-                hint = "add this user to the group kvm"
-                with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
-                    inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-                self._theirs.callback(os.close, inherited["kvm"])
-            self.fds = VmFds(console=self.console.writer, **inherited)
-            self.inherited = (*inherited.values(), self.console.writer)
-            undo.pop_all()
-
-    def close_inherited(self) -> None:
-        self._theirs.close()
-        self.console.close_writer()
-
-    def close(self) -> None:
-        self._theirs.close()
-        for sock in self.ours.values():
-            sock.close()
-        self.console.close()
+    keeps_monitor: bool = False  # of a clone, for snapshots
 
 
 class Vmm(Sandbox):
@@ -94,43 +52,56 @@ class Vmm(Sandbox):
     """
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
-        self.spec = spec
-        self.emulated = spec.shape.accel == "tcg"
+        self.spec, self.emulated = spec, spec.shape.accel == "tcg"
         self.wire: Sandbox | None = None
         self.companions = AsyncExitStack()
-        self._ends = _Ends(spec)
+        self._ours, self._theirs, self._console = dict[str, socket.socket](), ExitStack(), Console()
+        self._theirs.callback(os.close, self._console.writer)
+        with ExitStack() as undo:
+            undo.callback(self._release)
+            self._fds = self._open_ends()
+            undo.pop_all()
         super().__init__(spec, identity=hold_identity(home), home=home, recorder=recorder)
-        self.qmp = Qmp(self._ends.ours["qmp"], where=f"VMM of cell {spec.cell_id}")
-        self.agent = self._ends.ours["agent"]
-        self.state, self.state_fd = self._ends.ours.get("state"), self._ends.fds.state
-        self.net = self._ends.ours.get("net")
+        self.qmp = Qmp(self._ours["qmp"], where=f"VMM of cell {spec.cell_id}")
+        self.agent, self.state = self._ours["agent"], self._ours.get("state")
+        self.net, self.state_fd = self._ours.get("net"), self._fds.state
+
+    def _open_ends(self) -> VmFds:
+        """Both ends of each connection; the VMM's."""
+        kinds = {"qmp": socket.SOCK_STREAM, "agent": socket.SOCK_STREAM}
+        if self.spec.role is Role.CLONE:
+            kinds["state"] = socket.SOCK_STREAM
+        if self.spec.shape.nic:
+            kinds["net"] = socket.SOCK_DGRAM
+        inherited: dict[str, int] = {}
+        for name, kind in kinds.items():
+            self._ours[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
+            inherited[name] = self._theirs.enter_context(theirs).fileno()
+        if not self.emulated:
+            hint = "add this user to the group kvm"
+            with host_errors(f"{_KVM_DEVICE} can't be opened", where=_KVM_DEVICE, hint=hint):
+                inherited["kvm"] = os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+            self._theirs.callback(os.close, inherited["kvm"])
+        return VmFds(console=self._console.writer, **inherited)
 
     async def start(self) -> None:
         """Journal, create, start, await its monitor. Raises `HostError`, `CellError`."""
         await anyio.to_thread.run_sync(self.make)
         spec = self.spec
-        jail = JailSpec(
-            cell_id=spec.cell_id,
-            owner_pid=os.getpid(),
-            root=spec.root.root,
-            binds=spec.binds,
-            identity=self.identity.jail,
-            limits=spec.limits,
-            cgroups=self.groups.directories,
-            memory_by_rlimit=spec.memory_by_rlimit,
-        )
+        jail = replace(self.jail_spec(spec.root), binds=spec.binds)
         argv = qemu_argv(
             spec.root.program,
             spec.shape,
             role=spec.role,
             name=spec.cell_id,
-            fds=self._ends.fds,
+            fds=self._fds,
             counter_khz=0 if spec.role is Role.CLONE else measure_counter_khz(),
         )
+        kept = tuple(fd for fd in asdict(self._fds).values() if fd is not None)
         try:
-            self.start_program(jail, argv, kept=self._ends.inherited)
+            self.start_program(jail, argv, kept=kept)
         finally:
-            self._ends.close_inherited()
+            self._theirs.close()
         await self.wait_running()
         try:
             await self.qmp.greet()
@@ -140,13 +111,13 @@ class Vmm(Sandbox):
 
     def panic(self) -> str:
         """The guest kernel's panic, escaped, or empty."""
-        return self._ends.console.panic()
+        return self._console.panic()
 
     # ---- as Sandbox
 
     def console(self) -> bytes:
         """Its last 64 KiB; guest-controlled."""
-        return self._ends.console.read()
+        return self._console.read()
 
     def cause_of_death(self) -> str:
         """Names the wire's end, which looks like the owner's."""
@@ -193,7 +164,10 @@ class Vmm(Sandbox):
         return together(destruction, wire.destruction or Destruction(unproven=missed))
 
     def _release(self) -> None:
-        self._ends.close()
+        self._theirs.close()
+        for sock in self._ours.values():
+            sock.close()
+        self._console.close()
 
 
 async def start_vmm(spec: VmmSpec, *, home: Path, owner: AsyncExitStack) -> Vmm:
@@ -322,10 +296,7 @@ _PANIC: Final = re.compile(rb"Kernel panic - not syncing: ([^\r\n]{0,200})")
 
 
 class Console:
-    """The guest's serial console; the last 64 KiB are kept.
-
-    A guest that fills the pipe only blocks itself. `writer` is for the VMM.
-    """
+    """The guest's serial console. The caller closes `writer`, the VMM's end."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
@@ -347,15 +318,9 @@ class Console:
         match = _PANIC.search(self.read())
         return printable(match[1]) if match else ""
 
-    def close_writer(self) -> None:
-        """This process's copy of the VMM's end."""
-        writer, self.writer = self.writer, -1
-        close_all((writer if writer >= 0 else None,))
-
     def close(self) -> None:
         """Read the rest first; `read` still answers."""
         if self._open:
             self.read()
             self._open = False
-            self.close_writer()
             os.close(self._reader)

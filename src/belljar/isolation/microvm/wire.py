@@ -21,17 +21,11 @@ from belljar.errors import CellError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.microvm.vmm import Vmm
-from belljar.isolation.program_root import (
-    PACKAGE_HINT,
-    ProgramRoot,
-    RootRecipe,
-    ensure_root,
-    package_program,
-)
+from belljar.isolation.program_root import ProgramRoot, RootRecipe, ensure_root, package_program
 from belljar.isolation.renewal import GivenPort
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, owned
 from belljar.package import __version__
-from belljar.plan.jail import JailIds, JailSpec
+from belljar.plan.jail import JailIds
 from belljar.process import signal_name
 from belljar.store.journal import new_cell_id
 
@@ -102,7 +96,6 @@ class Wire(Sandbox):
             program=program,
             inside=_INNER,
             what="the wire",
-            hint=PACKAGE_HINT,
             files=lambda: ((_INNER, program),),
             version=lambda: __version__,
         )
@@ -116,15 +109,9 @@ class Wire(Sandbox):
             raise RuntimeError("this VMM has no network device, or does not run")
         # In the range's user namespace this user is 0
         uid, gid = (identity.host_uid, identity.host_gid) if below is None else (0, 0)
-        spec = JailSpec(
-            cell_id=self.cell_id,
-            owner_pid=os.getpid(),
-            root=root.root,
-            binds=(),
-            identity=identity,
-            limits=self.limits,
+        spec = replace(
+            self.jail_spec(root),
             cgroups=self._vmm.groups.directories,
-            memory_by_rlimit=True,
             ids=JailIds(uid_map=((0, uid, 1),), gid_map=((0, gid, 1),)),
             keep_capabilities=True,
             rlimits=(("nofile", 64), ("memlock", 0), ("fsize", 0)),
@@ -154,10 +141,7 @@ class Wire(Sandbox):
 
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
-    """Attach the running VMM to the port; it ends with the wire.
-
-    Raises `ValueError`: the MTU is too large; `HostError`, `CellError`.
-    """
+    """Attach the VMM to the port. Raises `HostError`, `CellError`."""
     if port.settings.mtu > MAX_MTU:
         raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")
     async with owned(Wire(vmm, port, home), vmm.companions) as wire:

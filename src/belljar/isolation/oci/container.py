@@ -1,7 +1,4 @@
-"""A container: OCI runtime and guest agent in our jail.
-
-All that the runtime makes is in the jail's namespaces: killing its pid 1 ends it.
-"""
+"""A container: OCI runtime and guest agent in our jail."""
 
 from __future__ import annotations
 
@@ -18,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import anyio
 import anyio.to_thread
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, replace
 from belljar.errors import BelljarError, CellError, host_errors
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
 from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
-from belljar.isolation.jail import JailEnd, RuntimeFailedError
+from belljar.isolation.jail import JailEnd
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
 from belljar.isolation.renewal import GivenPort, Renewal, renew
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, elapsed_ms, owned, recorded_lifetime
 from belljar.isolation.survivors import Destruction
-from belljar.plan.jail import JailMount, JailSpec
+from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 from belljar.process import is_alive, signal_name
@@ -85,10 +82,7 @@ BUSY_SEALS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec(SandboxSpec):
-    """One container and its resources; the first directory is its bundle's.
-
-    `is_traced`: see `isolation.oci.trace`.
-    """
+    """One container; its bundle's directory is first."""
 
     shape: OciShape
     root: ProgramRoot
@@ -112,20 +106,13 @@ class Container(Sandbox):
         super().__init__(spec, identity=identity, home=home, recorder=recorder)
 
     async def start(self) -> None:
-        """Journal, create, start, attach. Raises `HostError`, `CellError`."""
+        """Journal, create, start, attach, renew. Raises `HostError`, `CellError`."""
         await anyio.to_thread.run_sync(self._make_files)
-        spec, held = self.spec, self.identity
+        spec = self.spec
         network: Literal["", "plain", "covered"] = "covered" if self._is_gvisor else "plain"
-        jail = JailSpec(
-            cell_id=spec.cell_id,
-            owner_pid=os.getpid(),
-            root=spec.root.root,
-            binds=(),
-            identity=held.jail,
-            limits=spec.limits,
-            cgroups=self.groups.directories,
-            memory_by_rlimit=spec.memory_by_rlimit,
-            ids=held.ids,
+        jail = replace(
+            self.jail_spec(spec.root),
+            ids=self.identity.ids,
             mounts=self.jail_mounts(),
             keep_capabilities=True,
             init=True,
@@ -153,16 +140,13 @@ class Container(Sandbox):
             self._theirs.close()
         if spec.port is not None:
             await self._attach(spec.port)
-
-    async def handshake(self) -> None:
-        """Await the guest agent, renew. Raises `HostError`, `CellError`."""
         began = time.monotonic()
         try:
             renewed = await self._greet()
         except CellError as exc:
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
-        cgroup.limit_cpu(self.groups, self.limits)  # before anything of the workload's has run
+        cgroup.set_limits(self.groups, self.limits)  # before anything of the workload's has run
         if self._recorder is not None:
             self._recorder.record(renewed)
 
@@ -303,20 +287,20 @@ class Container(Sandbox):
 
     async def _start_error(self, error: CellError, waited_s: float) -> BelljarError:
         left_s = max(_READY_DEADLINE_S - waited_s, _FINAL_STATUS_TIMEOUT_S)
-        how, is_told = "neither started the container nor ended in time", False
+        how = "it neither started the container nor ended in time"
         with anyio.move_on_after(left_s):
             try:
                 await self.wait_running()
-                how = "started the container, but its guest agent did not come up: "
+                how = "it started the container, but its guest agent did not come up: "
                 how += self.cause_of_death() or error.what
-            except RuntimeFailedError as failure:
-                how, is_told = failure.how, True
+            except CellError as failure:
+                how = failure.what
             except BelljarError as failure:
                 return failure
-        if not is_told and (words := self.diagnosis()):
+        if (words := self.diagnosis()) not in how:
             how += f"; it printed: {words}"
         return CellError(
-            f"the OCI runtime {self.spec.shape.runtime.name} {self.spec.root.version} {how}",
+            f"no container by {self.spec.shape.runtime.name} {self.spec.root.version}: {how}",
             where=f"cell {self.cell_id}",
             hint="use another runtime (BELLJAR_OCI_RUNTIME) or tier; `belljar doctor` tries each",
         )
@@ -342,25 +326,20 @@ class Container(Sandbox):
 async def start_container(
     spec: ContainerSpec, *, home: Path, owner: AsyncExitStack, recorder: Recorder | None = None
 ) -> Container:
-    """Start it, renewed.
-
-    If runc can't seal its copy yet, five attempts, each in a new jail after the last one's
-    destruction. Raises `HostError`, `CellError`.
-    """
+    """Start it, in five attempts at most. Raises `HostError`, `CellError`."""
     for attempt in range(1, _MAX_ATTEMPTS + 1):
         container, began = Container(spec, home, recorder), time.monotonic()
         try:
             async with owned(container, owner):
                 try:
                     await container.start()
-                    await container.handshake()
                 except CellError:
                     words = container.diagnosis().lower()
                     is_busy = any(busy in words for busy in BUSY_SEALS)
                     container.may_retry = is_busy and attempt < _MAX_ATTEMPTS
                     raise
-        except BaseException as exc:
-            if isinstance(exc, CellError) and container.is_retried:
+        except BelljarError as exc:
+            if container.is_retried:
                 continue
             container.raise_if_killed(exc)
             raise

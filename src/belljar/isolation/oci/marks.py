@@ -66,10 +66,7 @@ class _OpenHow(ctypes.Structure):
 
 
 def mark_files(queue: int, root: int, paths: Sequence[str]) -> _Marks:
-    """Mark regular files below `root`, which a hostile process may own.
-
-    Returns the paths by their numbers in the queue, and why others are not marked.
-    """
+    """Mark files below a hostile `root`: paths by number; errors."""
     files, missing = dict[int, str](), dict[str, str]()
     for path in paths:
         try:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import anyio.to_thread
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError, host_errors
 from belljar.image.store import Image, verify
-from belljar.isolation.identity import HeldIdentity, tree_identity
+from belljar.isolation.identity import tree_identity
 from belljar.isolation.jail import start_jail
 from belljar.isolation.program_root import STORE_HINT, ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
@@ -86,13 +86,12 @@ async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None
 
 
 async def sweep_trees(home: Path) -> None:
-    """Remove half-made trees and unused trees of gone images.
-
-    Without subordinate ids a user can remove none: they wait until the ids are back.
-    """
-    if _has_ids() and _rubbish(home):
-        async with locked_meanwhile(home, "trees"):
-            await _sweep(home)
+    """Remove half-made trees and gone images', with ids of its own."""
+    with suppress(HostError):
+        tree_identity()
+        if _rubbish(home):
+            async with locked_meanwhile(home, "trees"):
+                await _sweep(home)
 
 
 def _read(directory: Path) -> ImageTree | None:
@@ -105,22 +104,12 @@ def _read(directory: Path) -> ImageTree | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    is_ours = _first_ids(tree_identity()) == (tree.first_uid, tree.first_gid)
+    is_ours = _first_ids() == (tree.first_uid, tree.first_gid)
     return tree if is_ours and data.get("format") == _FORMAT and tree.root.is_dir() else None
 
 
-def _has_ids() -> bool:
-    try:
-        tree_identity()
-    except HostError:
-        return False
-    return True
-
-
-def _first_ids(identity: HeldIdentity) -> tuple[int, int]:
-    ids = identity.ids
-    if ids is None:
-        raise RuntimeError("trees need a range of ids")
+def _first_ids() -> tuple[int, int]:
+    _, ids = tree_identity()
     return ids.uid_map[0][1], ids.gid_map[0][1]
 
 
@@ -134,18 +123,9 @@ async def _make(image: Image, home: Path) -> None:
     await anyio.to_thread.run_sync(need_space, home, _EXPANSION * image.size_bytes, what)
     # Its squashfs has no checksums: what is damaged would be unpacked as it is.
     await anyio.to_thread.run_sync(verify, image)
-    identity = tree_identity()
     cell_id = new_cell_id()
     partial_tree = home / "trees" / owned_name(MAKING, cell_id)
-    first_uid, first_gid = _first_ids(identity)
-
-    def make_directories() -> None:
-        make_store_dir(partial_tree.parent, mode=0o700)
-        partial_tree.mkdir(mode=0o700)
-        root = partial_tree / "root"
-        root.mkdir(mode=0o755)
-        if identity.jail.privileged:
-            os.chown(root, first_uid, first_gid)
+    first_uid, first_gid = _first_ids()
 
     def publish() -> None:
         description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
@@ -161,9 +141,14 @@ async def _make(image: Image, home: Path) -> None:
 
     try:
         with host_errors("an image could not be unpacked", where=partial_tree, hint=STORE_HINT):
-            await anyio.to_thread.run_sync(make_directories)
+            root = partial_tree / "root"
+            make_store_dir(partial_tree.parent, mode=0o700)
+            partial_tree.mkdir(mode=0o700)
+            root.mkdir(mode=0o755)
+            if os.geteuid() == 0:
+                os.chown(root, first_uid, first_gid)
             with claimed(partial_tree):
-                await _unpack(image, partial_tree / "root", home, cell_id, identity)
+                await _unpack(image, root, home, cell_id)
                 await anyio.to_thread.run_sync(publish)
     except BaseException:
         with anyio.CancelScope(shield=True):
@@ -171,9 +156,7 @@ async def _make(image: Image, home: Path) -> None:
         raise
 
 
-async def _unpack(
-    image: Image, root: Path, home: Path, cell_id: str, identity: HeldIdentity
-) -> None:
+async def _unpack(image: Image, root: Path, home: Path, cell_id: str) -> None:
     program = (
         *("/usr/bin/unsquashfs", "-no-progress", "-quiet", "-no-xattrs", "-strict-errors"),
         *("-processors", "2", "-data-queue", "64", "-frag-queue", "64"),
@@ -183,7 +166,7 @@ async def _unpack(
         JailMount(kind="bind", source=image.rootfs, target="/image"),
         JailMount(kind="bind", source=root, target="/out", writable=True),
     )
-    output = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
+    output = await _run(program, mounts, home, cell_id, deadline_s=_UNPACK_DEADLINE_S)
     if output is None:
         return
     what = f"the image {image.digest[:12]} could not be unpacked for containers: {output}"
@@ -198,18 +181,17 @@ async def _run(
     mounts: tuple[JailMount, ...],
     home: Path,
     cell_id: str,
-    identity: HeldIdentity,
     *,
     deadline_s: float,
 ) -> str | None:
     """Run it over the trees' ids; return its output on failure."""
     root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
+    identity, ids = tree_identity()
     spec = JailSpec(
         cell_id=cell_id,
         owner_pid=os.getpid(),
         root=root.root,
-        binds=(),
-        identity=identity.jail,
+        identity=identity,
         limits=JailLimits(
             memory_max_bytes=_MEMORY_BYTES,
             cpu_quota_percent=None,
@@ -217,9 +199,8 @@ async def _run(
             lifetime_s=deadline_s,
             address_space_bytes=_MEMORY_BYTES,
         ),
-        cgroups=(),
         memory_by_rlimit=True,
-        ids=identity.ids,
+        ids=ids,
         mounts=mounts,
         keep_capabilities=True,
     )
@@ -238,13 +219,12 @@ async def _run(
                 jail.release_namespaces()
 
 
-async def remove_trees(home: Path, names: Iterable[str]) -> None:
-    """Remove those that are free."""
-    if _has_ids():
-        async with locked_meanwhile(home, "trees"):
-            for name in names:
-                if (retired := retire_unclaimed(home / "trees" / name)) is not None:
-                    await _remove(retired, home)
+async def remove_unpacked(home: Path, directory: Path) -> None:
+    """Remove a tree if it is free. Raises `HostError`: without ids of its own."""
+    tree_identity()
+    async with locked_meanwhile(home, "trees"):
+        if (retired := retire_unclaimed(directory)) is not None:
+            await _remove(retired, home)
 
 
 async def _sweep(home: Path) -> None:
@@ -269,8 +249,7 @@ async def _remove(directory: Path, home: Path) -> None:
         mounts = (JailMount(kind="bind", source=directory, target="/out", writable=True),)
         program = ("/usr/bin/rm", "-rf", "--", "/out/root")
         with suppress(BelljarError):
-            own = (home, new_cell_id(), tree_identity())
-            await _run(program, mounts, *own, deadline_s=_REMOVE_DEADLINE_S)
+            await _run(program, mounts, home, new_cell_id(), deadline_s=_REMOVE_DEADLINE_S)
     await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
 
