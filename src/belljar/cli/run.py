@@ -13,6 +13,7 @@ import click
 from belljar.cli import console
 from belljar.cli.ledger import expected_key, expected_run, run_path
 from belljar.cli.report import report_of_run
+from belljar.dataclass import json_of
 from belljar.errors import breach_stands
 from belljar.ledger.listing import list_runs
 from belljar.ledger.rundir import INSPECT_LOGS
@@ -179,7 +180,7 @@ def runs(*, every: bool, as_json: bool) -> None:
     if len(found) < count:
         click.echo(f"belljar: the latest {len(found)} of {count} runs; --all lists all", err=True)
     if as_json:
-        console.print_json([run.to_json() for run in found])
+        console.print_json(json_of(found))
         return
     rows = [("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")]
     for run in found:

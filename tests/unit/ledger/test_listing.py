@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.dataclass import replace
+from belljar.dataclass import json_of, replace
 from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.ledger import listing
@@ -28,7 +28,7 @@ def test_runs_and_their_ends(home: Path) -> None:
     copy, whole = listing.summarise(home / "copy"), listing.summarise(run.path)
     assert (copy.outcome, copy.what) == ("unfinished", "task")
     assert (whole.kind, whole.what, whole.outcome, whole.exit_code) == ("run", "task", "failed", 2)
-    assert json.loads(json.dumps(whole.to_json()))["run_id"] == run.path.name
+    assert json.loads(json.dumps(json_of(whole)))["run_id"] == run.path.name
     (run.path / "manifest.json").unlink()
     assert listing.summarise(run.path).outcome == "unfinished"
 

@@ -50,7 +50,7 @@ WHOLE, LOST = ({"packets_recorded_and_dropped": 9, "packets_unaccounted": n} for
     [
         ({"counters": {"packets_not_recorded": 3}}, "3 packet(s) are in no packet record"),
         ({"counters": {"logs_lost": 1}}, "1 refused or allowed packet(s) are in no event"),
-        ({"counters": {"unreported_at_end": 2}}, "2 thing(s) or more that were cut by the range's"),
+        ({"counters": {"unreported_at_end": 2}}, "2 or more event(s) were lost"),
         ({"clean": False, "survivors": ["a process"]}, "its destruction left a process"),
         ({"clean": False, "not_checked": ["mounts"]}, "its destruction is not proven"),
         ({"destroyed": False}, "its destruction is not on record"),
