@@ -41,7 +41,8 @@ _MAX_BLOCK_BYTES: Final = _BLOCK_BYTES + SNAP_BYTES
 MIN_BYTES: Final = 8 * _MAX_BLOCK_BYTES  # The least that a file may be given.
 _HEADERS_BYTES: Final = 136  # Ethernet, IPv4 and TCP with all their options, and a record's type.
 _IPV4: Final = b"\x08\x00"
-_TCP_OFFSET_AT: Final = 47  # of a frame without IP options
+# Of a frame without IP options
+_PROTOCOL_AT, _TCP_OFFSET_AT = 23, 47
 # Held until a flush, so that a frame costs no system call of its own.
 _PENDING_BYTES: Final = 8 * _MAX_BLOCK_BYTES
 _ALL_PROTOCOLS: Final = 0x0003  # ETH_P_ALL: only this shows what is sent, too
@@ -61,7 +62,7 @@ _FLIGHT_BYTES: Final = 4096
 MAX_HANDSHAKE_BYTES: Final = 64 << 10
 # Connections in a table, the oldest forgotten first; a gateway holds 11,000, and 2,000 in TLS.
 _MAX_CONNECTIONS: Final = 16_384
-# Likewise, of which one may go on: those that a cell reset stay.
+# Likewise, also those that a cell has reset. One that is forgotten and goes on ends its range.
 _MAX_ANSWERED: Final = 65_536
 _SYN, _FIN_OR_RST = 0x02, 0x05
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -76,14 +77,14 @@ class PacketFile:
     """Writes frames until the file is full. A failed write raises `OSError`, which ends the range.
 
     `dropped_packets`: inbound and handshakes' frames that aren't whole, which are missing evidence.
-    `cut_packets`: others of the range's, cut or without room. `answered`: connections on which a
-    cell was sent a first byte (False), or more than a handshake has (True), until the caller
-    empties it; `forgotten`: those that could be told twice.
+    `cut_packets`: others of the range's, cut or without room. `datagrams`: to a cell, by UDP.
+    `answered`: connections on which a cell was sent a first byte (False), or more than a handshake
+    has (True), until the caller empties it.
     """
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         """Take over the descriptor of an empty file. Raises `OSError`."""
-        self.packets = self.dropped_packets = self.cut_packets = self.forgotten = 0
+        self.packets = self.dropped_packets = self.cut_packets = self.datagrams = 0
         # Maps, of which the kernel gives only what is written: most ranges have few frames.
         self.room: Final = memoryview(mmap.mmap(-1, SNAP_BYTES, mmap.MAP_PRIVATE))
         """Where the caller puts a frame before it calls `keep`."""
@@ -134,6 +135,8 @@ class PacketFile:
         """Note what a frame to a cell answers; return True if it is of a handshake."""
         head = self.room[: min(length, _HEADERS_BYTES)]
         connection, begins, size, flags = tcp_part(head, length)
+        is_ip = bytes(head[12:14]) == _IPV4 and length > _PROTOCOL_AT
+        self.datagrams += is_ip and head[_PROTOCOL_AT] == socket.IPPROTO_UDP
         if flags & _SYN:  # of a new one
             self._sent.pop(connection, None)
             self._ended.pop(connection, None)
@@ -143,7 +146,7 @@ class PacketFile:
                 self.answered.append((connection, False))
             if before <= MAX_HANDSHAKE_BYTES < before + size:
                 self.answered.append((connection, True))
-            self.forgotten += _put(self._sent, connection, before + size, _MAX_ANSWERED)
+            _put(self._sent, connection, before + size, _MAX_ANSWERED)
         if flags & _FIN_OR_RST and connection in self._sent:
             _put(self._ended, connection, self._sent.pop(connection), _MAX_CONNECTIONS)
         if not begins and not size:
@@ -155,12 +158,10 @@ class PacketFile:
         return begins or size <= left  # larger than what is left of a flight: an answer
 
 
-def _put(table: dict[bytes, int], connection: bytes, size: int, most: int) -> bool:
-    """Return True if the oldest had to give way."""
-    if is_full := len(table) >= most:
+def _put(table: dict[bytes, int], connection: bytes, size: int, most: int) -> None:
+    if len(table) >= most:
         del table[next(iter(table))]
     table[connection] = size
-    return is_full
 
 
 def tcp_part(head: memoryview, length: int) -> tuple[bytes, bool, int, int]:
@@ -169,7 +170,11 @@ def tcp_part(head: memoryview, length: int) -> tuple[bytes, bool, int, int]:
     Connection: both addresses, then both ports, the sender's first. `length`: of the frame, which
     begins with `head`. Pure.
     """
-    if bytes(head[12:14]) != _IPV4 or len(head) < _TCP_OFFSET_AT or head[23] != socket.IPPROTO_TCP:
+    if (
+        bytes(head[12:14]) != _IPV4
+        or len(head) < _TCP_OFFSET_AT
+        or head[_PROTOCOL_AT] != socket.IPPROTO_TCP
+    ):
         return b"", False, 0, 0
     tcp = 14 + (head[14] & 15) * 4
     has_flags = len(head) > tcp + 13

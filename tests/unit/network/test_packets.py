@@ -128,6 +128,10 @@ def test_each_answered_connection_is_told_once(tmp_path: Path) -> None:
     assert [told(ack, 60_000), told(ack, 60_000), told(ack, 60_000)] == [[], [True], []]
     assert [told(fin, 0), told(ack, 5)] == [[], []]
     assert [told(syn_ack, 0), told(ack, 5)] == [[], [False]]
+    datagram = bytes(12) + b"\x08\x00\x45".ljust(11) + b"\x11"
+    for time_ns, frame in enumerate((datagram, datagram, datagram[:23])):
+        add(record, time_ns, frame)
+    assert record.datagrams == 1
 
 
 def test_what_cannot_be_written_is_an_error() -> None:

@@ -218,7 +218,7 @@ class NetworkRange:
             # Else a gateway could send to the model's provider what the policy lets out nowhere
             handle_request=self._handle_request if may_ask else None,
             dialler=self._dialler,
-            told=ToldConnections(self.layout, self._spec.network.stand_ins),
+            told=ToldConnections(self.layout, self._spec.network),
             max_recorded_bytes=self._spec.network.bounds.recorded_bytes,
             timeout_s=self._spec.check_every_s + self._spec.timeout_s,
             killed=lambda: read_order(self._home, self.id),

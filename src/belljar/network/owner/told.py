@@ -5,15 +5,16 @@ Pure. A gateway that a cell has taken over could answer it and report nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, Final
 
 from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED, Flow, decide
+from belljar.network.gateway.config import as_stand_in
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import StandInPlan
+from belljar.plan.network import NetworkPlan
 
 # Some 50 MiB. An older one that is answered only now ends its range.
 _MAX_TOLD: Final = 131_072
@@ -34,16 +35,18 @@ class _Connection:
 class ToldConnections:
     """One gateway's."""
 
-    def __init__(self, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> None:
-        self._layout, self._stand_ins = layout, stand_ins
+    def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
+        self._layout = layout
+        self._stand_ins = (*network.stand_ins, *map(as_stand_in, network.upstreams))
         self._addresses = {port.name: port.address for port in layout.cells}
         self._by_key: dict[bytes, _Connection] = {}
         self._by_number: dict[int, bytes] = {}
-        self._forgotten = 0
+        self._forgotten = self._queries = 0
 
     def take(self, kind: str, data: Mapping[str, Any], *, has_secrets: bool) -> None:
         """An event of the gateway's, which is on record. Raises `KeyError`, `ValueError`."""
         number = data.get("connection")
+        self._queries += kind == Kind.NETWORK_DNS
         if kind == Kind.NETWORK_CONNECTION and number is not None:
             self._open(number, data, has_secrets=has_secrets)
         elif (found := self._by_key.get(self._by_number.get(number or 0, b""))) is not None:
@@ -76,20 +79,14 @@ class ToldConnections:
     def answer(self, connection: bytes, *, is_long: bool) -> str:
         """What is wrong with an answer that was seen on it; empty if nothing is.
 
-        Told once for each connection, and once more if it is longer than any handshake. The events
-        were on record before.
+        Told once for each connection, and once more if it is longer than any handshake.
         """
-        found, is_known = self._by_key.get(connection), is_long
+        found, is_first = self._by_key.get(connection), not is_long
         if found is not None:
-            is_known |= not found.is_answered
-            found.is_answered = True
-        else:
-            ends = connection[4:8] + connection[:4]
-            found = self._by_key.get(ends + connection[10:12] + connection[8:10])
-            if found is not None:
-                is_known |= not found.is_passed_on
-                found.is_passed_on = True
-        if not is_known:
+            is_known, found.is_answered = not found.is_answered, True
+        elif found := self._by_key.get(_swapped(connection)):
+            is_known, found.is_passed_on = not found.is_passed_on, True
+        if is_first and (found is None or not is_known):
             return "it has answered on a connection that it has not told of"
         if found is None or not found.is_encrypted:
             return ""
@@ -99,10 +96,14 @@ class ToldConnections:
             return "it has answered in TLS, and kept the secrets to itself"
         return ""
 
-    @property
-    def unreported(self) -> int:
-        """Answered without an event of what was said."""
-        return self._forgotten + sum(map(_is_unreported, self._by_key.values()))
+    def unreported(self, datagrams: int) -> int:
+        """What was answered without an event of it: connections, and so many datagrams."""
+        connections = self._forgotten + sum(map(_is_unreported, self._by_key.values()))
+        return connections + max(0, datagrams - self._queries)
+
+
+def _swapped(connection: bytes) -> bytes:
+    return connection[4:8] + connection[:4] + connection[10:12] + connection[8:10]
 
 
 def _is_unreported(connection: _Connection) -> bool:

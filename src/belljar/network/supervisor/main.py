@@ -336,7 +336,7 @@ class _Supervisor:
             "packets_recorded": self._file.packets,
             "packets_not_recorded": self._tap.count_lost() + self._file.dropped_packets,
             "packets_cut": self._file.cut_packets,
-            "answers_forgotten": self._file.forgotten,
+            "datagrams_answered": self._file.datagrams,
             "logs_lost": self._flows.lost,
             "not_dialled": 0 if self._dialler is None else self._dialler.not_dialled,
         }
@@ -359,13 +359,10 @@ class _Supervisor:
 
     def _tell_answered(self) -> None:
         answered, dialler = self._file.answered, self._dialler
+        as_told = bytes if dialler is None else dialler.as_dialled
         while told := answered[:_ANSWERED_AT_ONCE]:
             del answered[:_ANSWERED_AT_ONCE]
-            named = [
-                (connection if dialler is None else dialler.as_dialled(connection), is_long)
-                for connection, is_long in told
-            ]
-            self._report(answered=[(connection.hex(), is_long) for connection, is_long in named])
+            self._report(answered=[(as_told(name).hex(), is_long) for name, is_long in told])
 
     def _take_all(self) -> bool:
         before = self._file.packets, self._flows.taken

@@ -60,7 +60,7 @@ class Watched:
             on_failure=self.fail,
             handle_request=None,
             dialler=Mock(),
-            told=ToldConnections(LAYOUT, ()),
+            told=ToldConnections(LAYOUT, NetworkPlan()),
             max_recorded_bytes=MAX_BYTES,
             timeout_s=timeout_s,
         )
