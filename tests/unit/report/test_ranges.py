@@ -121,8 +121,7 @@ def test_a_gateway_ends_no_report(kind: Kind, data: dict[str, Any]) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.promise("8.3")
 def test_a_gateway_makes_no_report_grow() -> None:
-    """It names cells, destinations and classes as it likes, and lets requests wait for an answer:
-    what a report keeps of them is bounded, and the others are counted."""
+    """Its names and its requests without an answer are kept up to a bound; the others count."""
     timelines, left, count = Timelines(), LeftGatherer(), MAX_PENDING + 10
     guarded: dict[str, Any] = {"place": "upstream", "channel": "http", "action": "flag"}
     guarded |= {"digest": "0" * 64, "start": 0, "end": 1, "decoding": []}
