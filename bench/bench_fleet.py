@@ -23,7 +23,7 @@ from belljar.fleet.units import KIND, Node
 from belljar.harness.host_processes import watched_host
 from belljar.harness.options import SelectedTask
 from belljar.ledger.keys import local_fingerprint
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.policy.limits import Tier
 
 units.MAX_UNIT_SAMPLES = 1  # type: ignore[misc]  # each unit has one sample
@@ -54,7 +54,7 @@ class Units:
 def main(count: int) -> None:
     """Run so many units and print time and memory, in a process of its own."""
     with tempfile.TemporaryDirectory() as made:
-        with create_run(Path(made, "node"), "run", []) as unit:
+        with RunDirectory(Path(made, "node"), "run", []) as unit:
             # Of an evaluation without a sample: interrupted, or its error would end the fleet.
             ended = {"interrupted": True, "stopped": False, "errors": []}
             unit.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=cast("Any", ended)))
@@ -65,7 +65,7 @@ def main(count: int) -> None:
         node = Node(node_id="n", name="n", key=key, cells=1)
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
         began_cpu = time.process_time()
-        with create_run(Path(made, "head"), KIND, []) as run, watched_host() as host:
+        with RunDirectory(Path(made, "head"), KIND, []) as run, watched_host() as host:
             head = Head(task, cast("Any", engine), run, [node], host)
             head.run_all("w", require_contained=False)
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -33,7 +33,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from belljar.events import Event, Kind
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.serve import run
 from belljar.network.ipc import ASK, KINDS, EventDecoder, encode_ack
@@ -113,7 +113,7 @@ def gateway(events: int, udp: int, http: int, scratch: str, guarded: str) -> Non
 def owner(events: int, home: str) -> None:
     """Records every event in a ledger and says so."""
     sock, decoder = socket.socket(fileno=events), EventDecoder()
-    with create_run(Path(home), "bench", ["bench"]) as ledger:
+    with RunDirectory(Path(home), "bench", ["bench"]) as ledger:
         while datagram := sock.recv(1 << 17):
             said = decoder.feed(datagram)
             if said is not None and said.kind in KINDS:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.events import Actor, Body, Event, Kind
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status, verify
 
 
@@ -62,7 +62,7 @@ def measure(home: Path, count: int, *, bodies: bool) -> dict[str, float]:
     """One run: record, seal, verify."""
     prepared = list(events(count, bodies=bodies))
     took_us: list[float] = []
-    with create_run(home, "bench", ["bench"]) as run:
+    with RunDirectory(home, "bench", ["bench"]) as run:
         began = time.perf_counter()
         for event in prepared:
             at = time.perf_counter()

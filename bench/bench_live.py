@@ -19,7 +19,7 @@ import anyio
 from bench_cells import percentile
 
 from belljar.events import Event, Kind
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 
 Batches = list[tuple[float, int, int]]
 REQUEST = "GET /events HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Belljar-Secret: {}\r\n\r\n"
@@ -48,7 +48,7 @@ async def client(port: int, secret: str, batches: Batches, problems: list[str]) 
 
 async def write(home: Path, rate: int, seconds: float, recorded: list[float]) -> None:
     """Record at this rate, and note when; the first event is the run's."""
-    with create_run(home, "bench", ["bench"]) as run:
+    with RunDirectory(home, "bench", ["bench"]) as run:
         recorded.append(began := time.monotonic())
         while (passed := time.monotonic() - began) < seconds:
             while len(recorded) <= passed * rate:

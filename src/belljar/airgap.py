@@ -353,12 +353,9 @@ def _way(
     kind: int = socket.SOCK_DGRAM,
     device: str = "",
     *,
-    if_here: Seen = (State.ABSENT, "this host"),
+    if_here: Seen = (State.ABSENT, "this host"),  # what loopback shows
 ) -> Seen:
-    """Ask the kernel for the way to an address, by the routes or bound to a device without any.
-
-    Sends nothing. `if_here`: what it shows if that is loopback.
-    """
+    """Ask the kernel for the way to an address, by routes or a device. Sends nothing."""
     place = f"{address} by {device}" if device else address
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind) as sock:

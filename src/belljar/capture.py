@@ -17,11 +17,7 @@ MAX_CAPTURED_BYTES: Final = 4 << 20
 class Capture:
     """Takes a stream and keeps its first or last `max_kept_bytes` bytes.
 
-    Memory: that much; with `keep="tail"` at most twice that and a chunk.
-
-    Args:
-        name: of the body, unless `body` is given one.
-        hashed: False: no digest.
+    With `keep="tail"` it holds at most twice that and a chunk. Without `hashed`: no digest.
     """
 
     def __init__(

@@ -97,10 +97,7 @@ def field_names(kind: type) -> Collection[str]:
 
 
 def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Data as JSON values, names sorted.
-
-    Dataclasses become objects, enumerations their values, paths text.
-    """
+    """Data as JSON values: dataclasses as sorted objects, enumerations by value, paths as text."""
     # Exact types: a member of a `StrEnum` is a `str`, too.
     if value is None or type(value) in {str, int, bool, float}:
         return value
@@ -118,7 +115,7 @@ def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
 def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotations of fields say
     """Return the inverse of `json_of`, by the types of the fields.
 
-    Raises `ValueError`, `KeyError` or `TypeError`: an unknown field, a lacking one, another type.
+    Raises `ValueError`, `KeyError` or `TypeError`: a field unknown, lacking or of another type.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in {typing.Union, types.UnionType}:
@@ -154,10 +151,7 @@ def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotation
 
 
 def prepare(*kinds: Any) -> None:  # noqa: ANN401 - as the annotations of fields say
-    """Look up and generate what `from_json` needs of these types and all in them.
-
-    Forks share it, instead of each making its own.
-    """
+    """Look up and generate, once for all forks, what `from_json` needs of these types."""
     for kind in kinds:
         prepare(*typing.get_args(kind))
         if field_names(kind):

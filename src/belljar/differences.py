@@ -35,12 +35,8 @@ class DifferenceKind(StrEnum):
 class Difference:
     """One fact about one part of a task's sandbox.
 
-    Attributes:
-        kind: what became of it.
-        where: the part it belongs to: `service web`, `image`, `sample`; "" for the whole.
-        key: as the author wrote it: `cpuset`, `cap_add`, `ENTRYPOINT`.
-        detail: one sentence for a person, without a final stop.
-        hint: what to do about it, "" for nothing.
+    `where`: its part, as `service web` or `image`, "" for the whole; `key`: as the author wrote it,
+    as `cap_add`; `detail`: one sentence for a person, without a final stop.
     """
 
     kind: DifferenceKind
@@ -65,10 +61,7 @@ class Difference:
 
 
 def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
-    """The facts as sentences, safe for a terminal.
-
-    Keys and parts that share a detail are named together.
-    """
+    """The facts as sentences, safe for a terminal; those that share a detail are one."""
     by_part: dict[tuple[DifferenceKind, str, str], dict[str, dict[str, None]]] = {}
     for fact in differences:
         parts = by_part.setdefault((fact.kind, fact.detail, fact.hint), {})

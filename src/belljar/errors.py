@@ -13,13 +13,7 @@ from typing import ClassVar, TypeVar
 
 
 class BelljarError(Exception):
-    """An error that ends the work at hand, with a message for a person.
-
-    Args:
-        what: one sentence, what happened.
-        where: the file, field, tool or cell it happened in; may be empty.
-        hint: what to do next, one line; may be empty.
-    """
+    """An error that ends the work: `what` happened, `where`, and a `hint` what to do next."""
 
     exit_code: ClassVar[int] = 1
     code: str = "error"
@@ -51,20 +45,14 @@ class HostError(BelljarError):
 
 
 class CellError(BelljarError):
-    """A cell could not be made, or died, or its guest broke the protocol.
-
-    Not a failing guest command.
-    """
+    """A cell could not be made, or died, or its guest broke the protocol; no failing command."""
 
     exit_code = 5
     code = "cell_error"
 
 
 class ProtocolViolation(CellError):  # noqa: N818 - the design's word
-    """The guest sent something that the channel's protocol forbids.
-
-    The cell is ended, as its guest can't be trusted any more.
-    """
+    """The guest broke the channel's protocol. Its cell is ended: it can't be trusted any more."""
 
     code = "protocol_violation"
 
@@ -81,10 +69,7 @@ class InvalidEventError(LedgerError):
 
 
 class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
-    """Evidence that something got out, or that a destroyed cell left a survivor.
-
-    Stop everything.
-    """
+    """Something got out, or a destroyed cell left a survivor. Stop everything."""
 
     exit_code = 2
     code = "containment_breach"
@@ -115,10 +100,7 @@ def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
-    """A breach ends the command as one, though the block after it fails, which seals or shows it.
-
-    By a full disk, a reader that has gone, Ctrl-C, or a defect.
-    """
+    """A breach ends the command as one, whatever fails in the block, which seals or shows it."""
     try:
         yield
     except BaseException as error:

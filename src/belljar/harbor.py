@@ -51,8 +51,7 @@ KIND: Final = "harbor"
 class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Python 3.12 only
     """One cell for each trial, made by `policy`: a preset or a file (`--ek policy=FILE`).
 
-    The task's image, limits, variables and work directory replace the policy's. A task that says
-    nothing of a network gets none.
+    The task's image, limits, variables and work directory replace the policy's.
     """
 
     def __init__(
@@ -92,10 +91,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     def _validate_definition(self, *_policy: NetworkPolicy) -> None:
-        """Refuse nothing: what a constructor raises ends the whole job, and others' cells.
-
-        `start` refuses what a cell can't give.
-        """
+        """Refuse nothing: what a constructor raises ends the whole job. `start` refuses."""
 
     _validate_resource_mode_support = _validate_gpu_support = _validate_definition
     _validate_tpu_support = _validate_windows_support = _validate_definition
@@ -158,10 +154,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             raise
 
     async def stop(self, delete: bool) -> None:  # noqa: ARG002, FBT001 - a cell is never kept
-        """Probe and destroy the cell, with proof; seal the record with the verdict.
-
-        Raises `ContainmentBreach`, and what prevents the proof.
-        """
+        """Probe and destroy the cell, with proof; seal the record. Raises `ContainmentBreach`."""
         if self._cell is None or self._run is None:
             return
         run = self._run

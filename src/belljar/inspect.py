@@ -19,17 +19,12 @@ async def revert(
 ) -> None:
     """Put the sample's sandbox back to how the sample began: see `belljar.Cell.revert`.
 
-    The sample's files and set-up are in place again. `name`: as `sandbox(name)` has it. `to`: go
-    back to a snapshot of this sample instead.
-
-    Raises `PolicyError` where it can't be: a sandbox on a network, or beside another.
+    `name`: as `sandbox(name)` has it. `to`: go back to a snapshot of this sample instead. Raises
+    `PolicyError` where it can't be: a sandbox on a network, or beside another.
     """
     await sandbox(name).as_type(BelljarSandboxEnvironment).revert(verify=verify, to=to)
 
 
 async def snapshot(name: str | None = None) -> Snapshot:
-    """Save the sample's sandbox as it is now: see `belljar.Cell.snapshot`.
-
-    Raises `PolicyError` where it can't be.
-    """
+    """Save the sample's sandbox: see `belljar.Cell.snapshot`. Raises `PolicyError` if it can't."""
     return await sandbox(name).as_type(BelljarSandboxEnvironment).snapshot()

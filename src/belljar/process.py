@@ -39,10 +39,7 @@ def boot_id() -> str:
 
 
 def raise_if_blind(error: Exception) -> None:
-    """Raise an error that says nothing about the process it was to read.
-
-    A lack of descriptors must not read as the process's end.
-    """
+    """Raise an error that doesn't say that the process is gone, as a lack of descriptors."""
     if isinstance(error, OSError) and error.errno in CANNOT_LOOK:
         raise error
 
@@ -81,10 +78,7 @@ def end_if_forked(owner_pid: int) -> None:
 
 
 def identify_group(thread: int) -> ProcessId | None:
-    """The process that a thread, by its number, belongs to; None when it is gone.
-
-    Signals can only be sent to processes.
-    """
+    """The process that a thread, by its number, belongs to, for signals; None when it is gone."""
     try:
         status = (PROC / str(thread) / "status").read_text(errors="replace")
     except OSError as exc:
@@ -130,10 +124,7 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
 
 
 def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
-    """As `namespaces_of`, of a living thread when the leader is dead.
-
-    A dead leader has left most namespaces, though its process goes on.
-    """
+    """As `namespaces_of`; of a living thread when the leader is dead, which has left most."""
     fields = _stat_fields(pid)
     if fields is None or fields[0] not in _DEAD:
         return namespaces_of(pid, names)
@@ -144,9 +135,7 @@ def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def pin_namespaces(process: ProcessId) -> dict[str, int]:
-    """Descriptors of the namespaces of a living process, by name; empty when it is gone.
-
-    The caller closes them.
+    """Descriptors of a living process's namespaces, for the caller to close; empty when it is gone.
 
     The kernel gives a namespace's number to the next one as soon as the last user of the first is
     gone. As long as these are open, a number means what it meant.
@@ -174,10 +163,9 @@ def close_all(fds: Iterable[int | None]) -> None:
 
 
 def kill(process: ProcessId, number: signal.Signals = signal.SIGKILL) -> None:
-    """Signal that very process; harmless when it has ended.
+    """SIGKILL to that very process; harmless when it has ended.
 
-    Raises `PermissionError` when it is not ours, another `OSError` for the number of a thread that
-    leads no process.
+    Raises `PermissionError` for another user's, `OSError` for a thread that leads no process.
     """
     try:
         pidfd = os.pidfd_open(process.pid)
@@ -214,10 +202,7 @@ def signal_name(number: int) -> str:
 
 @contextlib.contextmanager
 def urgently() -> Iterator[None]:
-    """Real-time priority for this thread, where allowed.
-
-    Niceness may count only within a session.
-    """
+    """Real-time priority for this thread, where allowed: niceness may count only in a session."""
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         # The lowest real-time priority is already above every ordinary process (sched(7)).

@@ -14,10 +14,7 @@ _MAX_ID: Final = 0xFFFF_FFFF
 
 
 def first_subordinate_id(file: Path) -> int | None:
-    """The first id of this user's first range of 65,536 or more.
-
-    None without one, or without a file that can be read.
-    """
+    """The first id of this user's first range of 65,536 or more; None: no such range or file."""
     try:
         text = file.read_text(errors="replace")
     except OSError:

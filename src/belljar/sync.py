@@ -1,7 +1,6 @@
 """Belljar without `async`: the same names, which wait.
 
-`open_cell`, `open_pool` and `open_range` are plain context managers; the cells in them have the
-methods of `belljar.Cell`, whose contracts stand there. For scripts, threads and notebooks.
+For scripts, threads and notebooks. Contracts stand at the mirrored classes.
 
 Each opened cell, pool or range has a thread of its own with an event loop, which ends with it. A
 call that is interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for

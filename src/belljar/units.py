@@ -25,7 +25,6 @@ _SIZE_UNITS: Final = {
     "gb": 10**9,
     "tb": 10**12,
 }
-SIZE_UNITS: Final = "units: B, KiB, MiB, GiB, TiB (powers of 1024), KB, MB, GB, TB (powers of 1000)"
 # Up to days: months and years have no fixed length.
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # The digits are bounded, since the text is anybody's and `int` takes the square of their number.
@@ -51,7 +50,7 @@ def parse_size(text: str) -> int:
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(
             f"{printable(text)!r} is not a size; write a number and a unit, as in 512MiB; "
-            f"{SIZE_UNITS}"
+            "units: B, KiB, MiB, GiB, TiB (powers of 1024), KB, MB, GB, TB (powers of 1000)"
         )
     unit_bytes = _SIZE_UNITS[match[2].lower()]
     # A whole number never goes through a float, which is exact up to 2^53 only.
@@ -110,11 +109,8 @@ def iso_time(seconds: float) -> str:
 def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     """The text with everything made visible that could act on a terminal or hide.
 
-    That is controls, escapes, bidi and other format characters, lone surrogates.
-    Newlines and tabs become `\\n` and `\\t`, undecodable bytes `\\xNN`.
-    Text longer than `max_chars` is cut and marked as cut.
-
-    Use it for every dynamic string that is shown, whatever its origin.
+    Use it for every dynamic string that is shown. Undecodable bytes become `\\xNN`; text longer
+    than `max_chars` is cut and marked as cut.
     """
     if isinstance(text, bytes):
         # UTF-8 has at most four bytes a character, so the cut leaves more than is shown.

@@ -190,13 +190,9 @@ async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
 @pytest.mark.promise("5.6")
 @pytest.mark.thorough_in("gvisor", "microvm")
 async def test_a_flood_hurts_neither_side(cell: Cell) -> None:
-    """100,000 opens (fewer where each is slow) end in time and in a few reports, each process of it
-    is counted, and the cell works on.
-
-    The kernel merges equal events that wait to be read, so how many of one process's opens are
-    counted depends on the machine's speed. It never merges those of two processes (fanotify), nor
-    an open with the read after it (inotify).
-    """
+    """It ends in time and in a few reports, each process of it is counted, the cell works on."""
+    # The kernel merges equal waiting events, but never those of two processes (fanotify), nor an
+    # open with the read after it (inotify)
     opens, processes = (100_000 if cell.tier == "container" else 5_000), 200
     script = f"""
 import os

@@ -31,7 +31,7 @@ from belljar.differences import Difference
 from belljar.errors import CellError, HostError
 from belljar.events import Event, Kind
 from belljar.harness.source import RealCells
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.plan.make import granted
 from belljar.policy.limits import Risk, Tier
 from belljar.policy.loaded import LoadedPolicy
@@ -344,7 +344,7 @@ class RecordedCells(FakeCells):
 
     @contextmanager
     def start_run(self, kind: str, argv: list[str], *, what: str = "") -> Iterator[Any]:
-        with create_run(self.store, kind, argv, what=what) as run:
+        with RunDirectory(self.store, kind, argv, what=what) as run:
             yield run
 
     @asynccontextmanager

@@ -1,5 +1,4 @@
-"""A live cell that is only its channel: a real client, a fake guest, and a death and limits that
-are told."""
+"""A live cell that is only its channel: a real client, a fake guest, a death and limits told."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class FakeFileWatch(FileWatch):
 
 
 class FakeVm(Sandbox):
-    """What a `Cell` uses of a `Sandbox`. `cause` is what `cause_of_death` says, `limit` what
-    `death_limit` does; the counts are what the host counted."""
+    """What a `Cell` uses of a `Sandbox`; `cause` is of its death, the counts are the host's."""
 
     def __init__(self, client: GuestClient) -> None:
         self.cell_id, self.client, self.emulated = CELL, client, True

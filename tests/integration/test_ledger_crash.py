@@ -18,9 +18,9 @@ WRITER = """
 import sys, hashlib
 from pathlib import Path
 from belljar.events import Body, Event, Kind
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 
-with create_run(Path(sys.argv[1]), "exec", ["x"]) as run:
+with RunDirectory(Path(sys.argv[1]), "exec", ["x"]) as run:
     acknowledged = sys.stdout
     for index in range(10**9):
         content = b"%d" % index * (index % 50)
@@ -36,9 +36,9 @@ import sys
 from pathlib import Path
 from belljar.errors import LedgerError
 from belljar.events import Body, Event, Kind
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 try:
-    with create_run(Path(sys.argv[1]), "exec", ["x"]) as run:
+    with RunDirectory(Path(sys.argv[1]), "exec", ["x"]) as run:
         print(run.path, flush=True)
         for index in range(10**6):
             run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x" * 1000}))

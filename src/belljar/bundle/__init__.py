@@ -267,10 +267,7 @@ class Contents:
 
 
 def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) -> Bundle:
-    """Gather everything, sign the manifest, and rename the whole to `out`.
-
-    Raises `HostError` that names everything that is missing; then there is no bundle.
-    """
+    """Gather all, sign it, and rename the whole to `out`. Raises `HostError`: what is missing."""
     if os.path.lexists(out):
         hint = "give another name; a newer bundle installs over an older one"
         raise PolicyError("something is there already", where=printable(str(out)), hint=hint)

@@ -30,7 +30,7 @@ MAX_OUTPUT_BYTES: Final = 4096
 
 
 class Cause(StrEnum):
-    """The kinds of damage to a cell; `Damage.detail` gives place and reason."""
+    """The kinds of damage to a cell."""
 
     AGENT_DIED = "agent_died"
     PROCESS_TABLE_FULL = "process_table_full"
@@ -56,14 +56,6 @@ class HealthFinding:
     died: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """Damage found since the baseline. `detail` is for a person."""
-
-    cause: Cause
-    detail: str = ""
-
-
 def read_health(output: ExecOutput) -> HealthFinding:
     """Return one check's facts; the guest's other words are dropped."""
     words = output.stdout[:MAX_OUTPUT_BYTES].splitlines()
@@ -78,14 +70,14 @@ def read_health(output: ExecOutput) -> HealthFinding:
     )
 
 
-def damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
-    """Return what broke since the baseline; None if nothing or unknown."""
+def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | None:
+    """Return what broke since the baseline, and for a person why; None if nothing or unknown."""
     if now.died:
-        return Damage(cause=Cause.AGENT_DIED, detail=now.died)
+        return Cause.AGENT_DIED, now.died
     if baseline.died or baseline.timed_out:
         return None
     if now.timed_out:
-        return Damage(cause=Cause.UNRESPONSIVE, detail=f"no answer within {TIMEOUT_S:g} s")
+        return Cause.UNRESPONSIVE, f"no answer within {TIMEOUT_S:g} s"
     no_longer = (baseline.ended and not now.ended) or (baseline.ran and not now.ran)
     is_as_before = (now.stage, now.errno) == (baseline.stage, baseline.errno)
     if is_as_before if now.errno else not no_longer:
@@ -94,14 +86,14 @@ def damage(baseline: HealthFinding, now: HealthFinding) -> Damage | None:
     stopped = now.began and not now.ended
     is_full = now.processes_full or (now.stage == "fork" and now.errno == errno.EAGAIN)
     if is_full or stopped:
-        return Damage(cause=Cause.PROCESS_TABLE_FULL, detail="no process can be started")
+        return Cause.PROCESS_TABLE_FULL, "no process can be started"
     if now.stage == "exec" and now.errno in {errno.ENOENT, errno.ENOTDIR}:
-        return Damage(cause=Cause.SHELL_MISSING, detail=f"{SHELL} or its loader is missing")
+        return Cause.SHELL_MISSING, f"{SHELL} or its loader is missing"
     if now.errno:
         why = f"{now.stage}: {os.strerror(now.errno)}"
-        return Damage(cause=Cause.CANNOT_START, detail=f"{SHELL} can't be started: {why}")
+        return Cause.CANNOT_START, f"{SHELL} can't be started: {why}"
     what = "the shell starts and fails" if not now.ended else "the shell can't run `ls`"
-    return Damage(cause=Cause.PROGRAMS_BROKEN, detail=what)
+    return Cause.PROGRAMS_BROKEN, what
 
 
 def may_be_broken(output: ExecOutput) -> bool:
@@ -129,23 +121,24 @@ class HealthWatch:
         """Check, unless idle or already degraded."""
         if self._baseline is None or self.degraded:
             return
-        _, found = await self._check(phase)
-        if found is not None and not self.degraded:
-            self.degraded = {"cell": self._cell.id, "cause": found.cause.value, "phase": phase}
+        _, cause = await self._check(phase)
+        if cause and not self.degraded:
+            self.degraded = {"cell": self._cell.id, "cause": cause, "phase": phase}
             self.degraded["op"] = self._cell.last_op
 
-    async def _check(self, phase: str) -> tuple[HealthFinding, Damage | None]:
+    async def _check(self, phase: str) -> tuple[HealthFinding, str]:
         data: dict[str, JsonValue] = {"phase": phase}
         self._record(Event(kind=Kind.CELL_CHECKING, data={**data}, cell_id=self._cell.id))
         began = anyio.current_time()
         health = await self._cell.check_health()
         found = damage(self._baseline, health) if self._baseline is not None else None
+        cause, detail = (found[0].value, found[1]) if found else ("", "")
         data |= {
             "op": self._cell.last_op,
-            "cause": "" if found is None else found.cause.value,
-            "detail": "" if found is None else found.detail,
+            "cause": cause,
+            "detail": detail,
             "duration_ms": round((anyio.current_time() - began) * 1000, 3),
         }
         trust, cell_id = Trust.GUEST_REPORTED, self._cell.id
         self._record(Event(kind=Kind.CELL_CHECKED, data=data, cell_id=cell_id, trust=trust))
-        return health, found
+        return health, cause

@@ -22,7 +22,7 @@ from belljar.host.model import HostFacts, RuntimeFact, Trial
 from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store, find_images
 from belljar.isolation.reap import reap, reaped_event
-from belljar.ledger.rundir import RunDirectory, create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.plan.make import make_plan
 from belljar.plan.model import ImageFacts, MicrovmPlan, OciPlan
 from belljar.plan.oci import OciRuntime
@@ -171,7 +171,7 @@ def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
     """Return a run directory; leaving it seals it. Raises `HostError` on entering."""
-    return create_run(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
+    return RunDirectory(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:

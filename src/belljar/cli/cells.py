@@ -239,9 +239,7 @@ def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
     gone = [part for part in parts if part.state in {"removed", "unneeded"}]
     freed_bytes = sum(part.size_bytes for part in gone)
     if as_json:
-        names = ("kind", "path", "why", "size_bytes", "state")
-        shown = [{name: getattr(part, name) for name in names} for part in parts]
-        shown = [{**part, "path": str(part["path"])} for part in shown]
+        shown = [{**asdict(part), "path": str(part.path)} for part in parts]
         console.print_json({"dry_run": dry_run, "freed_bytes": freed_bytes, "parts": shown})
     else:
         for part in parts:

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -67,7 +67,6 @@ def policy_argument(metavar: str = "[POLICY|PRESET]") -> Callable[[Command], Com
     return click.argument("policy", required=False, metavar=metavar)
 
 
-cell_argument = click.argument("cell_id", metavar="CELL")
 run_argument = click.argument("run")
 key_option = click.option(
     "--key",
@@ -143,14 +142,6 @@ def print_json(value: object) -> None:
 def notice(text: str) -> None:
     """An escaped sentence on standard error."""
     click.echo(f"belljar: {printable(text)}", err=True)
-
-
-def terminal_width(stream: TextIO) -> int | None:
-    """COLUMNS, else the terminal's width; None for pipes and files."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else None
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, styled: int | None = None) -> list[str]:
@@ -289,9 +280,8 @@ def show(error: BelljarError, *, json_wanted: bool) -> None:
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
     """Run the coroutine function and return its result.
 
-    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. Then
-    `KeyboardInterrupt` is raised, from the clean-up's `BelljarError` if any. A breach is raised as
-    it is.
+    The first SIGINT, SIGTERM or SIGHUP cancels it; its clean-up is waited for. `KeyboardInterrupt`
+    comes then, from the clean-up's `BelljarError` if any, or else a breach as it is.
     """
     import anyio
     import anyio.lowlevel

@@ -35,10 +35,7 @@ State = Literal["ok", "note", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table.
-
-    `no` keeps cells from running; `note` takes something away, which the detail says.
-    """
+    """One line of the table. `no` keeps cells from running; `note` takes something away."""
 
     what: str
     state: State
@@ -133,12 +130,10 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """What each tier and a policy's `network` would run on here, or all obstacles.
-
-    Only the microVM's absence is a `no`: the others replace nothing stronger.
-    """
+    """What each tier and a policy's `network` would run on here, or all obstacles."""
     for tier in Tier:
         found = tier_obstacles(tier, facts)
+        # The others replace nothing stronger.
         state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
             yield Check(f"tier {tier}", state, obstacle.what, obstacle.hint)

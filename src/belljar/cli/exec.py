@@ -181,11 +181,9 @@ def _as_object(
         found[name] = content.decode("utf-8", "replace")
         if found[name] != content.decode("utf-8", "ignore"):
             found[f"{name}_base64"] = base64.b64encode(content).decode()
+    same = ("stdout_dropped_bytes", "stderr_dropped_bytes", "timed_out", "out_of_memory")
     return found | {
-        "stdout_dropped_bytes": output.stdout_dropped_bytes,
-        "stderr_dropped_bytes": output.stderr_dropped_bytes,
-        "timed_out": output.timed_out,
-        "out_of_memory": output.out_of_memory,
+        **{name: getattr(output, name) for name in same},
         "not_started": output.why_not_started or None,
         "tier": cell.tier,
         "skipped_tiers": list(cell.plan.skipped_tiers),
@@ -243,23 +241,17 @@ def standard_input() -> AsyncIterator[bytes] | None:
         kind = os.fstat(0).st_mode
     except OSError:
         return None
-    return read_descriptor(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
+    return _read(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
 
 
-async def read_descriptor(
-    descriptor: int, *, waits: bool, chunk_bytes: int = 1 << 16
-) -> AsyncIterator[bytes]:
-    """The bytes of a descriptor until its end.
-
-    `waits`: it can have nothing to read yet (regular files never do, and can't be polled).
-    """
+async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
+    """The bytes of a descriptor until its end; `waits`: it can be polled, unlike regular files."""
     import anyio
 
     while True:
         if waits:
             await anyio.wait_readable(descriptor)
-        chunk = os.read(descriptor, chunk_bytes)
-        if not chunk:
+        if not (chunk := os.read(descriptor, 1 << 16)):
             return
         yield chunk
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -135,17 +136,13 @@ def _safe(text: str) -> str:
 
 def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
     """Return the lines of a format; each is written as JSON."""
-    lines, first = read_events(path), next(read_events(path), None)
-    # As the record says: a copy's directory may have any name.
-    run_id = "" if first is None else str(first.data.get("run_id", ""))
-    if kind == "timesketch":
-        from belljar.export.ocsf import timesketch
+    if kind != "cast":
+        from belljar.export.ocsf import ocsf, timesketch
 
-        return timesketch(lines, run_id)
-    if kind == "ocsf":
-        from belljar.export.ocsf import ocsf
-
-        return ocsf(lines, run_id)
+        first = next(read_events(path), None)
+        # As the record says: a copy's directory may have any name.
+        run_id = "" if first is None else str(first.data.get("run_id", ""))
+        return (ocsf if kind == "ocsf" else timesketch)(read_events(path), run_id)
     from belljar.export.cast import cast
 
     def read(body: BodyRef) -> bytes:
@@ -156,7 +153,7 @@ def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
             return f"[{body.name}: {error}]".encode()
 
     commands = (line.cell for line in read_events(path) if line.kind == "exec.started")
-    return cast(lines, _one(commands, place, "cell with commands"), read)
+    return cast(read_events(path), _one(commands, place, "cell with commands"), read)
 
 
 def _one(found: Iterable[str | None], place: str, what: str) -> str:
@@ -204,11 +201,9 @@ def _send(path: Path, endpoint: str) -> int:
 def _copy_packets(path: Path, place: str, file: BinaryIO) -> None:
     packets = {each.parent.name: each for each in sorted(path.glob("ranges/*/*.pcapng"))}
     name = _one(packets, place, "range with packets")
-    with open_directory(path) as root:
-        source = open_beneath(root, str(packets[name].relative_to(path)))
-        with source:
-            while piece := source.read(1 << 20):
-                file.write(piece)
+    inside = str(packets[name].relative_to(path))
+    with open_directory(path) as root, open_beneath(root, inside) as source:
+        shutil.copyfileobj(source, file, 1 << 20)
     file.flush()
 
 
@@ -216,14 +211,14 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     from belljar.export.statement import statement
     from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.verification import Status
     from belljar.report.collect import collect
-    from belljar.report.verdict import LedgerState
 
     evidence = stored_evidence(
         path, expected_key=expected_key(fingerprint)[0], expected_run=expected_run(run, path)
     )
     checked = evidence.verification
-    if checked is None or evidence.ledger is not LedgerState.VERIFIED:
+    if checked is None or evidence.ledger is not Status.VERIFIED:
         click.echo(f"belljar: not signed: {printable(evidence.ledger_problem)}", err=True)
         return 1
     key = load_or_make_key(belljar_home())
@@ -254,9 +249,6 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
 # --- share
 
 
-_OFFERED: Final = (*CLASSES, "all")
-
-
 @click.command()
 @console.run_argument
 @click.argument("out", type=click.Path(path_type=Path))
@@ -265,7 +257,7 @@ _OFFERED: Final = (*CLASSES, "all")
     "classes",
     multiple=True,
     required=True,
-    type=click.Choice(_OFFERED),
+    type=click.Choice((*CLASSES, "all")),
     help="Leave out this class of contents. Repeatable.",
 )
 @console.json_option()

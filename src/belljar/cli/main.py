@@ -1,8 +1,6 @@
-"""`belljar`: the command group, the lazy loading of its commands, and the one place where errors
-become messages and exit codes.
+"""`belljar`: the command group, and the one place where errors become messages and exit codes.
 
-Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s, so command summaries
-are kept beside their names.
+Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -144,7 +144,7 @@ def plan(policy: str | None, tier: str | None, *, as_json: bool, no_prove: bool)
     if as_json:
         console.print_json(made.to_json())
     else:
-        width = min(MAX_WIDTH, console.terminal_width(sys.stdout) or MAX_WIDTH)
+        width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 0)).columns)
         lines = render_plan(made, width=width, real=_in_red)
         click.echo("\n".join(lines))
     return HostError.exit_code if warn_if_held() else 0

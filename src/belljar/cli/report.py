@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -53,12 +54,7 @@ def report(run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Pa
       3  the page can't be written
     """
     path = run_path(run)
-    page, is_good = make_page(
-        path,
-        logs=[str(log.resolve()) for log in logs],
-        key=expected_key(fingerprint)[0],
-        run=expected_run(run, path),
-    )
+    page, is_good = make_page(path, run, logs, fingerprint)
     target = output or page_path(path)
     write_page(target, page)
     click.echo(printable(str(target)))
@@ -77,16 +73,16 @@ def page_path(run_dir: Path) -> Path:
 
 
 def make_page(
-    path: Path, *, logs: list[str], key: str | None, run: str | None
+    path: Path, ref: str, logs: Sequence[Path] = (), fingerprint: str | None = None
 ) -> tuple[bytes, bool]:
     """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
+    from belljar.ledger.verification import Status
     from belljar.report.collect import collect
     from belljar.report.html import render
     from belljar.report.source import RunSource
     from belljar.report.timeline import Timelines
-    from belljar.report.verdict import LedgerState
 
     timelines = Timelines()
     with reading(path), reported_if_slow("reading the whole record for the report"):
@@ -94,7 +90,11 @@ def make_page(
         # read.
         is_running = is_being_written(path)
         evidence = stored_evidence(
-            path, logs=logs, expected_key=key, expected_run=run, timelines=timelines
+            path,
+            logs=[str(log.resolve()) for log in logs],
+            expected_key=expected_key(fingerprint)[0],
+            expected_run=expected_run(ref, path),
+            timelines=timelines,
         )
         (host, versions), plans = _read_facts(path)
     if evidence.verification is None:
@@ -113,7 +113,7 @@ def make_page(
         plans=plans,
         host=host,
         versions=versions,
-        alarm=evidence.ledger_problem if evidence.ledger is LedgerState.BAD else "",
+        alarm=evidence.ledger_problem if evidence.ledger is Status.BAD else "",
         is_running=is_running,
     )
     return render(collect(findings, source)), not source.alarm
@@ -152,7 +152,7 @@ def report_of_run(path: Path) -> Path | None:
     """Write the page of a run that has just ended. A failure is told, and changes nothing."""
     try:
         target = page_path(path)
-        write_page(target, make_page(path, logs=[], key=expected_key(None)[0], run=path.name)[0])
+        write_page(target, make_page(path, path.name)[0])
     except BelljarError as error:
         why = error.what
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the verdict stands

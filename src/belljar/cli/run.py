@@ -13,6 +13,7 @@ import click
 from belljar.cli import console
 from belljar.cli.ledger import expected_key, expected_run, run_path
 from belljar.cli.report import report_of_run
+from belljar.dataclass import json_of
 from belljar.errors import breach_stands
 from belljar.ledger.listing import list_runs
 from belljar.ledger.rundir import INSPECT_LOGS
@@ -179,7 +180,7 @@ def runs(*, every: bool, as_json: bool) -> None:
     if len(found) < count:
         click.echo(f"belljar: the latest {len(found)} of {count} runs; --all lists all", err=True)
     if as_json:
-        console.print_json([run.to_json() for run in found])
+        console.print_json(json_of(found))
         return
     rows = [("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME", "RECORDED")]
     for run in found:
@@ -208,10 +209,7 @@ _SAMPLE_COLUMNS: Final = (
 def show_findings(
     findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
-    """Print samples, differences, remarks, reasons, and where the evidence is.
-
-    A defect here must not change the exit code: it is shown, and the verdict stands.
-    """
+    """Print samples, remarks, reasons, evidence. A defect here must not change the exit code."""
     try:
         _show(findings, path, more, verbose=verbose)
     # A closed pipe or a full disk is standard output's fault, not the report's.
@@ -298,16 +296,13 @@ def _cells(row: Facts) -> list[str]:
 def remarks(facts: Facts) -> list[str]:
     """Differences, remarks that no transcript has, and tools; none of them a reason."""
     found = list(facts["remarks"])
+    tools = [each["text"] for each in facts["tools"]]
     for title, lines in (
         ("Different from what the task or the policy says:", facts["differences"]),
-        ("Tools, with their calls and how many reached a cell:", _texts(facts["tools"])),
+        ("Tools, with their calls and how many reached a cell:", tools),
     ):
         found += [f"\n{title}", *(f"  {line}" for line in lines)] if lines else []
     return found
-
-
-def _texts(facts: Sequence[Facts]) -> list[str]:
-    return [each["text"] for each in facts]
 
 
 # --- networks and signals

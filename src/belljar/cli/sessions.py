@@ -83,12 +83,6 @@ async def _attachable(cell: Cell) -> AsyncIterator[None]:
             await attached.close()
 
 
-def _write_all(content: bytes) -> None:
-    while content:
-        # `os.write` may take less than all.
-        content = content[os.write(1, content) :]
-
-
 def _terminal_size() -> tuple[int, int]:
     """Rows and columns; 24 × 80 if unknown."""
     with suppress(OSError):
@@ -116,7 +110,7 @@ def _raw_terminal() -> Iterator[None]:
 
 
 @click.command("attach")
-@console.cell_argument
+@click.argument("cell_id", metavar="CELL")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD…]")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
@@ -130,25 +124,11 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
 
 
 async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> int:
-    """Join this terminal to a command in a cell, by its owner; returns the exit code."""
-    rows, cols = _terminal_size()
-    term = os.environ.get("TERM", "xterm")
-    opening = wire.Opening(argv=tuple(command), user=user, rows=rows, cols=cols, term=term)
-    async with await _connected(cell_id) as owner:
-        with _raw_terminal():
-            status = await relay(owner, wire.frame(wire.FrameKind.OPEN, opening.payload()))
-    code, _, why = status.partition(" ")
-    if why:
-        console.notice(why)
-    return int(code) if code.isdigit() else 1
-
-
-async def _connected(cell_id: str) -> UNIXSocketStream:
-    """Connect to a cell's attach socket. Raises `HostError`."""
+    """Join this terminal to a command in a cell; return its exit code. Raises `HostError`."""
     try:
         if "/" in cell_id or cell_id in {"", ".", ".."}:  # it becomes a part of a path
             raise FileNotFoundError(cell_id)
-        stream = await anyio.to_thread.run_sync(
+        connected = await anyio.to_thread.run_sync(
             wire.connect_to, wire.attach_directory(None) / cell_id
         )
     except OSError as error:
@@ -157,8 +137,17 @@ async def _connected(cell_id: str) -> UNIXSocketStream:
             where="attach",
             hint="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
         ) from error
+    rows, cols = _terminal_size()
+    term = os.environ.get("TERM", "xterm")
+    opening = wire.Opening(argv=tuple(command), user=user, rows=rows, cols=cols, term=term)
     # Its kind of stream can still be read after a failed write
-    return await UNIXSocketStream.from_socket(stream)
+    async with await UNIXSocketStream.from_socket(connected) as owner:
+        with _raw_terminal():
+            status = await relay(owner, wire.frame(wire.FrameKind.OPEN, opening.payload()))
+    code, _, why = status.partition(" ")
+    if why:
+        console.notice(why)
+    return int(code) if code.isdigit() else 1
 
 
 async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
@@ -200,6 +189,7 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
                     if kind is wire.FrameKind.EXIT:
                         tasks.cancel_scope.cancel()
                         return payload.decode("utf-8", "replace")
-                    _write_all(payload)
+                    sys.stdout.buffer.write(payload)
+                    sys.stdout.flush()
         tasks.cancel_scope.cancel()
     return "1 the cell's owner closed the connection"

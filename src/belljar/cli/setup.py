@@ -100,10 +100,7 @@ def setup(*, yes: bool, mirror: str) -> int:
 
 
 def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError | None]:
-    """The steps to a ready host, and what prevents readiness after them.
-
-    Raises `HostError` when a step needs a Debian mirror and none is known.
-    """
+    """The steps to a ready host, and what is missing after them. Raises `HostError`: no mirror."""
     sources, steps, problem, release = host_sources(), list[Step](), None, _release()
     codename = release.get("VERSION_CODENAME", "")
     missing = [need for need in needs(debian_arch()) if not _is_there(need)]
@@ -129,7 +126,7 @@ def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError |
         making.append(Step(title, "belljar setup", kernel))
     # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "sqfstar"} & {n.command for n in missing}
-    if can_build and "default" not in _image_names(home):
+    if can_build and Store(home).missing("default") is not None:
         build = partial(_build_image, home, mirror)
         making.append(Step("Build the image default", "belljar image build default", build))
     if making:  # without a mirror, refuse before anything is begun
@@ -208,12 +205,6 @@ def _has_kernel(home: Path) -> bool:
     with suppress(HostError):
         return current_kernel(home).wanted == REQUIRED_MODULES
     return False
-
-
-def _image_names(home: Path) -> set[str]:
-    with suppress(HostError):
-        return {name for image in Store(home).list() for name in image.names}
-    return set()
 
 
 def _is_there(need: Need) -> bool:

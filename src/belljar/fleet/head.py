@@ -32,13 +32,13 @@ from belljar.harness.source import standard_output_to_error
 from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
 from belljar.ledger.kinds import check_shape, shape_of
 from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory, create_run
+from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory
+from belljar.ledger.verification import Status
 from belljar.package import __version__
 from belljar.probe.model import Verdict
 from belljar.report.left import LeftGatherer
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.verdict import LedgerState
 from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
@@ -477,7 +477,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             }
             # Only now: a refused evaluation pins no key.
             pin_keys(home, nodes)
-            with create_run(home, KIND, argv, what=task.name) as run:
+            with RunDirectory(home, KIND, argv, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host, silence_s=patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 names = {node.node_id: node.name for node in nodes}
@@ -491,6 +491,6 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
                 unless_breached.enter_context(breach_stands(outcome.findings.verdict, hint=hint))
                 engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
         state, problem = check_ledger(run)  # now that it is sealed
-        if state is not LedgerState.VERIFIED:
+        if state is not Status.VERIFIED:
             raise LedgerError(problem or "it is not sealed", where=str(run.path))
         return outcome, summary(head.tries)

@@ -25,14 +25,7 @@ from belljar.probe.model import Verdict
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
 from belljar.report.timeline import Timelines
-from belljar.report.verdict import (
-    EVALUATION,
-    Evidence,
-    LedgerState,
-    judge,
-    left_out,
-    record_reasons,
-)
+from belljar.report.verdict import EVALUATION, Evidence, judge, left_out, record_reasons
 from belljar.units import printable
 
 UNITS: Final = "units"
@@ -193,7 +186,7 @@ def findings_of(
         and not checked.key_mismatch
         and checked.signed_events == checked.events
     )
-    if evidence.ledger is not LedgerState.BAD or is_signed:
+    if evidence.ledger is not Status.BAD or is_signed:
         try:
             plan, tries = record_of(run, shown)
             samples, epochs = tuple(plan["samples"]), int(plan["epochs"])
@@ -201,7 +194,7 @@ def findings_of(
         except LedgerError as error:
             detail = printable(str(error), max_chars=400)
             problems.append(Reason(code=ReasonCode.LEDGER_BAD, detail=detail))
-    is_whole = evidence.ledger is LedgerState.VERIFIED
+    is_whole = evidence.ledger is Status.VERIFIED
     doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     findings = judge_fleet(
         asked,

@@ -38,13 +38,14 @@ from belljar.harness.session import Session, session_scope
 from belljar.harness.source import hold_required_gap, standard_output_to_error
 from belljar.host.settings import resolve_here
 from belljar.interrupts import termination_as_interrupt
+from belljar.ledger.verification import Status
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.policy.limits import demanded_tier
 from belljar.policy.load import resolve_policy
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import RunFindings
-from belljar.report.verdict import Evidence, LedgerState, judge
+from belljar.report.verdict import Evidence, judge
 from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
@@ -231,7 +232,7 @@ def _run_tasks(
     if session.refusal is not None and findings.exit_code == session.refusal.exit_code:
         raise session.refusal
     state, problem = check_ledger(run)  # now that it is sealed
-    if state is not LedgerState.VERIFIED:
+    if state is not Status.VERIFIED:
         findings = judge(replace(evidence, ledger=state, ledger_problem=problem))
     return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
 

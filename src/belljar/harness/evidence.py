@@ -27,14 +27,7 @@ from belljar.report.samples import RunFindings, Transcript
 from belljar.report.signals import SignalGatherer
 from belljar.report.timeline import Timelines
 from belljar.report.tools import EXTRA_BODY_TOOL, HOSTED_USE, Outside, ToolCall, extra_fields
-from belljar.report.verdict import (
-    EVALUATION,
-    Evidence,
-    LedgerState,
-    LogRecord,
-    LogStatus,
-    RunRecord,
-)
+from belljar.report.verdict import EVALUATION, Evidence, LogRecord, LogStatus, RunRecord
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -259,16 +252,16 @@ def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[st
         raise ContainmentBreach(what, where=str(run.path), hint=error.hint) from error
 
 
-def check_ledger(run: RunDirectory) -> tuple[LedgerState, str]:
+def check_ledger(run: RunDirectory) -> tuple[Status, str]:
     """Verify a run of this process, finished or not."""
     key = run.recorder.key.fingerprint
     try:
         result = verify(run.path, expected_key=key, expected_run=run.run_id)
     except (OSError, LedgerError) as error:
-        return LedgerState.BAD, str(error)
+        return Status.BAD, str(error)
     # This process's own record is unfinished until it is sealed, which is no fault.
     if result.problem is None and result.status is Status.UNFINISHED and not run.is_sealed:
-        return LedgerState.OWN, ""
+        return Status.OWN, ""
     return _state(result)
 
 
@@ -289,8 +282,8 @@ def stored_evidence(
     """
     result = result or verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
-    if state in {LedgerState.VERIFIED, LedgerState.PARTIAL} and not result.key_checked:
-        state = LedgerState.BAD
+    if state in {Status.VERIFIED, Status.PARTIAL} and not result.key_checked:
+        state = Status.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
     found = _evidence(
         path, (state, problem), logs=logs, remote=False, key=expected_key, timelines=timelines
@@ -302,15 +295,15 @@ def stored_evidence(
     return replace(found, verification=result)
 
 
-def _state(result: Verification) -> tuple[LedgerState, str]:
+def _state(result: Verification) -> tuple[Status, str]:
     is_whole = result.status is Status.VERIFIED
     why = str(result.problem) if result.problem else "; ".join(() if is_whole else result.warnings)
-    return LedgerState(result.status.value), why
+    return result.status, why
 
 
 def _evidence(
     path: Path,
-    ledger: tuple[LedgerState, str],
+    ledger: tuple[Status, str],
     *,
     logs: Sequence[str],
     remote: bool,
@@ -324,9 +317,9 @@ def _evidence(
             for each in (record, cells, ranges, left, signals):
                 each.take(line)
         except _NOT_UNDERSTOOD as error:
-            if ledger[0] is not LedgerState.BAD:
+            if ledger[0] is not Status.BAD:
                 why = f"event {line.seq} can't be understood: {type(error).__name__}"
-                ledger = LedgerState.BAD, why
+                ledger = Status.BAD, why
         if timelines is not None:
             timelines.take(line)
     has_samples = any(cell.sample for cell in cells.found.values())

@@ -37,7 +37,9 @@ from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.bridge import STOPPED
 from belljar.harness.sample import SampleCell
 from belljar.harness.session import current_session
-from belljar.signals.observe import MIN_SCANNED_BYTES, model_part
+from belljar.policy.guarding import Place
+from belljar.signals.observe import MIN_SCANNED_BYTES, Carried
+from belljar.signals.values import Channel
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -199,8 +201,8 @@ async def _scanned(
 
 
 async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operation: str) -> str:
-    part = model_part(text.encode("utf-8", "surrogatepass"), operation)
-    part = replace(part, to=_called.get())
+    data, to = text.encode("utf-8", "surrogatepass"), _called.get()
+    part = Carried(Channel.MODEL, operation, data, place=Place.MODEL, to=to)
     # Each call sends the whole conversation anew: what has passed is not scanned again.
     key = hashlib.sha256(f"{part.to}\0".encode() + part.data).digest()
     if key not in guard.passed:

@@ -76,9 +76,9 @@ class RealCells:
         self, kind: str, argv: list[str], *, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
         """Make a new run directory."""
-        from belljar.ledger.rundir import create_run
+        from belljar.ledger.rundir import RunDirectory
 
-        return create_run(self.store, kind, argv, what=what)
+        return RunDirectory(self.store, kind, argv, what=what)
 
     def build_images(self, builds: Iterable[ServiceBuild], images: Set[str]) -> None:
         """By buildah. Raises `PolicyError` or `HostError`."""

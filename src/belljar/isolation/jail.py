@@ -76,7 +76,7 @@ def start_jail(
     spec: JailSpec,
     program: tuple[str, ...],
     *,
-    kept: tuple[int, ...],
+    kept: tuple[int, ...] = (),
     hold: int | None = None,
     stdin_fd: int | None = None,
     user_namespace: int | None = None,

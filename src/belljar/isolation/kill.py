@@ -31,7 +31,7 @@ from belljar.isolation.survivors import cells_named, read_start
 from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive, urgently
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
-from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry
+from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry, own_entry
 from belljar.store.scratch import owned_name
 from belljar.units import printable
 
@@ -52,15 +52,12 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What became of one journal entry. `halted_ms`: None while some process was left.
-
-    `ended_by`: `owner`, `kill` (owner hangs), `reap` (owner dead). `remaining`: left or unproven.
-    """
+    """What became of an entry. `halted_ms` None: some process was left."""
 
     cell_id: str
     kind: str
     halted_ms: float | None
-    ended_by: EndedBy
+    ended_by: EndedBy  # `kill`: the owner hung, `reap`: it was dead
     remaining: tuple[str, ...] = ()
 
     @property
@@ -264,7 +261,7 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
             # Without a look at /proc nothing proves an end: all count as running.
             is_blind = True
         for name, entry in tuple(left.items()):
-            alive: Iterable[ProcessId] = _known(entry)
+            alive: Iterable[ProcessId] = _named(entry, started.get(name, ()))
             try:
                 if not is_blind:
                     entry = left[name] = journal.read(name) or entry
@@ -290,13 +287,16 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
 
 
 def _running(entry: JournalEntry, started: Iterable[ProcessId]) -> list[ProcessId]:
-    """Living processes, except a supervisor, which ends with its child."""
-    found = {*_known(entry), *started}
+    found = {*started}
     for group in entry.cgroups:
         found |= set(filter(None, map(identify, cgroup.processes_in(group, threads=False))))
-    if entry.child is not None:
-        found -= {entry.supervisor}
-    return [process for process in found if is_alive(process)]
+    return [process for process in _named(entry, found) if is_alive(process)]
+
+
+def _named(entry: JournalEntry, others: Iterable[ProcessId]) -> set[ProcessId]:
+    """All of its processes, except a supervisor, which ends with its child."""
+    found = {*_known(entry), *others}
+    return found if entry.child is None or entry.supervisor is None else found - {entry.supervisor}
 
 
 def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
@@ -341,28 +341,19 @@ def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[st
 
 
 def _halt_damaged(journal: Journal, known: set[str], problems: list[str]) -> None:
-    """Strike unreadable entries' resources, by their file names."""
+    """Strike unreadable entries' processes, by their file names."""
+    paths: Iterable[Path] = ()
     try:
-        try:
-            paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)
-            problems += [f"{path} can't be read" for path in paths]
-        except OSError as exc:
-            problems.append(f"whether the journal is damaged is not known: {exc.strerror}")
-            files = journal.directory.glob("*.json")
-            paths = tuple(path for path in files if path.stem not in known)
-        names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
-        # The dying too, as in `halt`
-        struck, give_up = set[ProcessId](), time.monotonic() + HALT_TIMEOUT_S
-        while time.monotonic() < give_up:
-            found = patiently(partial(started_for, names), REMOVE_TIMEOUT_S)
-            struck.update(itertools.chain(*found.values()))
-            if not (alive := [process for process in struck if is_alive(process)]):
-                break
-            for process in alive:
-                _send(process, signal.SIGKILL)
-            time.sleep(_PAUSE_S)
+        paths = patiently(journal.unreadable, REMOVE_TIMEOUT_S)
+        problems += [f"{path} can't be read" for path in paths]
     except OSError as exc:
-        problems.append(f"cells of damaged entries can't be looked for: {exc.strerror}")
+        problems.append(f"whether the journal is damaged is not known: {exc.strerror}")
+        with contextlib.suppress(OSError):
+            paths = [path for path in journal.directory.glob("*.json") if path.stem not in known]
+    names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
+    # As if nothing of theirs were known but what was started for them
+    halted = halt(journal, [own_entry(name, "cell") for name in names], time.monotonic())
+    problems += [f"cell {name} may still run" for name in sorted(names - halted.keys())]
 
 
 def _note(home: Path, order: KillOrder, what: Mapping[str, object], problems: list[str]) -> None:

@@ -113,11 +113,8 @@ def _find(directory: Path, recipe: RootRecipe) -> ProgramRoot | None:
             data = json.loads(description.read_text())
             files = [(Path(path), stamp) for path, stamp in data["sources"].items()]
             files += [(root / path.lstrip("/"), stamp) for path, stamp in data["copies"].items()]
-            if (
-                data["recipe"] == recipe.identity
-                and all(str(path) in data["sources"] for path in recipe.own)
-                and all(file_stamp(path) == stamp for path, stamp in files)
-            ):
+            is_current = all(file_stamp(path) == stamp for path, stamp in files)
+            if is_current and data["recipe"] == recipe.identity:
                 version, digest = data["version"], data["digest"]
                 return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
         except (OSError, ValueError, KeyError, TypeError):

@@ -1,7 +1,6 @@
 """Removes parts of the store unused for long and not in use.
 
-Users of a part claim it, which sets its modification time: its last use. All parts can be made
-again. Starts and `belljar reap` sweep half-made ones.
+Users of a part claim it, which sets its modification time. All parts can be made again.
 """
 
 from __future__ import annotations
@@ -100,21 +99,15 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
         elif part.kind == "build":
             await anyio.to_thread.run_sync(remove_kept, home, part.path)
         else:
-            await anyio.to_thread.run_sync(_remove, part, home)
+            # Under its makers' lock, as new parts are briefly unclaimed
+            name = lock_name(part.path.name) if part.kind == "template" else part.path.parent.name
+            with locked(home, name, wait=False):
+                if (retired := retire_unclaimed(part.path)) is not None:
+                    await anyio.to_thread.run_sync(remove_tree, retired)
     except BlockingIOError:  # it is being made anew
         return _as_used(part)
     except (BelljarError, OSError) as exc:
         why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
     if not part.path.exists():
         return replace(part, state="removed")
-    if in_use(part.path):
-        return _as_used(part)
-    return replace(part, state="failed", why=why)
-
-
-def _remove(part: PrunedPart, home: Path) -> None:
-    """Remove under its makers' lock, as new parts are briefly unclaimed."""
-    name = lock_name(part.path.name) if part.kind == "template" else part.path.parent.name
-    with locked(home, name, wait=False):
-        if (retired := retire_unclaimed(part.path)) is not None:
-            remove_tree(retired)
+    return _as_used(part) if in_use(part.path) else replace(part, state="failed", why=why)

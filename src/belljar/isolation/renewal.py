@@ -41,14 +41,7 @@ async def renew(
     if port is not None:
         network, needed = network_part(**asdict(port.settings)), needed | RenewedBit.NETWORK
         place = {"address": str(port.settings.address), "mac": port.settings.mac}
-    payload = renew_payload(
-        realtime_ns=time.time_ns(),
-        seed=new.seed,
-        machine_id=new.machine_id,
-        boot_id=new.boot_id,
-        hostname=new.hostname,
-        network=network,
-    )
+    payload = renew_payload(realtime_ns=time.time_ns(), network=network, **asdict(new))
     renewed = await client.renew(payload)
     if missing := [str(bit.name).lower() for bit in needed if bit not in renewed.done]:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""

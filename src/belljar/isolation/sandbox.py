@@ -150,7 +150,7 @@ class Sandbox:
         spec: JailSpec,
         program: tuple[str, ...],
         *,
-        kept: tuple[int, ...],
+        kept: tuple[int, ...] = (),
         stdin_fd: int | None = None,
         user_namespace: int | None = None,
     ) -> None:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from belljar.dataclass import dataclass, json_of, replace
+from belljar.dataclass import dataclass, replace
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.files import (
@@ -46,11 +46,6 @@ class RunSummary:
     exit_code: int | None = None
     verdict: str = ""
     killed: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
-        found: dict[str, Any] = json_of(self)
-        return found
 
 
 def run_ids(home: Path) -> list[str]:

@@ -39,28 +39,13 @@ _MAX_ERROR_CHARS: Final = 4096
 OUTCOMES: Final = ("completed", "failed", "interrupted")
 
 
-def create_run(
-    home: Path,
-    kind: str,
-    argv: Sequence[str],
-    *,
-    what: str = "",
-    checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
-) -> RunDirectory:
-    """A new run directory under `home/runs`, to be entered.
-
-    `kind`: the command. `what`: its name in lists. Entering raises `HostError` for an unusable
-    store, `LedgerError` for an unusable key.
-    """
-    about: dict[str, JsonValue] = {"kind": kind, "argv": tuple(argv), "what": what}
-    return RunDirectory(home, about, checkpoint_interval_s)
-
-
 class RunDirectory:
-    """One run's directory while it is written: a context manager.
+    """One run's directory under `home/runs` while it is written: a context manager.
 
-    Entering records `run.started`; leaving records `run.finished` and seals the ledger, also after
-    an exception. A failed write or a killed process leaves an *unfinished* run.
+    `kind`: the command. `what`: its name in lists. Entering records `run.started`; it raises
+    `HostError` for an unusable store, `LedgerError` for an unusable key. Leaving records
+    `run.finished` and seals the ledger, also after an exception. A failed write or a killed process
+    leaves an *unfinished* run.
     """
 
     run_id: str
@@ -69,9 +54,16 @@ class RunDirectory:
     is_sealed: bool
 
     def __init__(
-        self, home: Path, about: dict[str, JsonValue], checkpoint_interval_s: float
+        self,
+        home: Path,
+        kind: str,
+        argv: Sequence[str],
+        *,
+        what: str = "",
+        checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
     ) -> None:
-        self._home, self._about = home, about
+        self._home = home
+        self._about: dict[str, JsonValue] = {"kind": kind, "argv": tuple(argv), "what": what}
         self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._details: dict[str, JsonValue] = {}

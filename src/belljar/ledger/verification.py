@@ -276,10 +276,13 @@ class _Checker:
 
 
 class Status(StrEnum):
-    """Verification's result. `PARTIAL`: verified, with deliberate omissions."""
+    """A ledger's state. `PARTIAL`: verified, with deliberate omissions. `OWN`: good so far, written
+    by this process; no verification's result.
+    """
 
     VERIFIED = "verified"
     PARTIAL = "partial"
+    OWN = "own"
     UNFINISHED = "unfinished"
     BAD = "bad"
 

@@ -137,12 +137,9 @@ def _count(view: CellView, line: Line, *, is_probed: bool) -> None:
 
 
 class Feed:
-    """All runs of a store that are being written, and the latest lines of all of them.
+    """The runs of a store that are being written, and the latest lines of all. Thread-safe.
 
-    Its methods may be called by several threads.
-
-    Attributes:
-        first, last: numbers of the oldest line in the ring, and of the next that comes.
+    `first`, `last`: numbers of the oldest line in the ring, and of the next that comes.
     """
 
     def __init__(self, home: Path) -> None:

@@ -65,10 +65,7 @@ _HEADERS: Final = {
 
 
 def load_token(home: Path, name: str) -> str:
-    """Return a token of the store, made when there is none: a restarted server has the same one.
-
-    Raises `HostError` for a file that isn't one of ours.
-    """
+    """Return a token of the store, made when there is none. Raises `HostError` for an odd file."""
     path = home / "keys" / name
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
@@ -81,20 +78,15 @@ def load_token(home: Path, name: str) -> str:
 
 
 class LiveServer:
-    """The application of one store.
+    """The application of one store. `is_ending`: asked once a second at least; streams then end.
 
     Whoever has a token trades it for a secret, which the page keeps for this address and port and
     sends in a header. No cookie: those go to every port of this address, and so to a guest's page
     that is led to one of them.
 
-    Args:
-        viewer, operator: tokens; with the latter the page may stop, hold and release. None: nobody
-            may.
-        origins: what a browser may name as this place, each with its Host; all others are another
-            name for this address, as in DNS rebinding. Empty: any, for a unix socket.
-
-    Attributes:
-        is_ending: asked once a second at least; streams end when it says so.
+    `operator`: the token that may stop, hold and release, None for nobody's. `origins`: what a
+    browser may name as this place; all others are another name for this address, as in DNS
+    rebinding. Empty: any, for a unix socket.
     """
 
     def __init__(

@@ -422,14 +422,13 @@ class TranscriptGap:
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
     """Match a sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
-    open_calls = Counter((call.action, call.what) for call in calls)
+    open_calls = Counter(calls)
     hidden: list[ReportedOperation] = []
     # A call that raised is not in the transcript: of two equal ones, the returned one is.
     for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
-        asked = (operation.action, operation.what)
+        asked = Call(action=operation.action, what=operation.what)
         if open_calls[asked]:
             open_calls[asked] -= 1
         elif not (operation.own or operation.pty):
             hidden.append(operation)
-    unfounded = (Call(action=action, what=what) for action, what in open_calls.elements())
-    return TranscriptGap(hidden=tuple(hidden), unfounded=tuple(unfounded))
+    return TranscriptGap(hidden=tuple(hidden), unfounded=tuple(open_calls.elements()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field
@@ -24,6 +23,9 @@ _COUNTED_LOST: Final = {
 
 
 _SHOWN: Final = ("packets", "requests_between_cells", "requests_refused")
+_COUNTED: Final = ("names_found", "names_refused", "attempts", "tls_refused", "limits")
+# Packets are counted by these, and then by place.
+_OF_FLOW: Final = ("cell", "verdict", "reason", "protocol")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,23 +53,13 @@ class Counts:
 
 
 @dataclass(slots=True, kw_only=True)
-class FlowCount:
-    """Packets of one cell with one verdict, by place, without Belljar's probes."""
-
-    cell: str
-    verdict: str
-    reason: str
-    protocol: str
-    to: Counts = field(default_factory=Counts)
-
-
-@dataclass(slots=True, kw_only=True)
 class RangeFindings(Ending):
     """One range.
 
     `cells`: names by id. `packets`: path of the packet record. `requests`: and connections, to
     stand-ins, upstreams and other cells. `missing_bytes`: of secrets of TLS. `without_secrets`:
-    numbers of TLS connections. Of older runs, `missing_bytes` counts what no event had, too;
+    numbers of TLS connections. `flows`: packets by `_OF_FLOW`, without Belljar's probes. Of older
+    runs, `missing_bytes` counts what no event had, too;
     `unread_packets` those of traffic between cells, which was read from the packet record;
     `reader_ended`: why that stopped early.
     """
@@ -82,7 +74,7 @@ class RangeFindings(Ending):
     without_secrets: set[int] = field(default_factory=set)
     unread_packets: int = 0
     reader_ended: str = ""
-    flows: dict[tuple[str, str, str, str], FlowCount] = field(default_factory=dict)
+    flows: dict[tuple[str, ...], Counts] = field(default_factory=dict)
     names_found: Counts = field(default_factory=Counts)
     names_refused: Counts = field(default_factory=Counts)
     attempts: Counts = field(default_factory=Counts)
@@ -128,14 +120,16 @@ class RangeFindings(Ending):
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        counted = ("names_found", "names_refused", "attempts", "tls_refused", "limits")
         return {
             **{name: getattr(self, name) for name in _SHOWN},
             "range": self.range_id,
             "cells": dict(self.cells),
             "requests_in_all": self.requests,
-            "flows": [asdict(flow) for flow in self.flows.values()],
-            **{name: asdict(getattr(self, name)) for name in counted},
+            "flows": [
+                {**dict(zip(_OF_FLOW, key, strict=True)), "to": asdict(to)}
+                for key, to in self.flows.items()
+            ],
+            **{name: asdict(getattr(self, name)) for name in _COUNTED},
             "reasons": [reason.to_json() for reason in self.reasons],
             "counters": dict(self.counters),
         }
@@ -158,9 +152,14 @@ class RangeGatherer:
         if line.cell is not None:
             found.cells[line.cell] = self._probes.ranges[line.cell][1]
         elif line.kind is Kind.NETWORK_FLOW:
+            data = line.data
             # Without an address it stands for many, Belljar's own among them.
-            if line.data["address"] and not self._probes.is_probed(range_id, line.data["cell"]):
-                _add_flow(found, line.data)
+            if data["address"] and not self._probes.is_probed(range_id, data["cell"]):
+                key = tuple(word(data[name]) for name in _OF_FLOW)
+                if key not in found.flows and len(found.flows) >= _MAX_KINDS:
+                    # Counted on, under a name of no cell: no packet is missing from the sum.
+                    key = ("", key[1], "others", "")
+                found.flows.setdefault(key, Counts()).add(place(data), times_of(data))
         else:
             _add(found, line)
 
@@ -220,14 +219,3 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.limits.add(str(data["limit"]), times_of(data))
         case _:
             pass
-
-
-def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
-    fields = (word(data[name]) for name in ("cell", "verdict", "reason", "protocol"))
-    cell, verdict, reason, protocol = fields
-    key = (cell, verdict, reason, protocol)
-    if key not in found.flows and len(found.flows) >= _MAX_KINDS:
-        # Counted on, under a name of no cell: no packet is missing from the sum.
-        key = ("", verdict, "others", "")
-    made = FlowCount(cell=key[0], verdict=verdict, reason=key[2], protocol=key[3])
-    found.flows.setdefault(key, made).to.add(place(data), times_of(data))

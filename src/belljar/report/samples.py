@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, samples_named, sentences
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
@@ -13,7 +13,7 @@ from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
 from belljar.report.signals import SampleSignals
-from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
+from belljar.report.tools import ToolCall, ToolUse, tool_uses
 from belljar.units import printable
 
 
@@ -65,7 +65,10 @@ class Row:
     def tools(self) -> tuple[ToolCall, ...]:
         """The calls of tools; those with hidden operations reached a cell."""
         times = [each.started for each in self.transcript_gap.hidden]
-        return with_hidden_operations(self.transcript.tools, times)
+        return tuple(
+            replace(call, reached_cell=call.reached_cell or any(map(call.covers, times)))
+            for call in self.transcript.tools
+        )
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
@@ -199,15 +202,12 @@ class RunFindings:
 
 def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
-    partial = f"; the record is PARTIAL: {printable(findings.left_out)}"
-    return f"{_headline(findings)}{partial if findings.left_out else ''}"
-
-
-def _headline(findings: RunFindings) -> str:
+    left_out = printable(findings.left_out)
+    partial = f"; the record is PARTIAL: {left_out}" if left_out else ""
     if findings.never_began:
-        return f"{findings.outcome}: no sample ran"
+        return f"{findings.outcome}: no sample ran{partial}"
     if findings.is_of_models and not findings.exit_code:
-        return "contained: the model's cell; no sample had a cell, so none is judged"
+        return f"contained: the model's cell; no sample had a cell, so none is judged{partial}"
     counts = [
         f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
         for verdict in Verdict
@@ -229,7 +229,7 @@ def _headline(findings: RunFindings) -> str:
     # A run may be void though each of its samples is contained.
     codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
     problems = f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}"
-    return f"{whole}{degraded}{log}{problems if codes else ''}{reused}{where}"
+    return f"{whole}{degraded}{log}{problems if codes else ''}{reused}{where}{partial}"
 
 
 INTERRUPTED_CODE: Final = 130  # 128 + SIGINT, as in a shell
@@ -328,10 +328,9 @@ def range_sentences(found: RangeFindings) -> Iterator[str]:
     ):
         if group:
             yield f"{title}: {group.sentence()}"
-    for flow in found.flows.values():
-        sender = flow.cell or "an unknown sender"
-        what = f"{flow.verdict} ({flow.reason}): {flow.protocol} of {sender}"
-        yield f"{what} to {flow.to.sentence()}"
+    for (cell, verdict, reason, protocol), to in found.flows.items():
+        sender = cell or "an unknown sender"
+        yield f"{verdict} ({reason}): {protocol} of {sender} to {to.sentence()}"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
     for lost in found.lost:

@@ -101,10 +101,8 @@ class BlindSpot:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {**asdict(self), "text": str(self)}
-
-    def __str__(self) -> str:
-        return f"{self.code.value}: {self.detail}" if self.detail else self.code.value
+        text = f"{self.code.value}: {self.detail}" if self.detail else self.code.value
+        return {**asdict(self), "text": text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ A call without an operation in a cell ran in the evaluation's process or at a th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass, replace
+from belljar.dataclass import asdict, dataclass
 from belljar.units import printable
 
 # Tools of Inspect that keep notes or end the sample: they reach nothing.
@@ -118,22 +118,6 @@ class ToolCall:
     def covers(self, time: datetime | None) -> bool:
         """Whether `time` is within the call."""
         return bool(time and self.began and self.ended and self.began <= time <= self.ended)
-
-
-def with_hidden_operations(
-    calls: Iterable[ToolCall], times: Sequence[datetime | None]
-) -> tuple[ToolCall, ...]:
-    """Match operations missing in the transcript to calls, by time."""
-    return tuple(
-        replace(call, reached_cell=call.reached_cell or any(call.covers(time) for time in times))
-        for call in calls
-    )
-
-
-def refused_calls(calls: Iterable[ToolCall], allowed: Sequence[str]) -> list[str]:
-    """Tools that acted outside unallowed; `*` allows all."""
-    beside = dict.fromkeys(call.name.removeprefix(MCP_PREFIX) for call in calls if call.outside)
-    return [name for name in beside if "*" not in allowed and name not in allowed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

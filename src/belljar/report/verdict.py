@@ -10,7 +10,7 @@ from typing import Final
 from belljar.dataclass import dataclass, field
 from belljar.events import Kind
 from belljar.ledger.schema import Line
-from belljar.ledger.verification import Verification
+from belljar.ledger.verification import Status, Verification
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings, TranscriptGap, reconcile
 from belljar.report.left import LeftGatherer
@@ -18,7 +18,7 @@ from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.report.signals import SampleSignals, SignalGatherer
-from belljar.report.tools import refused_calls
+from belljar.report.tools import MCP_PREFIX
 
 EVALUATION: Final = "run"  # the kind of the runs of `belljar run`
 _WITH_SAMPLES: Final = (EVALUATION, "inspect")
@@ -107,19 +107,6 @@ class LogRecord:
     problem: str = ""
 
 
-class LedgerState(StrEnum):
-    """The result of the ledger's verification.
-
-    `PARTIAL`: its signer left contents out. `OWN`: good so far, written by this process.
-    """
-
-    VERIFIED = "verified"
-    PARTIAL = "partial"
-    OWN = "own"
-    UNFINISHED = "unfinished"
-    BAD = "bad"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All evidence; `begun_elsewhere`: sample uuids by the store's other runs."""
@@ -131,7 +118,7 @@ class Evidence:
     run: RunRecord = field(default_factory=RunRecord)
     signals: SignalGatherer = field(default_factory=SignalGatherer)
     begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    ledger: LedgerState = LedgerState.VERIFIED
+    ledger: Status = Status.VERIFIED
     ledger_problem: str = ""
     verification: Verification | None = None
 
@@ -161,7 +148,7 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
     # Missing events would read as "nothing left this host".
-    is_whole = evidence.ledger in {LedgerState.VERIFIED, LedgerState.OWN}
+    is_whole = evidence.ledger in {Status.VERIFIED, Status.OWN}
     left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
@@ -195,7 +182,7 @@ def judge(evidence: Evidence) -> RunFindings:
 
 def left_out(evidence: Evidence) -> str:
     """What a partial record's signer left out, and the whole's verdict."""
-    if evidence.ledger is not LedgerState.PARTIAL:
+    if evidence.ledger is not Status.PARTIAL:
         return ""
     sealed = evidence.run.sealed_verdict
     then = f"; when it was sealed, the verdict was: {sealed}" if sealed else ""
@@ -280,9 +267,11 @@ def _sample_reasons(
     if gap.unfounded:
         yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(gap.unfounded)))
     allowed = [cell.host_tools for cell in cells] or [()]
-    refused = (tool for names in allowed for tool in refused_calls(transcript.tools, names))
-    for tool in dict.fromkeys(refused):
-        yield Reason(code=ReasonCode.HOST_TOOL_CALLED, detail=tool)
+    outside = (call.name.removeprefix(MCP_PREFIX) for call in transcript.tools if call.outside)
+    for tool in dict.fromkeys(outside):
+        # Each cell's policy must allow it, by its name or all.
+        if not all("*" in names or tool in names for names in allowed):
+            yield Reason(code=ReasonCode.HOST_TOOL_CALLED, detail=tool)
     if transcript.lowered is Verdict.VOID:
         yield Reason(code=ReasonCode.SCORER_VOID)
     if transcript.lowered is Verdict.BREACHED:
@@ -292,9 +281,9 @@ def _sample_reasons(
 def record_reasons(evidence: Evidence) -> Iterator[Reason]:
     """The whole run's problems, by its ledger."""
     run = evidence.run
-    if evidence.ledger is LedgerState.BAD:
+    if evidence.ledger is Status.BAD:
         yield Reason(code=ReasonCode.LEDGER_BAD, detail=evidence.ledger_problem)
-    if evidence.ledger is LedgerState.UNFINISHED:
+    if evidence.ledger is Status.UNFINISHED:
         yield Reason(code=ReasonCode.LEDGER_UNFINISHED, detail=evidence.ledger_problem)
     for detail in dict.fromkeys(run.air_gap_broken):
         yield Reason(code=ReasonCode.AIR_GAP_BROKEN, detail=detail)

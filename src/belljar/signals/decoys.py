@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import dataclass, field
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.credentials import (
@@ -333,29 +333,33 @@ def mint(
         # A program makes the first two at once: a key pair, credentials and settings.
         own_s = age_s - (stream.below(DAY_S) if index > 1 else 0)
         files.append(MintedFile(path=path, content=text.encode(), mode=mode, age_s=own_s))
-    known = _minted(cell_id, decoy, values)
-    return replace(known, place=files[0].path, files=tuple(files))
+    return _minted(cell_id, decoy, values, place=files[0].path, files=tuple(files))
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
     """Mint a decoy's service for a range."""
     stream = RandomStream(key, _label(scope, decoy))
     login, settings, values = _DRAW_SERVICE[decoy.kind](stream, decoy)
-    known = _minted(scope, decoy, values)
-    return replace(known, place=f"{decoy.host}:{decoy.port}", login=login, settings=settings)
+    place = f"{decoy.host}:{decoy.port}"
+    return _minted(scope, decoy, values, place=place, login=login, settings=settings)
 
 
 def _label(cell_id: str, decoy: DecoySpec) -> str:
     return f"decoy\0{cell_id}\0{decoy.id}\0{decoy.kind.value}"
 
 
-def _minted(cell_id: str, decoy: DecoySpec, named: Mapping[str, str]) -> Minted:
+def _minted(
+    cell_id: str,
+    decoy: DecoySpec,
+    named: Mapping[str, str],
+    **about: Any,  # noqa: ANN401 - `Minted`'s
+) -> Minted:
     kind = f"decoy_{decoy.kind}"
     values = tuple(
         KnownValue(id=f"{decoy.id}/{name}", text=text, source=ValueSource.DECOY, kind=kind)
         for name, text in named.items()
     )
-    return Minted(id=decoy.id, kind=decoy.kind.value, cell_id=cell_id, place="", values=values)
+    return Minted(id=decoy.id, kind=decoy.kind.value, cell_id=cell_id, values=values, **about)
 
 
 def digests(key: bytes, minted: Minted) -> Mapping[str, str]:

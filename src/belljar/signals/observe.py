@@ -111,11 +111,6 @@ def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carri
     return replace(part, missing_bytes=missing_bytes)
 
 
-def model_part(data: bytes, operation: str) -> Carried:
-    """A text that a model's provider gets."""
-    return Carried(Channel.MODEL, operation, data, place=Place.MODEL)
-
-
 def _from_network(event: Event) -> Iterator[Carried]:
     data = event.data
     if event.kind is Kind.NETWORK_DNS:

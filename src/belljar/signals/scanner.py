@@ -43,17 +43,6 @@ OVERLAP: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A known value. `names`: what was undone."""
-
-    value: KnownValue
-    start: int
-    end: int
-    names: tuple[str, ...]
-    text: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class _Form:
     """A value unchanged, backwards or by rot13; `inner`: without outer punctuation."""
 
@@ -86,8 +75,10 @@ class KnownValues:
         self._folded.make()
         self._exact.make()
 
-    def find(self, data: bytes, start: int, end: int) -> Iterator[Found]:
-        """Values that end in `data[start:end]`."""
+    def find(
+        self, data: bytes, start: int, end: int
+    ) -> Iterator[tuple[_Form, tuple[int, int], tuple[str, ...]]]:
+        """Values that end in `data[start:end]`: the form, its place, and what was undone."""
         begin = max(0, start - OVERLAP)
         piece = data[begin:end]
         if self._exact:
@@ -95,7 +86,7 @@ class KnownValues:
                 at = begin + last + 1 - len(form.text)
                 # A find that ends before `start` was reported with the slice before.
                 if begin + last >= start:
-                    yield Found(form.value, at, begin + last + 1, form.names, form.plain)
+                    yield form, (at, begin + last + 1), form.names
         if not self._folded:
             return
         places: array[int] | None = None
@@ -112,7 +103,7 @@ class KnownValues:
             if names == form.names:  # as it is: with the punctuation around it
                 left -= form.text.find(form.inner)
                 right = left + len(form.text)
-            yield Found(form.value, begin + left, begin + right, names, form.plain)
+            yield form, (begin + left, begin + right), names
 
 
 def _forms(value: KnownValue) -> Iterator[_Form]:
@@ -283,11 +274,10 @@ class _Scan:
         """Find known values."""
         for at in range(0, max(1, len(view.data)), SLICE):
             self._tick()
-            for found in self._known.find(view.data, at, at + SLICE):
-                value, place = found.value, (found.start, found.end)
+            for form, place, names in self._known.find(view.data, at, at + SLICE):
                 view.known.append(place)
-                about = {"value_id": value.id, "source": value.source.value}
-                self._add(view, place, found.names, found.text, cls=value.cls, **about)
+                about = {"value_id": form.value.id, "source": form.value.source.value}
+                self._add(view, place, names, form.plain, cls=form.value.cls, **about)
 
     def _decode(self, view: _View) -> None:
         """Search what a view may encode."""

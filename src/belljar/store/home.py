@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 
-HOME_VARIABLE: Final = "BELLJAR_HOME"
 HINT_SPACE: Final = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
+_HINT_OWNER: Final = (
+    "run as the user who owns it, free some space, or set BELLJAR_HOME to a directory that you "
+    "can write"
+)
 
 
-def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
+def belljar_home() -> Path:
     """The store's directory: `$BELLJAR_HOME`; else /var/lib/belljar for root,
     `$XDG_DATA_HOME/belljar` for a user.
     """
-    env = os.environ if environ is None else environ
-    if chosen := env.get(HOME_VARIABLE):
+    if chosen := os.environ.get("BELLJAR_HOME"):
         return Path(chosen).expanduser().absolute()
-    if (os.geteuid() if uid is None else uid) == 0:
+    if os.geteuid() == 0:
         return Path("/var/lib/belljar")
-    data = Path(env.get("XDG_DATA_HOME", ""))
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
     # The XDG Base Directory Specification has relative paths ignored.
     if not data.is_absolute():
-        data = Path(env.get("HOME") or Path.home()) / ".local" / "share"
+        data = Path.home() / ".local" / "share"
     return data / "belljar"
 
 
 def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
     """Make a directory that others may enter, not list. Raises `HostError`."""
-    try:
+    with store_errors(path):
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
             # The umask has cut mkdir's mode.
             path.chmod(mode)
-    except OSError as error:
-        raise store_unwritable(path, error) from error
 
 
 def need_space(home: Path, wanted_bytes: int, what: str, *, hint: str = HINT_SPACE) -> None:
@@ -56,14 +56,9 @@ def need_space(home: Path, wanted_bytes: int, what: str, *, hint: str = HINT_SPA
         )
 
 
-def store_unwritable(path: Path, error: OSError) -> HostError:
-    """The error for an unwritable path."""
-    return HostError(
-        f"the store can't be written: {error.strerror}",
-        where=str(path),
-        hint="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory "
-        "that you can write",
-    )
+def store_errors(path: Path) -> AbstractContextManager[None]:
+    """Raise the block's `OSError` as the `HostError` for an unwritable path."""
+    return host_errors("the store can't be written", where=path, hint=_HINT_OWNER)
 
 
 def sync_file(path: Path) -> None:

@@ -10,11 +10,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from belljar.dataclass import dataclass, field, field_names, from_json, json_of, replace
 from belljar.descriptors import patiently
@@ -22,6 +22,7 @@ from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_p
 from belljar.store.home import sync_file
 from belljar.store.scratch import owned_name, sweep
 
+_T = TypeVar("_T")
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
 # As `new_cell_id` makes it: 48 random bits, in no character that a path or a shell obeys.
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
@@ -167,14 +168,7 @@ class Journal:
     def about(self, cell_id: str) -> CellAbout:
         """What a cell is for; empty if unknown."""
         path = self._path(cell_id).with_suffix(_ABOUT_SUFFIX)
-        try:
-            if path.stat().st_size > _MAX_ENTRY_BYTES:
-                return CellAbout()
-            about: CellAbout = from_json(CellAbout, json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as exc:
-            raise_if_blind(exc)
-            return CellAbout()
-        return about
+        return _loaded(path, partial(from_json, CellAbout)) or CellAbout()
 
     def entries(self) -> tuple[JournalEntry, ...]:
         """Readable entries, oldest first. Raises `PermissionError`: another user's."""
@@ -225,12 +219,17 @@ class Journal:
 
 
 def _read(path: Path) -> JournalEntry | None:
+    entry = _loaded(path, JournalEntry.from_json)
+    # A copied or renamed file must not stand for another cell.
+    return entry if entry is not None and path.name == f"{entry.cell_id}.json" else None
+
+
+def _loaded(path: Path, parse: Callable[[Any], _T]) -> _T | None:
+    """Return what a file holds; None if it is missing or damaged."""
     try:
         if path.stat().st_size > _MAX_ENTRY_BYTES:
             return None
-        entry = JournalEntry.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, RecursionError) as exc:
+        return parse(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as exc:
         raise_if_blind(exc)  # that it can't be looked at is not that it is gone
         return None
-    # A copied or renamed file must not stand for another cell.
-    return entry if path.name == f"{entry.cell_id}.json" else None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.process import ProcessId, is_alive, this_process
-from belljar.store.home import make_store_dir, store_unwritable
+from belljar.store.home import make_store_dir, store_errors
 from belljar.store.locks import alone, claimed, in_use
 
 # A tree of millions of files on a slow disk.
@@ -46,10 +46,8 @@ def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
         while True:
             # The name of an owned one: a sweep finds it whatever happens to this process
             path = parent / owned_name(prefix, secrets.token_hex(4))
-            try:
+            with store_errors(parent):
                 path.mkdir(mode=0o700)
-            except OSError as error:
-                raise store_unwritable(parent, error) from error
             try:
                 held.enter_context(claimed(path))
             except FileNotFoundError:

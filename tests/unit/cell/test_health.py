@@ -49,7 +49,7 @@ def test_what_changed_since_the_baseline_is_damage(name: str) -> None:
     """Each kind has its cause; what was so from the start is none."""
     baseline, now, cause = CASES[name]
     found = damage(baseline, now)
-    assert (found.cause if found else None) == cause
+    assert (found[0] if found else None) == cause
 
 
 def test_the_script_says_what_is_read() -> None:

@@ -11,7 +11,7 @@ from belljar.capture import body_of
 from belljar.cli.main import run as belljar
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.keys import load_or_make_key
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 
 HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\n"
 
@@ -21,7 +21,7 @@ def run_dir(home: Path) -> Path:
     """A finished run with something hostile in it."""
     content = HOSTILE.encode()
     output = body_of("stdout", content)
-    with create_run(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:
+    with RunDirectory(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:
         data: dict[str, JsonValue] = {"op": 1, "path": HOSTILE}
         run.recorder.record(
             Event(kind=Kind.FILE_READ_STARTED, cell_id="cell-a", actor=Actor.HARNESS, data=data)

@@ -15,7 +15,7 @@ from tests.unit.report.stories import line
 
 from belljar.events import Event, JsonValue, Kind
 from belljar.export.otlp import Spans, follow
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import Line
 
 REQUEST: dict[str, Any] = {"reason": "", "bytes": 0, "stand_in": "site", "method": "GET"}
@@ -67,7 +67,7 @@ def test_what_is_refused_is_kept_and_sent_again_in_order(tmp_path: Path) -> None
     """A collector that is away for a while loses nothing, and nothing is held but one batch."""
     got: list[str] = []
     refusals = iter([False, False, True])
-    with create_run(tmp_path, "exec", ["x"]) as run:
+    with RunDirectory(tmp_path, "exec", ["x"]) as run:
 
         def export(found: object) -> bool:
             assert isinstance(found, list)

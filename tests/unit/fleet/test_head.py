@@ -25,7 +25,7 @@ from belljar.harness.host_processes import watched_host
 from belljar.harness.options import SelectedTask
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.policy.limits import Tier
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
@@ -74,7 +74,7 @@ def unit_run(
     home: Path, *, interrupted: bool = False, breached: bool = False, killed: bool = False
 ) -> list[Any]:
     """What a unit sends: its run, and how it ended."""
-    with create_run(home, "run", [], checkpoint_interval_s=0.01) as run:
+    with RunDirectory(home, "run", [], checkpoint_interval_s=0.01) as run:
         if breached:
             for kind, data in ((Kind.PROBE_STARTED, PROBE), (Kind.PROBE_COMPLETED, BREACH)):
                 run.recorder.record(Event(kind=kind, data={**data}, cell_id="c" * 32))
@@ -109,7 +109,7 @@ def fleet(
     engine = Scripted(home, first)
     keys = {name: local_fingerprint(home / name) or "" for name in engine.runs}
     nodes = [Node(node_id=name, name=name, key=key, cells=1) for name, key in keys.items()]
-    with create_run(home / "head", KIND, []) as run, watched_host() as host:
+    with RunDirectory(home / "head", KIND, []) as run, watched_host() as host:
         head = Head(task, cast("Engine", engine), run, nodes, host)
 
         def ended() -> Ended:

@@ -22,8 +22,8 @@ from belljar.image.store import Store
 DYING = """#!{python}
 import os, signal, sys
 from pathlib import Path
-from belljar.ledger.rundir import create_run
-with create_run(Path(os.environ["BELLJAR_HOME"]), "run", []) as run:
+from belljar.ledger.rundir import RunDirectory
+with RunDirectory(Path(os.environ["BELLJAR_HOME"]), "run", []) as run:
     Path(os.environ["BELLJAR_RUN_NOTED_IN"]).write_text(str(run.path))
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -23,7 +23,7 @@ from belljar.fleet.units import KIND, Try, Unit
 from belljar.harness.evidence import stored_evidence
 from belljar.ledger.keys import load_or_make_key, local_fingerprint
 from belljar.ledger.redaction import CLASSES, choose, share
-from belljar.ledger.rundir import RunDirectory, create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
@@ -46,7 +46,7 @@ def sent(
     after: Callable[[RunDirectory], object] = lambda _: None,
 ) -> Try:
     """The same of this kind, to which this was done while it was written or when it was sealed."""
-    with create_run(fleet / "node", kind, ["belljar"]) as run:
+    with RunDirectory(fleet / "node", kind, ["belljar"]) as run:
         during(run)
         run.recorder.record(Event(kind=Kind.RUN_EVALUATED, data=EVALUATED))
         run.write_json("findings.json", {})
@@ -103,7 +103,7 @@ def test_a_record_that_is_not_a_whole_evaluations_is_refused(
 
 
 def fleet_run(home: Path, came: Try, verdict: str = "void") -> Path:
-    with create_run(home, KIND, ["belljar"]) as run:
+    with RunDirectory(home, KIND, ["belljar"]) as run:
         folder = run.path / UNITS
         folder.mkdir()
         archive_of(run.path, UNIT).write_bytes(

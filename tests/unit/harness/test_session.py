@@ -34,7 +34,7 @@ from belljar.harness.source import RealCells
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.policy.limits import Tier
 from belljar.policy.load import load_policy, policy_of
 from belljar.policy.loaded import LoadedPolicy
@@ -69,7 +69,7 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
 def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
     """The first cell that finds the order ends it."""
     ends: list[str] = []
-    with create_run(tmp_path, "run", ["test"]) as run:
+    with RunDirectory(tmp_path, "run", ["test"]) as run:
         session = Session(run=run, home=tmp_path)
         anyio.run(session.end_if_killed)
         assert session.stopped is None

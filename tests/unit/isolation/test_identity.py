@@ -1,5 +1,4 @@
-"""Who a jailed program is: ranges that no two living cells share, and what an ordinary user must
-have been given."""
+"""Who a jailed program is: ranges that no two living cells share."""
 
 from __future__ import annotations
 

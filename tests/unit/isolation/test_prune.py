@@ -1,5 +1,4 @@
-"""Pruning the store: what nobody used for long goes, and what a living cell uses, or somebody is
-making, never does."""
+"""Pruning: what nobody used for long goes; what a cell uses, or somebody makes, never does."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ HOLD = (
     "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), getattr(fcntl,"
     " sys.argv[2])); print(flush=True); sys.stdin.read()"
 )
-KINDS = ("templates", "vmm", "runtimes", "wires")
-"""Directories of parts that need no ids of their own."""
+KINDS = ("templates", "vmm", "runtimes", "wires")  # their parts need no ids of their own
 
 
 def part_of(home: Path, name: str, key: str, used_s_ago: float) -> Path:

@@ -1,5 +1,4 @@
-"""Sensors of touched files: how a flood is bounded, which reads are the host's own, the threads that
-read queues, marks on files of this host, and a guest agent as a sensor."""
+"""Sensors of touched files: bounds of a flood, host reads, queues, marks, guest agents."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The socket that a sandbox's trace comes by, with a sandbox that this test plays, and its messages, as
-recorded from runsc 20240729, and hostile ones."""
+"""A sandbox's trace: its socket, its messages as recorded from runsc 20240729, and hostile ones."""
 
 from __future__ import annotations
 
@@ -100,7 +99,7 @@ async def test_a_stranger_is_hung_up_on(tmp_path: Path) -> None:
 
 @pytest.mark.promise("5.6")
 async def test_points_of_watched_files_are_reported(tmp_path: Path) -> None:
-    """Neither what came before the watch, nor other files', nor what the agent reads for the host."""
+    """Neither what came before the watch, nor other files', nor the host's own reads."""
     trace, own, told = Trace(tmp_path, "/x", is_this), OwnReads(), list[Access]()
     with connect(tmp_path) as sandbox:
         sandbox.send(READ)

@@ -51,14 +51,11 @@ def test_two_destructions_as_one() -> None:
 async def test_a_wire_that_did_not_start_counts_for_its_vm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_proven: bool
 ) -> None:
-    """What is left of it is left of the cell; a destruction that failed proves nothing of either."""
+    """What is left of it is left of the cell; one that failed proves nothing of either."""
     vmm: Any = Vmm.__new__(Vmm)
     port: Any = SimpleNamespace(settings=SimpleNamespace(mtu=1500))
-    vmm.client, vmm.companions, vmm.wire = (
-        SimpleNamespace(aclose=anyio.lowlevel.checkpoint),
-        AsyncExitStack(),
-        None,
-    )
+    vmm.client = SimpleNamespace(aclose=anyio.lowlevel.checkpoint)
+    vmm.companions, vmm.wire = AsyncExitStack(), None
     monkeypatch.setattr(wires, "Wire", lambda *_: NoWire(is_proven=is_proven))
 
     async def unmake(_: Sandbox) -> Destruction:

@@ -12,7 +12,7 @@ import pytest
 
 from belljar.dataclass import replace
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
-from belljar.ledger.rundir import RunDirectory, create_run
+from belljar.ledger.rundir import RunDirectory
 
 
 def body(name: str, content: bytes, *, dropped: int = 0) -> Body:
@@ -62,7 +62,7 @@ def record_signed(run: RunDirectory, events: list[Event]) -> None:
 
 def make_run(home: Path) -> Path:
     """A finished run: 12 events, several checkpoints, bodies, a policy, an Inspect log."""
-    with create_run(home, "exec", ["run", "x"], checkpoint_interval_s=0.001) as run:
+    with RunDirectory(home, "exec", ["run", "x"], checkpoint_interval_s=0.001) as run:
         run.write_text("policy.yaml", "belljar: 1\n")
         (run.inspect_log_dir / "log.eval").write_bytes(b"log")
         for op in range(1, 6):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.dataclass import replace
+from belljar.dataclass import json_of, replace
 from belljar.errors import LedgerError
 from belljar.events import Event, JsonValue, Kind
 from belljar.ledger import listing
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import Line
 
 from .conftest import exec_events, make_run
@@ -21,14 +21,14 @@ from .conftest import exec_events, make_run
 
 def test_runs_and_their_ends(home: Path) -> None:
     """Kind, what and outcome come from the ledger itself."""
-    with create_run(home, "run", ["a", "b"], what="task") as run:
+    with RunDirectory(home, "run", ["a", "b"], what="task") as run:
         assert listing.summarise(run.path).outcome == "running"
         shutil.copytree(run.path, home / "copy")
         run.finish("failed", exit_code=2, note="x" * (100 << 10))
     copy, whole = listing.summarise(home / "copy"), listing.summarise(run.path)
     assert (copy.outcome, copy.what) == ("unfinished", "task")
     assert (whole.kind, whole.what, whole.outcome, whole.exit_code) == ("run", "task", "failed", 2)
-    assert json.loads(json.dumps(whole.to_json()))["run_id"] == run.path.name
+    assert json.loads(json.dumps(json_of(whole)))["run_id"] == run.path.name
     (run.path / "manifest.json").unlink()
     assert listing.summarise(run.path).outcome == "unfinished"
 
@@ -36,7 +36,7 @@ def test_runs_and_their_ends(home: Path) -> None:
 @pytest.mark.promise("6.4", "7.5")
 def test_a_killed_run_says_so(home: Path) -> None:
     """The first use of the switch is the reason, with a later one on record too."""
-    with create_run(home, "run", []) as run:
+    with RunDirectory(home, "run", []) as run:
         for reason in ("a decoy was used", "again"):
             data: dict[str, JsonValue] = {"scope": "run", "rule": "decoy_used", "reason": reason}
             run.recorder.record(Event(kind=Kind.KILL_TRIGGERED, data=data))
@@ -63,7 +63,7 @@ def test_reading_tells_what_is_no_event(home: Path) -> None:
     """A bad line is given as the reason, the others as events."""
     event = exec_events(1)[0]
     argv = ["x" * (1 << 20)]
-    with create_run(home, "exec", []) as run:
+    with RunDirectory(home, "exec", []) as run:
         run.recorder.record(replace(event, data={**event.data, "argv": argv}))
         ledger = run.path / "ledger.jsonl"
         lines = ledger.read_bytes()

@@ -14,7 +14,7 @@ from belljar.events import Body, Event, Kind
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.listing import read_events
 from belljar.ledger.redaction import CLASSES, choose, share
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.schema import OMISSIONS
 from belljar.ledger.verification import Status, verify
 
@@ -59,7 +59,7 @@ def test_data_that_is_a_body_of_its_own_is_never_left_out(
     """Also where another event names the same bytes as contents: the events must stay readable."""
     data = {"reason": "x" * 100_000}
     content = json.dumps(data, separators=(",", ":")).encode()
-    with create_run(home, "exec", ["x"]) as run:
+    with RunDirectory(home, "exec", ["x"]) as run:
         run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data=data))
         body = Body(name="stdout", content=content, total_bytes=len(content), sha256="")
         run.recorder.record(Event(kind=Kind.AIR_GAP_CHANGED, data={"reason": ""}, bodies=(body,)))
@@ -139,7 +139,7 @@ def test_who_may_not_leave_anything_out(finished: Path, home: Path, tmp_path: Pa
     )
     with pytest.raises(HostError):
         share(finished, tmp_path / "copy", chosen, other)
-    with create_run(home, "exec", ["x"]) as run, pytest.raises(LedgerError):
+    with RunDirectory(home, "exec", ["x"]) as run, pytest.raises(LedgerError):
         share(run.path, tmp_path / "copy", choose(run.path, CLASSES), key)
     (finished / "policy.yaml").write_text("another")
     with pytest.raises(LedgerError):

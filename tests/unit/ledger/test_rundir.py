@@ -14,7 +14,7 @@ from tests.fakes.vm import staged
 from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind
 from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status, verify
 
 
@@ -59,7 +59,7 @@ def test_a_run_that_raises_is_sealed_too(
     home: Path, error: BaseException, outcome: str, code: int
 ) -> None:
     """The exception is recorded and goes on; the record is complete and verifies."""
-    with pytest.raises(type(error)), create_run(home, "exec", []) as run:
+    with pytest.raises(type(error)), RunDirectory(home, "exec", []) as run:
         raise error
     last = last_data(run.path)
     assert (last["outcome"], last["exit_code"]) == (outcome, code)
@@ -68,7 +68,7 @@ def test_a_run_that_raises_is_sealed_too(
 
 def test_only_new_plain_names_are_written(home: Path) -> None:
     """A name with a path or of the seal's is refused; a file that is there stays."""
-    with create_run(home, "exec", []) as run:
+    with RunDirectory(home, "exec", []) as run:
         for name in ("../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"):
             with pytest.raises(ValueError, match="not a plain"):
                 run.write_text(name, "x")
@@ -80,10 +80,13 @@ def test_only_new_plain_names_are_written(home: Path) -> None:
 
 def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
     """A symlink among the files can't be covered, so the run is not sealed and says why."""
-    with pytest.raises(LedgerError, match="link"), create_run(home, "exec", []) as run:
+    with pytest.raises(LedgerError, match="link"), RunDirectory(home, "exec", []) as run:
         (run.path / "leak").symlink_to("/etc/passwd")
     assert verify(run.path).problem is not None
-    with pytest.raises(HostError, match="BELLJAR_HOME"), create_run(run.path / "leak", "exec", []):
+    with (
+        pytest.raises(HostError, match="BELLJAR_HOME"),
+        RunDirectory(run.path / "leak", "exec", []),
+    ):
         pass
 
 
@@ -100,7 +103,7 @@ def test_a_fork_of_the_owner_ends_before_it_acts(home: Path, act: str) -> None:
                 os._exit(0)
             assert exit_code_of(child) == 1
 
-    run = create_run(home, "exec", [])
+    run = RunDirectory(home, "exec", [])
     with run:
         if act == "destroy":
             anyio.run(in_a_cell)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from belljar.ledger.chain import canonical, sha256_hex
 from belljar.ledger.files import digests_of
 from belljar.ledger.keys import load_or_make_key
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status, verify
 
 from .conftest import exec_events, make_run, record_signed
@@ -238,7 +238,7 @@ def test_another_genuine_run_in_its_place_is_found(home: Path) -> None:
 def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_path: Path) -> None:
     """Unfinished: no problem, but a warning that counts the unsigned events."""
     crashed = tmp_path / "crashed"  # a copy after 4 signed events and one more
-    with create_run(home, "exec", [], checkpoint_interval_s=0.001) as run:
+    with RunDirectory(home, "exec", [], checkpoint_interval_s=0.001) as run:
         record_signed(run, [*exec_events(1), exec_events(2)[0]])
         shutil.copytree(run.path, crashed)
         run.recorder.record(exec_events(2)[1])
@@ -267,7 +267,7 @@ def test_paths_in_a_forged_manifest_open_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """The manifest's paths are compared with what is there, never opened."""
-    with create_run(home, "exec", []) as run:
+    with RunDirectory(home, "exec", []) as run:
         forged = {path: {"sha256": "0" * 64, "bytes": 1}}
         monkeypatch.setattr(
             "belljar.ledger.rundir.digests_of", lambda run_dir: digests_of(run_dir) | forged

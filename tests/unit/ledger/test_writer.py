@@ -26,7 +26,7 @@ from belljar.events import Body, Event, JsonValue, Kind
 from belljar.ledger.chain import parse_canonical
 from belljar.ledger.files import is_being_written
 from belljar.ledger.keys import SigningKey, load_or_make_key
-from belljar.ledger.rundir import create_run
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status, verify
 from belljar.ledger.writer import LedgerWriter
 
@@ -91,8 +91,7 @@ def test_the_digest_of_a_body_is_never_that_of_a_part(writer: LedgerWriter, run_
 
 
 def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run_dir: Path) -> None:
-    """No event is written that a reader would refuse as too deep. The longest argv that a cell takes
-    is recorded in full, and verified there, also where JSON escapes each of its bytes."""
+    """What is too deep for a reader is refused; the longest argv, escaped, is recorded in full."""
     value: dict[str, JsonValue] = {}
     for _ in range(97):
         value = {"a": value}
@@ -111,8 +110,7 @@ def test_what_no_line_can_hold_is_beside_it_or_refused(writer: LedgerWriter, run
 
 @pytest.mark.promise("5.2")
 def test_no_body_of_an_event_passes_for_its_data(writer: LedgerWriter, run_dir: Path) -> None:
-    """Data that is too long for a line moves to a body. A gateway that names one of its own alike
-    would have it read in place of what was checked, or the whole run's record refused."""
+    """A gateway's body of that name would be read in place of the long data that was checked."""
     large, forged = {"reason": "x", "more": "x" * (1 << 16)}, b'{"reason":"y"}'
     digest = hashlib.sha256(forged).hexdigest()
     own = Body(name="data", content=forged, total_bytes=len(forged), sha256=digest)
@@ -254,7 +252,7 @@ def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
     interrupt, recorded = _Interrupted(0), set[int]()
     for at in count(1):
         interrupt, before = _Interrupted(at), sys.gettrace()
-        with create_run(home, "exec", []) as run:
+        with RunDirectory(home, "exec", []) as run:
             sys.settrace(interrupt)
             try:
                 with suppress(KeyboardInterrupt):

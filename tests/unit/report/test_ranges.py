@@ -50,7 +50,7 @@ WHOLE, LOST = ({"packets_recorded_and_dropped": 9, "packets_unaccounted": n} for
     [
         ({"counters": {"packets_not_recorded": 3}}, "3 packet(s) are in no packet record"),
         ({"counters": {"logs_lost": 1}}, "1 refused or allowed packet(s) are in no event"),
-        ({"counters": {"unreported_at_end": 2}}, "2 thing(s) or more that were cut by the range's"),
+        ({"counters": {"unreported_at_end": 2}}, "2 or more event(s) were lost"),
         ({"clean": False, "survivors": ["a process"]}, "its destruction left a process"),
         ({"clean": False, "not_checked": ["mounts"]}, "its destruction is not proven"),
         ({"destroyed": False}, "its destruction is not on record"),
@@ -121,8 +121,7 @@ def test_a_gateway_ends_no_report(kind: Kind, data: dict[str, Any]) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.promise("8.3")
 def test_a_gateway_makes_no_report_grow() -> None:
-    """It names cells, destinations and classes as it likes, and lets requests wait for an answer:
-    what a report keeps of them is bounded, and the others are counted."""
+    """Its names and its requests without an answer are kept up to a bound; the others count."""
     timelines, left, count = Timelines(), LeftGatherer(), MAX_PENDING + 10
     guarded: dict[str, Any] = {"place": "upstream", "channel": "http", "action": "flag"}
     guarded |= {"digest": "0" * 64, "start": 0, "end": 1, "decoding": []}

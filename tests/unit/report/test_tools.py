@@ -9,15 +9,9 @@ from pathlib import Path
 import inspect_ai
 import pytest
 
-from belljar.report.tools import (
-    BUILT_IN,
-    Outside,
-    ToolCall,
-    extra_fields,
-    outside,
-    tool_uses,
-    with_hidden_operations,
-)
+from belljar.report.cells import ReportedOperation, TranscriptAction, TranscriptGap
+from belljar.report.samples import Row, Transcript
+from belljar.report.tools import BUILT_IN, Outside, ToolCall, extra_fields, outside, tool_uses
 
 
 @pytest.mark.promise("1.9")
@@ -103,5 +97,11 @@ def test_an_operation_that_raised_counts_by_its_time() -> None:
     began = datetime(2026, 1, 1, tzinfo=UTC)
     call = ToolCall(name="bash", began=began, ended=began + timedelta(seconds=2))
     inside, after = began + timedelta(seconds=1), began + timedelta(seconds=3)
-    assert [each.reached_cell for each in with_hidden_operations([call], [inside])] == [True]
-    assert [each.reached_cell for each in with_hidden_operations([call], [after, None])] == [False]
+    about = Transcript(task="t", sample="s", epoch=1, uuid="u", tools=(call,))
+    for times, reached in (([inside], True), ([after, None], False)):
+        hidden = tuple(
+            ReportedOperation(op=1, action=TranscriptAction.EXEC, what="x", started=time)
+            for time in times
+        )
+        row = Row(transcript=about, reasons=(), transcript_gap=TranscriptGap(hidden=hidden))
+        assert [each.reached_cell for each in row.tools] == [reached]

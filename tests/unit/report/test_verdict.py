@@ -12,6 +12,7 @@ from tests.unit.report.stories import ENDED, line, planned, probing, ranges_of, 
 
 from belljar.events import Kind
 from belljar.ledger.schema import Line
+from belljar.ledger.verification import Status
 from belljar.probe.model import Verdict
 from belljar.report.cells import Call, TranscriptAction, gather_cells
 from belljar.report.collect import collect
@@ -19,7 +20,7 @@ from belljar.report.reasons import Reason, verdict_of
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.tools import Outside, ToolCall
-from belljar.report.verdict import Evidence, LedgerState, LogRecord, LogStatus, RunRecord, judge
+from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 LOG = LogRecord(location="l", task="t", transcripts=(SAMPLE,), expected=1)
@@ -248,8 +249,8 @@ CLAIMS: dict[str, Any] = {"judged_by": "Q", "judged_as": "contained"}
 PLAIN = replace(RUN, kind="inspect")
 NO_CELLS: dict[str, Any] = {"cells": {}, "ranges": {}}
 OF_THE_RUN: dict[str, tuple[dict[str, Any], int, set[Code]]] = {
-    "a bad ledger": ({"ledger": LedgerState.BAD}, 2, {Code.LEDGER_BAD}),
-    "a crash": ({"ledger": LedgerState.UNFINISHED}, 2, {Code.LEDGER_UNFINISHED}),
+    "a bad ledger": ({"ledger": Status.BAD}, 2, {Code.LEDGER_BAD}),
+    "a crash": ({"ledger": Status.UNFINISHED}, 2, {Code.LEDGER_UNFINISHED}),
     "an air gap from start to end": ({"run": gapped(GAP, gap_at("end"))}, 0, set()),
     "one that nobody checked at the end": ({"run": gapped(GAP)}, 2, {Code.AIR_GAP_UNPROVEN}),
     "an interface that came up and went down again": (

@@ -205,7 +205,7 @@ def find(
         id="v", text=text, source=ValueSource.PROTECTED, case_sensitive=case_sensitive
     )
     known = KnownValues(ScanSpec(values=(value,), key_hex="00" * 16))
-    return [(found.start, found.end, found.names) for found in known.find(data, 0, len(data))]
+    return [(*place, names) for _, place, names in known.find(data, 0, len(data))]
 
 
 def test_what_counts_as_the_same_value() -> None:

@@ -104,29 +104,24 @@ def ensure_data_disk(home: Path, weights: Path) -> None:
         claimed(weights),
         locked(home, f"disk-{weights.name[:16]}"),
     ):
-        if not is_as_made(weights):
-            _make_disk(home, weights)
-
-
-def _make_disk(home: Path, weights: Path) -> None:
-    directory, disk = weights / "data", weights / DATA_DISK
-    total_bytes = sum(each.stat().st_size for each in directory.rglob("*") if each.is_file())
-    need_space(home, total_bytes, "a disk of the weights for microVMs")
-    with owned_dir(weights.parent, prefix=MAKING) as scratch:
-        argv = [tool("mksquashfs"), str(directory), str(scratch / DATA_DISK)]
-        argv += [*_OPTIONS.split(), "-no-progress", "-quiet"]
-        run_tool(argv, timeout_s=_TIMEOUT_S)
-        found = {
-            each.relative_to(directory).as_posix(): file_stamp(each)
-            for each in directory.rglob("*")
-            if not each.is_dir()
-        }
-        # Else it would hold other bytes than the digest's for good
-        if found != json.loads((weights / "weights.json").read_text())["stamps"]:
-            raise HostError("the weights changed while their disk was made", where=str(weights))
-        (scratch / DATA_DISK).chmod(0o444)
-        (scratch / DATA_DISK).rename(disk)
-    (weights / _MADE).write_text(json.dumps(file_stamp(disk)))
+        if is_as_made(weights):
+            return
+        directory, disk = weights / "data", weights / DATA_DISK
+        files = [each for each in directory.rglob("*") if not each.is_dir()]
+        total_bytes = sum(each.stat().st_size for each in files)
+        need_space(home, total_bytes, "a disk of the weights for microVMs")
+        with owned_dir(weights.parent, prefix=MAKING) as scratch:
+            argv = [tool("mksquashfs"), str(directory), str(scratch / DATA_DISK)]
+            argv += [*_OPTIONS.split(), "-no-progress", "-quiet"]
+            run_tool(argv, timeout_s=_TIMEOUT_S)
+            files = [each for each in directory.rglob("*") if not each.is_dir()]
+            found = {each.relative_to(directory).as_posix(): file_stamp(each) for each in files}
+            # Else it would hold other bytes than the digest's for good
+            if found != json.loads((weights / "weights.json").read_text())["stamps"]:
+                raise HostError("the weights changed while their disk was made", where=str(weights))
+            (scratch / DATA_DISK).chmod(0o444)
+            (scratch / DATA_DISK).rename(disk)
+        (weights / _MADE).write_text(json.dumps(file_stamp(disk)))
 
 
 def is_as_made(weights: Path) -> bool:

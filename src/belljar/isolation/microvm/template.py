@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -111,11 +111,7 @@ async def ensure_template(
     held: ExitStack | None = None,
     weights: Path | None = None,
 ) -> Template:
-    """The template for this plan, made if missing or invalid; not pruned while `held` is open.
-
-    `weights`: of the second disk, which is made if it is missing. Raises `HostError`: no space,
-    QEMU or guest part; `CellError`: the guest didn't come up.
-    """
+    """The plan's template, kept while `held` is open. Raises `HostError`, `CellError`."""
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home, weights)
     with ExitStack() as briefly:
         load = partial(_load, job, briefly if held is None else held)
@@ -269,17 +265,8 @@ async def _boot_and_save(job: _MakingJob, cell_id: str, scratch: Path) -> bytes:
         try:
             await vmm.client.wait_ready(timeout_s=BOOT_DEADLINE_S)
             await vmm.client.hello()
-            payload = config_payload(
-                memory_max_bytes=plan.guest.memory_max_bytes,
-                disk_bytes=plan.guest.disk_bytes,
-                disk_inodes=plan.guest.disk_inodes,
-                processes=plan.guest.processes,
-                capabilities=plan.guest.capabilities,
-                debugger_calls=plan.guest.debugger_calls,
-                setuid_programs=plan.guest.setuid_programs,
-                hostname="localhost",
-                warm_paths=PRELOADED,
-            )
+            limits = asdict(plan.guest)
+            payload = config_payload(**limits, hostname="localhost", warm_paths=PRELOADED)
             await vmm.client.configure(payload, timeout_s=_CONFIGURE_DEADLINE_S)
             await _wait_idle(vmm)
             await vmm.qmp.execute("stop")

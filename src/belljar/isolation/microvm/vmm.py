@@ -45,11 +45,7 @@ class VmmSpec(SandboxSpec):
 
 
 class Vmm(Sandbox):
-    """A VMM in its jail. Made by `start_vmm`.
-
-    `net`: the other end of its network device, one frame a datagram. `companions`: owns the wire,
-    which ends before the VMM.
-    """
+    """A VMM in its jail. `companions`: owns the wire, which ends before the VMM."""
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec, self.emulated = spec, spec.shape.accel == "tcg"

@@ -66,7 +66,8 @@ class Wire(Sandbox):
     async def start(self) -> None:
         """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
         try:
-            root = await anyio.to_thread.run_sync(self._make_with_root)
+            root = await anyio.to_thread.run_sync(self._make_root)
+            await anyio.to_thread.run_sync(self.make)
             self._start_in(root)  # not in a thread: it would be the jail's parent
         finally:
             self._theirs.close()
@@ -89,7 +90,7 @@ class Wire(Sandbox):
         self._theirs.close()
         self._control.close()
 
-    def _make_with_root(self) -> ProgramRoot:
+    def _make_root(self) -> ProgramRoot:
         program = package_program("wire", mode=os.X_OK)
         recipe = RootRecipe(
             directory="wires",
@@ -99,9 +100,7 @@ class Wire(Sandbox):
             files=lambda: ((_INNER, program),),
             version=lambda: __version__,
         )
-        root = ensure_root(self._home, recipe)
-        self.make()
-        return root
+        return ensure_root(self._home, recipe)
 
     def _start_in(self, root: ProgramRoot) -> None:
         identity, net, below = self.identity.jail, self._vmm.net, self._port.user_namespace

@@ -129,13 +129,8 @@ class Container(Sandbox):
             trace="" if self._trace is None else self._trace.config_path,
         )
         try:
-            self.start_program(
-                jail,
-                argv,
-                kept=(),
-                stdin_fd=self._theirs.fileno(),
-                user_namespace=self._user_namespace,
-            )
+            stdin_fd, below = self._theirs.fileno(), self._user_namespace
+            self.start_program(jail, argv, stdin_fd=stdin_fd, user_namespace=below)
         finally:
             self._theirs.close()
         if spec.port is not None:
@@ -235,10 +230,7 @@ class Container(Sandbox):
         if identity.privileged and identity.uids is not None:
             shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
         tmpfs = partial(JailMount, kind="tmpfs", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES)
-        shape = spec.shape
-        binds = [(spec.directories[0], _BUNDLE)]
-        if spec.weights is not None:
-            binds.append((spec.weights, _WEIGHTS))
+        shape, binds = spec.shape, {_BUNDLE: spec.directories[0], _WEIGHTS: spec.weights}
         return (
             JailMount(kind="proc", target="/proc"),
             JailMount(kind="sysfs", target="/sys"),
@@ -260,7 +252,7 @@ class Container(Sandbox):
             ),
             tmpfs(target="/run"),
             tmpfs(target=_TMP),
-            *(JailMount(kind="bind", source=source, target=target) for source, target in binds),
+            *(JailMount(kind="bind", source=at, target=to) for to, at in binds.items() if at),
         )
 
     async def _greet(self) -> Event:

@@ -65,10 +65,7 @@ def hold_tree(home: Path, image: Image) -> Iterator[ImageTree | None]:
 
 
 async def ensure_tree(image: Image, *, home: Path, held: ExitStack | None = None) -> ImageTree:
-    """The image's tree, made if missing, kept while `held` is open; removes gone images' trees.
-
-    Raises `HostError`: space, ids, unsquashfs or image. Leaves nothing half made.
-    """
+    """The image's tree, made if missing, kept while `held` is open. Raises `HostError`."""
     with ExitStack() as briefly:
         hold = (briefly if held is None else held).enter_context
         if (tree := hold(hold_tree(home, image))) is not None:
@@ -205,7 +202,7 @@ async def _run(
         keep_capabilities=True,
     )
     with claimed_for_cell(root.root.parent):
-        jail = start_jail(spec, program, kept=())
+        jail = start_jail(spec, program)
         try:
             end = await jail.wait_run()
             if end is not None and end.cause == "itself" and end.status == 0:
