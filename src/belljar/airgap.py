@@ -274,7 +274,7 @@ def seen(link: Link) -> Seen:
 
 
 def _links(namespace: int | None = None) -> list[Link]:
-    """The links of this namespace, or of another, which the calling thread enters for good."""
+    """The links of this namespace, or of one that the thread enters for good."""
     if namespace is not None:
         enter(namespace, CLONE_NEWNET)
     with netlink.open_socket() as kernel:
@@ -355,7 +355,7 @@ def _way(
     *,
     if_here: Seen = (State.ABSENT, "this host"),  # what loopback shows
 ) -> Seen:
-    """Ask the kernel for the way to an address, by routes or a device. Sends nothing."""
+    """Ask the kernel for the way to an address. Sends nothing."""
     place = f"{address} by {device}" if device else address
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind) as sock:

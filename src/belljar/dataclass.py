@@ -97,7 +97,7 @@ def field_names(kind: type) -> Collection[str]:
 
 
 def json_of(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Data as JSON values: dataclasses as sorted objects, enumerations by value, paths as text."""
+    """Data as JSON values; dataclasses become sorted objects."""
     # Exact types: a member of a `StrEnum` is a `str`, too.
     if value is None or type(value) in {str, int, bool, float}:
         return value
@@ -151,7 +151,7 @@ def from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - as the annotation
 
 
 def prepare(*kinds: Any) -> None:  # noqa: ANN401 - as the annotations of fields say
-    """Look up and generate, once for all forks, what `from_json` needs of these types."""
+    """Generate, once for all forks, what `from_json` needs of these types."""
     for kind in kinds:
         prepare(*typing.get_args(kind))
         if field_names(kind):

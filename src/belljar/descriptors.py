@@ -36,7 +36,7 @@ _Found = TypeVar("_Found")
 
 
 def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
-    """What the look finds; made again until then for want of descriptors or memory."""
+    """What the look finds; made again for want of descriptors or memory."""
     give_up = time.monotonic() + within_s
     while True:
         try:
@@ -48,7 +48,7 @@ def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
 
 
 def raise_soft_limit() -> None:
-    """Raise the soft limit of open files (1,024) to the hard one: forty ranges need more."""
+    """Raise the soft limit of open files to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A host may forbid it: then fewer ranges fit, which `require_free` reports.
     with suppress(OSError, ValueError):

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar
 
 
 class BelljarError(Exception):
-    """An error that ends the work: `what` happened, `where`, and a `hint` what to do next."""
+    """An error: `what` happened, `where`, and a `hint` what to do next."""
 
     exit_code: ClassVar[int] = 1
     code: str = "error"
@@ -45,14 +45,14 @@ class HostError(BelljarError):
 
 
 class CellError(BelljarError):
-    """A cell could not be made, or died, or its guest broke the protocol; no failing command."""
+    """A cell could not be made, died, or broke the protocol."""
 
     exit_code = 5
     code = "cell_error"
 
 
 class ProtocolViolation(CellError):  # noqa: N818 - the design's word
-    """The guest broke the channel's protocol. Its cell is ended: it can't be trusted any more."""
+    """The guest broke the channel's protocol; its cell is ended."""
 
     code = "protocol_violation"
 
@@ -65,7 +65,7 @@ class LedgerError(BelljarError):
 
 
 class InvalidEventError(LedgerError):
-    """The event is invalid for its kind. It was not written; the record goes on."""
+    """The event is invalid for its kind, and was not written."""
 
 
 class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
@@ -100,7 +100,7 @@ def host_errors(what: str, *, where: object, hint: str = "") -> Iterator[None]:
 
 @contextmanager
 def breach_stands(verdict: str, *, hint: str) -> Iterator[None]:
-    """A breach ends the command as one, whatever fails in the block, which seals or shows it."""
+    """A breach stays one, whatever fails in the block."""
     try:
         yield
     except BaseException as error:

@@ -24,13 +24,13 @@ _HEEDED: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def hold_ignored_interrupt() -> None:
-    """Block an ignored SIGINT; called before any thread is started, in all threads to come."""
+    """Block an ignored SIGINT in all threads to come."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
 
 
 class Termination:
-    """The signals that ask this process to end, and the way to end it from inside."""
+    """The signals that end this process, and how it is ended from inside."""
 
     def __init__(self, *, is_held: bool) -> None:
         self.received: list[int] = []
@@ -62,7 +62,7 @@ class Termination:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[Termination]:
-    """The first SIGTERM or SIGHUP in the block, the main thread's, raises what SIGINT raises."""
+    """The main thread's first SIGTERM or SIGHUP in the block acts as SIGINT."""
     is_held = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     termination = Termination(is_held=is_held)
     heeded = [

@@ -39,7 +39,7 @@ def boot_id() -> str:
 
 
 def raise_if_blind(error: Exception) -> None:
-    """Raise an error that doesn't say that the process is gone, as a lack of descriptors."""
+    """Raise an error that isn't the process's end."""
     if isinstance(error, OSError) and error.errno in CANNOT_LOOK:
         raise error
 
@@ -78,7 +78,7 @@ def end_if_forked(owner_pid: int) -> None:
 
 
 def identify_group(thread: int) -> ProcessId | None:
-    """The process that a thread, by its number, belongs to, for signals; None when it is gone."""
+    """The process of a thread's number; None when it is gone."""
     try:
         status = (PROC / str(thread) / "status").read_text(errors="replace")
     except OSError as exc:
@@ -124,7 +124,7 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
 
 
 def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
-    """As `namespaces_of`; of a living thread when the leader is dead, which has left most."""
+    """As `namespaces_of`, of a living thread when the leader is dead."""
     fields = _stat_fields(pid)
     if fields is None or fields[0] not in _DEAD:
         return namespaces_of(pid, names)
@@ -202,7 +202,7 @@ def signal_name(number: int) -> str:
 
 @contextlib.contextmanager
 def urgently() -> Iterator[None]:
-    """Real-time priority for this thread, where allowed: niceness may count only in a session."""
+    """Real-time priority for this thread, where allowed."""
     policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         # The lowest real-time priority is already above every ordinary process (sched(7)).

@@ -14,7 +14,7 @@ _MAX_ID: Final = 0xFFFF_FFFF
 
 
 def first_subordinate_id(file: Path) -> int | None:
-    """The first id of this user's first range of 65,536 or more; None: no such range or file."""
+    """The first id of this user's first range of 65,536; None: none."""
     try:
         text = file.read_text(errors="replace")
     except OSError:

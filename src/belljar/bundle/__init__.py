@@ -267,7 +267,7 @@ class Contents:
 
 
 def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) -> Bundle:
-    """Gather all, sign it, and rename the whole to `out`. Raises `HostError`: what is missing."""
+    """Gather all, sign it, rename it to `out`. Raises `HostError`."""
     if os.path.lexists(out):
         hint = "give another name; a newer bundle installs over an older one"
         raise PolicyError("something is there already", where=printable(str(out)), hint=hint)

@@ -40,7 +40,7 @@ def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
 @contextmanager
 def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
-    """Hold a run's air gap, checked at both ends. Yields a recorder of changes."""
+    """Hold a run's air gap, checked at both ends."""
     changes = list[str]()
 
     def has_changed(*problems: str) -> bool:

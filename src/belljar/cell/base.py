@@ -221,7 +221,7 @@ _tasks: Final = set[asyncio.Task[None]]()
 
 
 def spawn_task(task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a task that raises nothing; no task group may span a cell's lifetime."""
+    """Run a task that raises nothing, without a task group."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -204,7 +204,7 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
 
 
 async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
-    """Write as the cell's user below its home, with its parents; else as root."""
+    """Write as the cell's user below its home; else as root."""
     in_folder: dict[str, list[MintedFile]] = {}
     for file in minted.files:
         in_folder.setdefault(posixpath.dirname(file.path), []).append(file)

@@ -187,12 +187,12 @@ class RunningCommand:
         spawn_task(take)
 
     def left(self) -> None:
-        """Handle the end of its `open_exec` block: it has ended, unless `take_output` goes on."""
+        """Handle the end of its `open_exec` block."""
         if not self._is_taken:
             self._done.set()
 
     async def end(self) -> None:
-        """Kill it with its cell; cut it off when the guest doesn't end it."""
+        """Kill it; cut it off when the guest doesn't end it."""
         # Another event loop's command ends by itself when its channel is closed.
         if not self.running or self._loop != current_token():
             return

@@ -104,7 +104,7 @@ class GuardedRecorder:
         self._held: dict[str, tuple[tuple[str, str, str], Event]] = {}
         self._is_closed = False
         self.passed: dict[bytes, bytes | None] = {}
-        """The part of each text sent to a model, by both digests; None: all."""
+        """The part of each text sent to a model; None: all."""
         self.services: tuple[Minted, ...] = ()
         """The range's decoy services."""
         self.service_addresses: Mapping[str, str] = {}

@@ -71,7 +71,7 @@ def read_health(output: ExecOutput) -> HealthFinding:
 
 
 def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | None:
-    """Return what broke since the baseline, and for a person why; None if nothing or unknown."""
+    """Return what broke since the baseline, and why; None: nothing, or unknown."""
     if now.died:
         return Cause.AGENT_DIED, now.died
     if baseline.died or baseline.timed_out:
@@ -97,7 +97,7 @@ def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | N
 
 
 def may_be_broken(output: ExecOutput) -> bool:
-    """Return True for an exit as in a broken cell, perhaps the command's own fault."""
+    """Return True for an exit as in a broken cell."""
     # A POSIX shell's statuses for a program that it can't execute, and that it can't find.
     failed = output.returncode in {126, 127}
     return output.not_started_errno is not None or output.timed_out or failed

@@ -194,7 +194,7 @@ def _file_records(
 
 
 async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes in larger pieces, read in threads as disks may be slow."""
+    """Yield the bytes in larger pieces, read in threads."""
 
     def take() -> bytes:
         gathered = bytearray()
@@ -212,7 +212,7 @@ async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class TreeDestination:
-    """A cell's tree on its way: `take` as it comes, then `place` or `discard`."""
+    """A cell's tree on its way: `take`, then `place` or `discard`."""
 
     def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:
         self.manifest = TreeManifest()

@@ -251,7 +251,7 @@ class Pool:
             self.error = breach or error
 
     async def aclose(self) -> None:
-        """Stop making and giving out; destroy idle cells, and late ones after 10 s."""
+        """Stop giving out; destroy idle cells, and late ones after 10 s."""
         self._is_closed = True
         with anyio.CancelScope(shield=True):
             if self._filling is not None:

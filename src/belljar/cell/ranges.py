@@ -185,7 +185,7 @@ async def _enter_network(
     cells: Mapping[str, Cell],
     home: Path,
 ) -> tuple[Network, ModelRequests]:
-    """The network that `stack` ends when the cells are gone; they fail with it."""
+    """The network that `stack` ends when the cells are gone."""
     model_requests = ModelRequests()
 
     def mark_failed(error: BelljarError) -> None:
@@ -266,7 +266,7 @@ async def _after(
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """End the range; raise its findings unless an error is raised, a breach always."""
+    """End the range; raise its findings, a breach always."""
     await network.destroy()
     found = network.error
     if network.destruction is not None:

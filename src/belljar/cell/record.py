@@ -88,7 +88,7 @@ _RAW = ("utf-8", "surrogateescape")
 
 
 def text(value: str | bytes) -> str:
-    """Text that JSON and UTF-8 can carry: bytes that are not UTF-8 become `\\udcNN`, visibly."""
+    """Text for JSON: bytes that are not UTF-8 become `\\udcNN`, visibly."""
     decoded = value.decode(*_RAW) if isinstance(value, bytes) else value
     return decoded.encode("utf-8", "backslashreplace").decode("utf-8")
 

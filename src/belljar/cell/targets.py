@@ -156,7 +156,7 @@ class Program:
         await self.check_runs()
 
     async def wait_ready(self, health: Mapping[str, Any]) -> None:
-        """Wait until it is healthy or has run for `SETTLE_S`, then let go. Raises `CellError`."""
+        """Wait until it is healthy or has run for `SETTLE_S`. Raises `CellError`."""
         seen = 1  # the first start was watched
         try:
             if health:

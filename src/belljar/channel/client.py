@@ -292,7 +292,7 @@ class GuestClient:
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
-        """Run a command and talk to it. Leaving the block kills what still runs."""
+        """Run a command and talk to it; the block's end kills it."""
         limit_s = request.timeout_s
         async with self.operation(
             OpKind.EXEC,

@@ -191,7 +191,7 @@ class Payload:
         return code
 
     def text(self) -> str:
-        """A `str`; bytes that are no UTF-8 become `\\xNN`. Escape it where it is shown."""
+        """A `str`; bytes that are no UTF-8 become `\\xNN`."""
         count = self.number(4)
         if count > MAX_TEXT_BYTES:
             self.violated(f"a text of {count} bytes; at most {MAX_TEXT_BYTES} are allowed")

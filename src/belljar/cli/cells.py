@@ -313,7 +313,7 @@ def serve(port: int, unix_path: Path | None, *, operator: bool) -> int:
 
 @contextmanager
 def _bound(port: int, unix_path: Path | None) -> Iterator[socket.socket]:
-    """Bind the address, for this user alone if it is a path, which is gone afterwards."""
+    """Bind the address; a path is this user's alone, and gone afterwards."""
     bound = socket.socket(socket.AF_INET if unix_path is None else socket.AF_UNIX)
     with bound:
         try:

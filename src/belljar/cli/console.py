@@ -202,7 +202,7 @@ class MisuseError(click.UsageError):
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """An `OSError` in the block is a usage error: the run's `path` can't be read."""
+    """An `OSError` in the block is a usage error about `path`."""
     try:
         yield
     except OSError as error:
@@ -214,7 +214,7 @@ def reading(path: object) -> Iterator[None]:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """A full disk in the block is a `HostError` that names the file or directory."""
+    """A full disk in the block is a `HostError`."""
     try:
         yield
     except OSError as error:

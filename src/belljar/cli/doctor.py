@@ -35,7 +35,7 @@ State = Literal["ok", "note", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table. `no` keeps cells from running; `note` takes something away."""
+    """One line of the table. `no` keeps cells from running."""
 
     what: str
     state: State
@@ -130,7 +130,7 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """What each tier and a policy's `network` would run on here, or all obstacles."""
+    """What each tier and `network` would run on here, or obstacles."""
     for tier in Tier:
         found = tier_obstacles(tier, facts)
         # The others replace nothing stronger.

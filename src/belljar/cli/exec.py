@@ -245,7 +245,7 @@ def standard_input() -> AsyncIterator[bytes] | None:
 
 
 async def _read(descriptor: int, *, waits: bool) -> AsyncIterator[bytes]:
-    """The bytes of a descriptor until its end; `waits`: it can be polled, unlike regular files."""
+    """A descriptor's bytes until its end; `waits`: it can be polled."""
     import anyio
 
     while True:

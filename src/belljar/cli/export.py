@@ -122,7 +122,7 @@ def replay(run: str, place: str, idle_s: float) -> None:
 
 
 def _safe(text: str) -> str:
-    """Escape all but colours, lines and tabs. A lone carriage return starts a line."""
+    """Escape all but colours, lines and tabs."""
     lines = re.split(r"\r\n|\n|\r", text)
     pieces = (_COLOUR.split(line) for line in lines)
     shown = "\n".join(
@@ -166,7 +166,7 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
 
 
 def _report_gaps(path: Path, *, is_followed: bool) -> None:
-    """Say what an export of this run does not have. `is_followed`: until the run's end."""
+    """Say what this run's export lacks. `is_followed`: until the run's end."""
     if (path / "units").is_dir():
         notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
         click.echo(notice, err=True)

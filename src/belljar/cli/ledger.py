@@ -153,7 +153,7 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
 
 @contextmanager
 def new_file(output: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a new file for this user alone, which is gone if the block fails."""
+    """Standard output, or a new private file, gone if the block fails."""
     if output is None:
         yield sys.stdout.buffer
         return

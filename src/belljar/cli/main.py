@@ -66,7 +66,7 @@ class _LazyGroup(click.Group):
     """Commands are imported when run, not when listed."""
 
     def invoke(self, ctx: click.Context) -> object:
-        """A broken pipe that is not the output's is a defect: click would say nothing of it."""
+        """A broken pipe other than the output's is a defect."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
@@ -210,7 +210,7 @@ def _fail(error: BaseException, *, json_wanted: bool) -> int:
 
 
 def breach_of(error: BaseException) -> ContainmentBreach | None:
-    """Return the breach in what was raised: beside an interrupt, or what another error hides."""
+    """Return the breach beside an interrupt or hidden by another error."""
     waiting, seen = [error], set[int]()  # an error may be its own cause
     while waiting:
         raised = waiting.pop(0)
@@ -225,7 +225,7 @@ def breach_of(error: BaseException) -> ContainmentBreach | None:
 
 
 def _tell(breach: ContainmentBreach, *, json_wanted: bool) -> int:
-    """Show a breach. Its exit code stands if nobody reads it, the disk is full, or on Ctrl-C."""
+    """Show a breach. Its exit code stands whatever fails meanwhile."""
     try:
         console.show(breach, json_wanted=json_wanted)
         sys.stdout.flush()

@@ -62,7 +62,7 @@ def report(run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Pa
 
 
 def page_path(run_dir: Path) -> Path:
-    """Where the page of a run belongs: in the store, and never in the sealed run directory."""
+    """A page's place: in the store, outside the sealed run directory."""
     here = run_dir.resolve()
     home = belljar_home()
     if here.parent == (home / RUNS).resolve():
@@ -75,7 +75,7 @@ def page_path(run_dir: Path) -> Path:
 def make_page(
     path: Path, ref: str, logs: Sequence[Path] = (), fingerprint: str | None = None
 ) -> tuple[bytes, bool]:
-    """The page of a run directory, and whether its record can be relied on. Raises `Misuse`."""
+    """A run directory's page, and whether its record is reliable. Raises `Misuse`."""
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.verification import Status
@@ -149,7 +149,7 @@ def write_page(target: Path, page: bytes) -> None:
 
 
 def report_of_run(path: Path) -> Path | None:
-    """Write the page of a run that has just ended. A failure is told, and changes nothing."""
+    """Write the page of an ended run. A failure is told only."""
     try:
         target = page_path(path)
         write_page(target, make_page(path, path.name)[0])

@@ -209,7 +209,7 @@ _SAMPLE_COLUMNS: Final = (
 def show_findings(
     findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False
 ) -> None:
-    """Print samples, remarks, reasons, evidence. A defect here must not change the exit code."""
+    """Print samples, remarks, reasons, evidence. A defect changes no exit code."""
     try:
         _show(findings, path, more, verbose=verbose)
     # A closed pipe or a full disk is standard output's fault, not the report's.
@@ -253,7 +253,7 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bo
 
 
 def _escaped(line: str) -> str:
-    """Escape a line, whatever of it is a guest's; a line break at its beginning is ours."""
+    """Escape a line; a line break at its beginning is ours."""
     begin = "\n" if line.startswith("\n") else ""
     return begin + printable(line.removeprefix("\n"), max_chars=_MAX_LINE_CHARS)
 
@@ -327,7 +327,7 @@ def network_lines(facts: Facts) -> list[str]:
 
 
 def _signal_lines(facts: Facts, *, verbose: bool) -> list[str]:
-    """A line for each signal; `verbose`: with the evidence, and what could not be seen."""
+    """A line for each signal; `verbose`: with evidence and blind spots."""
     samples = facts["samples"]
     lines = [line for row in samples for line in _signals(row, verbose=verbose)]
     blind = sum(bool(row["signals_blind"]) for row in samples)

@@ -100,7 +100,7 @@ def setup(*, yes: bool, mirror: str) -> int:
 
 
 def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError | None]:
-    """The steps to a ready host, and what is missing after them. Raises `HostError`: no mirror."""
+    """The steps to a ready host, and what they leave missing. Raises `HostError`."""
     sources, steps, problem, release = host_sources(), list[Step](), None, _release()
     codename = release.get("VERSION_CODENAME", "")
     missing = [need for need in needs(debian_arch()) if not _is_there(need)]
@@ -153,7 +153,7 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
 
 
 def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSource]) -> str:
-    """The shell command that installs them on Debian, from backports where 12 needs it. Pure."""
+    """The shell command that installs them on Debian. Pure."""
     apt, commands = "apt-get -q -y", list[str]()
     newer = sorted(n.package for n in missing if n.backports and codename == "bookworm")
     plain = sorted({need.package for need in missing} - {*newer})

@@ -19,7 +19,7 @@ _PREDICATE_TYPE: Final = "https://belljar.invalid/verdict/v1"  # a name: the pro
 def statement(
     run_id: str, root: str, logs: Mapping[str, str], verdict: Mapping[str, Any], key: SigningKey
 ) -> dict[str, Any]:
-    """Return the signed envelope of a statement about a ledger's root and logs (name → SHA-256)."""
+    """Return a signed statement about a ledger's root and logs (name → SHA-256)."""
     subjects = {f"belljar-run/{run_id}/ledger-root": root, **logs}
     content = {
         "_type": "https://in-toto.io/Statement/v1",

@@ -67,7 +67,7 @@ class _Running:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Note the signals that ask this process to end, lest one tear a record."""
+    """Note the signals that ask this process to end."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -313,7 +313,7 @@ class Head:
             self._try_again(unit, unit.samples, node.node_id if node else "")
 
     def _break_off(self, running: _Running, why: str, *, may_retry: bool = True) -> None:
-        """Stop waiting for a unit. A complete one is judged: it may be breached."""
+        """Stop waiting for a unit. A complete one is judged."""
         if running.end is not None:
             self._engine.cancel(running.handle)
             self._collect(running)

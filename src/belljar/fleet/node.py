@@ -86,7 +86,7 @@ def describe() -> dict[str, Any]:
 def prepare(
     fleet: str, archive: bytes, sha256: str, words: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Unpack the task; check that this node can run it as planned, by which images."""
+    """Unpack the task; check that this node can run it."""
     folder = _folder(fleet)
     folder.mkdir(mode=0o700, parents=True)
     for other in folder.parent.iterdir():  # of heads that died
@@ -132,7 +132,7 @@ def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict
 
 
 def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: bytes) -> str:
-    """Write a piece of an image's file; return why not, such as a full disk."""
+    """Write a piece of an image's file; return why not."""
     file = _folder(fleet) / digest / "rootfs.sqfs"
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)

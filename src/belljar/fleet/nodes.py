@@ -144,7 +144,7 @@ def prepare_nodes(
 
 
 def _checked(said: Mapping[str, Any]) -> _Checked:
-    """Return the nodes' words on the task; silence or a wrong shape is an error."""
+    """Return the nodes' words on the task; silence is an error."""
     found: _Checked = {}
     for node, answer in said.items():
         found[node] = answer

@@ -194,7 +194,7 @@ class SlurmEngine:
                 yield unit, item
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
-        """End a waiting job; close a running one's pipe, so that its guard ends it."""
+        """End a waiting job; a running one's guard sees its pipe closed."""
         with suppress(OSError):
             unit.to.close() if unit.node else unit.process.terminate()
 
@@ -237,7 +237,7 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
-    """Run a program on this input; return its one frame, bounded: nodes may send anything."""
+    """Run a program on this input; return its one bounded frame."""
     pipe = subprocess.PIPE
     with (
         # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.

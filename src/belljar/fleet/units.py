@@ -265,7 +265,7 @@ def judge_fleet(
 
 
 def _ended_early(tried: Try) -> bool:
-    """Return whether an error, breach or person ended it, recorded or before it began."""
+    """Return whether an error, breach or person ended it."""
     found = tried.findings
     if found is None:
         return not tried.began
@@ -297,7 +297,7 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
 
 
 def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
-    """Yield a unit's claims of samples not given or run twice, and duplicate uuids."""
+    """Yield a unit's claims of samples not given or run twice."""
     for tried in tries:
         due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
         for row in tried.findings.rows if tried.findings is not None else ():

@@ -179,7 +179,7 @@ class ChatRequest(BaseModel):
 
 
 def read_request(body: bytes, spend: Callable[[int], None] = lambda _: None) -> ChatRequest:
-    """Read a chat request; `spend` is told what it takes beside its text. Raises `ValueError`."""
+    """Read a chat request; `spend`: its memory beside the text. Raises `ValueError`."""
     value = _json(body)
     if (beside := _bytes_beside(value)) > MAX_OBJECTS_BYTES:
         raise ValueError("a request of too many objects")
@@ -199,7 +199,7 @@ def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
 
 
 def _bytes_beside(value: object) -> int:
-    """About what a request's objects take of this host's memory, also those of its arguments."""
+    """About what a request's objects take of this host's memory."""
     total, level = 0, [value]
     while level:
         objects = [each for each in level if isinstance(each, dict)]

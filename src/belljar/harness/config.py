@@ -351,7 +351,7 @@ def _check_read_here(directories: Iterable[str]) -> None:
 
 
 def check_own_files(ours: BelljarConfig) -> None:
-    """Raise `PolicyError` for more than a compose file asks for: a log may be forged."""
+    """Raise `PolicyError` for more than a compose file asks for."""
     cells = ours.data.cells if ours.data is not None else {}
     if ours.data is not None and any(cell.files for cell in cells.values()):
         _check_read_here([ours.data.root or "."])

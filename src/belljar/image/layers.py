@@ -93,7 +93,7 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """A layer's entry. `path` has no `.` or `..`; `target` is a link's, unchanged."""
+    """A layer's entry. `path`: without `.` or `..`; `target`: a link's, unchanged."""
 
     path: EntryPath
     kind: ImageEntryKind

@@ -341,7 +341,7 @@ def fetched(
 
 
 def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> str:
-    """Have Docker or Podman, which know their daemon, write it to `source`; its name."""
+    """Have Docker or Podman write it to `source`; its name."""
     reference, failures = reference_of(rest), list[str]()
     name = reference.familiar
     if reference.digest:

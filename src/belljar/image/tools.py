@@ -405,7 +405,7 @@ def user_namespace(
 
 @contextmanager
 def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
-    """The id of a process that wrote a line; it ends after the block."""
+    """The id of a process that ends after the block."""
     env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
     with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd, env=env) as holder:
         if holder.stdin is None or holder.stdout is None or holder.stderr is None:
@@ -417,7 +417,7 @@ def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
 
 
 def draw_first_id() -> int:
-    """A new namespace root's host id: as root in a range, else this user's."""
+    """A new namespace root's host id."""
     if os.geteuid() != 0:
         return os.geteuid()
     return _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS

@@ -80,7 +80,7 @@ class FileWatch:
         self.end()
 
     def add(self, access: Access) -> None:
-        """Count it: the first of a file, operation and process is due immediately, others later."""
+        """Count it: a file, operation and process's first is due immediately."""
         key = (access.path, access.operation, access.process)
         is_known = key in self._held or key in self._reported_s
         if not is_known and len(self._held) + len(self._reported_s) >= MAX_KEYS:

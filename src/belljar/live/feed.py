@@ -216,7 +216,7 @@ class Feed:
         self.first = self.last - len(self._ring)
 
     def since(self, cursor: int, *, limit: int = LINES_PER_LOOK) -> tuple[list[str], int, int]:
-        """Return lines from `cursor` on as JSON, the next cursor, and the lost count."""
+        """Return lines from `cursor` on, the next cursor, the lost count."""
         with self._lock:
             missed = max(0, self.first - cursor)
             begin = max(cursor, self.first)

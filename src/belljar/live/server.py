@@ -65,7 +65,7 @@ _HEADERS: Final = {
 
 
 def load_token(home: Path, name: str) -> str:
-    """Return a token of the store, made when there is none. Raises `HostError` for an odd file."""
+    """Return the store's token, made if missing. Raises `HostError`."""
     path = home / "keys" / name
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():
@@ -186,7 +186,7 @@ class LiveServer:
         return Response((_HERE / name).read_bytes(), media_type=kind)
 
     async def _session(self, request: Request) -> Response:
-        """Trade a token, or a secret from before a restart, for its role's secret."""
+        """Trade a token, or an old secret, for its role's secret."""
         given = (await _body(request)).get("token", "")
         token = given if isinstance(given, str) else ""
         for operator in (True, False):

@@ -169,7 +169,7 @@ def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
 def policy_obstacles(
     tier: Tier, rights: Rights | None, user: str, devices: tuple[str, ...]
 ) -> Iterator[Obstacle]:
-    """Why the tier can't give a cell these rights, this user and these GPUs."""
+    """Why the tier can't give these rights, user and GPUs."""
     if refused := tuple(refusals(rights, tier)):
         what = f"a {tier} cell does not grant {', '.join(refused)}: {_NOT_GRANTED[tier]}"
         able = " or ".join(each.value for each in Tier if not any(refusals(rights, each)))

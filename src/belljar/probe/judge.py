@@ -54,7 +54,7 @@ def overall(findings: Sequence[Finding], problem: str) -> Verdict:
 def judge_probe(
     probe: Probe, answer: AttemptReport | None, sights: Mapping[Witness, Sight], *, tier: str
 ) -> Finding:
-    """Judge by the host's sight, the cell's report, then the host's means of sight."""
+    """Judge by the host's sight, then the cell's report."""
     found = partial(_finding, probe.name)
     sight = sights.get(probe.witness, NOT_LOOKED) if probe.witness is not None else None
     if sight is not None and sight.touched:

@@ -69,7 +69,7 @@ class Witness(StrEnum):
     UDP = "udp"
     PID = "pid"
     NAMESPACES = "namespaces"
-    """The cell's processes: in none of the host's namespaces, without its root or route."""
+    """The cell's processes: without the host's namespaces, root or route."""
     ROUTER = "router"
     """The range's router, with the plan's rules and the range's ports."""
 

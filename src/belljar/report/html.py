@@ -57,7 +57,7 @@ def render(report: Mapping[str, Any]) -> bytes:
 
 
 def _visible(value: object) -> object:
-    """Show each text of a run without active or hidden parts, except our markup."""
+    """Show a run's text without active or hidden parts."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return shown(value, max_chars=len(value))

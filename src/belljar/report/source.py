@@ -71,7 +71,7 @@ def tier_of(found: CellFindings) -> str:
 
 
 def targets_of(findings: RunFindings, source: RunSource) -> list[dict[str, Any]]:
-    """Each stand-in, real host and host tool of a plan, with its use count."""
+    """A plan's stand-ins, real hosts and host tools, with use counts."""
     found = list(_targets(findings, source))
     left = len(found) - MAX_LISTED
     more = {"kind": "…", "name": f"and {left} more", "uses": 0}

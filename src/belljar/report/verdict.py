@@ -192,7 +192,7 @@ def left_out(evidence: Evidence) -> str:
 def _rows(
     evidence: Evidence, everywhere: Sequence[Reason], *, interrupted: bool
 ) -> tuple[list[Row], list[Transcript]]:
-    """Each sample of a log, each begun and unlogged, and those another run judged."""
+    """Each sample of a log, begun and unlogged, or judged elsewhere."""
     by_uuid: dict[str, list[CellFindings]] = {}  # all attempts at one sample
     for cell in evidence.cells.values():
         if cell.uuid:

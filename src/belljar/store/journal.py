@@ -119,7 +119,7 @@ def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellAbout:
-    """A cell's purpose, beside its entry: for lists and to find a run's cells."""
+    """A cell's purpose, beside its entry."""
 
     run_id: str = ""
     sample: str = ""
@@ -175,7 +175,7 @@ class Journal:
         return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
 
     def entries_now(self, problems: list[str]) -> tuple[JournalEntry, ...]:
-        """As `entries`, for urgent use: what can't be read in time becomes a problem."""
+        """As `entries`; what can't be read in time becomes a problem."""
         found, give_up = list[JournalEntry | None](), time.monotonic() + LOOK_TIMEOUT_S
         for path in patiently(self._files, LOOK_TIMEOUT_S):
             try:

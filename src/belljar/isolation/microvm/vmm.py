@@ -45,7 +45,7 @@ class VmmSpec(SandboxSpec):
 
 
 class Vmm(Sandbox):
-    """A VMM in its jail. `companions`: owns the wire, which ends before the VMM."""
+    """A VMM in its jail. `companions`: owns the wire."""
 
     def __init__(self, spec: VmmSpec, home: Path, recorder: Recorder | None = None) -> None:
         self.spec, self.emulated = spec, spec.shape.accel == "tcg"

@@ -101,7 +101,7 @@ class Authority:
         return found
 
     def take_secrets(self) -> bytes:
-        """Return what OpenSSL logged since the last call: one connection's, if called at once."""
+        """Return what OpenSSL logged since the last call."""
         lines = self._key_log.read_bytes() if self._key_log.exists() else b""
         if lines:
             self._key_log.write_bytes(b"")

@@ -83,7 +83,7 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
 
 
 def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
-    """Return why an address may not be dialled, or "". `near`: the host's networks."""
+    """Why an address may not be dialled, or "". `near`: the host's networks."""
     try:
         parsed = ip_address(address)
     except ValueError:

@@ -201,7 +201,7 @@ def all_down(kernel: socket.socket) -> None:
 def socket_within(
     namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
 ) -> socket.socket:
-    """A socket in another namespace; this thread must be able to return. Raises `OSError`."""
+    """A socket in another namespace, from which this thread returns. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:

@@ -49,7 +49,7 @@ _Packet: TypeAlias = bytes
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One logged packet; `bytes` by its IP header; may lack addresses. `packet`: its beginning."""
+    """One logged packet; `bytes` by its IP header. `packet`: its beginning."""
 
     reason: str
     device: int
