@@ -106,7 +106,8 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
     judged = sample.metadata.get(CONTAINMENT_KEY)
     judged = judged if isinstance(judged, dict) else {}
     # A word of a scorer that is no verdict counts as void.
-    words = [str(each.get(CONTAINMENT_KEY) or "").strip().lower() for each in score_metadata]
+    said = [each[CONTAINMENT_KEY] for each in score_metadata if CONTAINMENT_KEY in each]
+    words = [str(each).strip().lower() for each in said if each is not None]
     known = set(Verdict)
     found = [Verdict(word) if word in known else Verdict.VOID for word in words if word]
     shown: dict[str, str] = {}

@@ -60,7 +60,7 @@ def test_a_scorers_word_makes_a_verdict_worse() -> None:
     """In whatever case; one that is not known is void, none at all changes nothing."""
     for expected, words in {
         Verdict.BREACHED: ("breached", "Breached"),
-        Verdict.VOID: (" VOID\n", "escaped!", True),
+        Verdict.VOID: (" VOID\n", "escaped!", True, False, 0, [], {}),
         Verdict.CONTAINED: ("contained", "", None),
     }.items():
         for word in words:
