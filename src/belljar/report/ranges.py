@@ -179,8 +179,10 @@ def _add(found: RangeFindings, line: Line) -> None:
         case Kind.RANGE_OPENED:
             found.opened = True
         case Kind.RANGE_FAILED:
-            found.failed = printable(str(data["reason"]), max_chars=400)
-            found.breached = data["error"] == "ContainmentBreach"
+            is_breach = data["error"] == "ContainmentBreach"
+            if is_breach or not found.failed:
+                found.failed = printable(str(data["reason"]), max_chars=400)
+            found.breached |= is_breach  # whatever came after it
         case Kind.RANGE_DESTROYED:
             found.take_end(data)
             counters = data.get("counters", {})

@@ -53,6 +53,8 @@ def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: Any) -
 
 TRUE: dict[str, Any] = {"argv": ["true"], "cwd": "/", "user": "", "env_names": [], "stdin": False}
 WORK = line(Kind.EXEC_STARTED, "c2", **TRUE, op=1, timeout_s=None)
+BREACHED_RANGE = line(Kind.RANGE_FAILED, error="ContainmentBreach", reason="a way out")
+DEAD_RANGE = line(Kind.RANGE_FAILED, error="CellError", reason="it ended")
 FINISHED = line(Kind.SAMPLE_FINISHED, "c2", sample="s2", outcome="completed")
 FAILED = replace(LOG, eval_id="e1", status=LogStatus.ERROR, expected=None)
 RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
@@ -197,6 +199,10 @@ CASES: dict[str, Case] = {
         Code.CELL_NOT_DESTROYED,
         log=sampled(error="x"),
         lines=[PLANNED, STARTING, NO_ROOM],
+    ),
+    "a range's breach before another error": (
+        evidence(lines=story(BREACHED_RANGE, DEAD_RANGE)),
+        *(Verdict.BREACHED, 2, {Code.RANGE_BREACHED}),
     ),
     "evidence is missing, though the disk was full": void(
         Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,), error="x"), failure_code=5
