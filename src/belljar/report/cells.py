@@ -193,7 +193,7 @@ class CellFindings(Ending):
         if self.left_by_old:
             found.append(self._reason(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old)))
         # Nothing ever ran in an unused cell that could not be made
-        ran = bool(self.operations or self.probings or not self.failures)
+        ran = bool(self.begun or self.operations or self.probings or not self.failures)
         if self.destroyed or ran or not self.is_unused:
             found += self.reasons_of_end("cell", self.cell_id)
         return found

@@ -204,6 +204,12 @@ CASES: dict[str, Case] = {
         evidence(lines=story(BREACHED_RANGE, DEAD_RANGE)),
         *(Verdict.BREACHED, 2, {Code.RANGE_BREACHED}),
     ),
+    "a cell made ahead whose making had begun, and whose end is not on record": void(
+        Code.CELL_NOT_DESTROYED, lines=[*story(), planned("c2", ahead=True), STARTING, NO_ROOM]
+    ),
+    "a cell made ahead for which there was no room": contained(
+        lines=[*story(), planned("c2", ahead=True), NO_ROOM]
+    ),
     "evidence is missing, though the disk was full": void(
         Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,), error="x"), failure_code=5
     ),
