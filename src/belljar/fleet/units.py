@@ -36,7 +36,9 @@ INFRASTRUCTURE: Final = frozenset(
     }
 )
 # The same of a record that ends with its process: nothing could be probed or destroyed then.
-_NEVER_ENDED: Final = frozenset({ReasonCode.PROBES_MISSING, ReasonCode.RANGE_NOT_DESTROYED})
+_NEVER_ENDED: Final = frozenset(
+    {ReasonCode.PROBES_MISSING, ReasonCode.OPERATIONS_CUT_OFF, ReasonCode.RANGE_NOT_DESTROYED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

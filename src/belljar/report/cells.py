@@ -174,11 +174,15 @@ class CellFindings(Ending):
             if each.verdict is Verdict.VOID
         ]
         died = [self.death] if self.model is not None and self.death else []
+        # What an operation put out is in the event of its end
+        count = sum(each.outcome is None for each in self.operations.values())
+        cut = [count] if count else []
         return [
             *(self._reason(ReasonCode.MODEL_CELL_DIED, each) for each in died),
             *self.end_reasons,
             *(self._reason(ReasonCode.PROBES_MISSING, phase) for phase in missing),
             *(self._reason(ReasonCode.PROBES_VOID, each) for each in void),
+            *(self._reason(ReasonCode.OPERATIONS_CUT_OFF, str(each)) for each in cut),
         ]
 
     @property

@@ -34,6 +34,7 @@ class ReasonCode(Sentence):
     PROBES_MISSING = "probes_missing", "it was not probed at its {}"
     PROBES_VOID = "probes_void", "its probes are void, {}"
     PROBES_BREACHED = "probes_breached", "breached: {}"
+    OPERATIONS_CUT_OFF = "operations_cut_off", "the end of {} operation(s) is not on record"
     MODEL_CELL_DIED = "model_cell_died", "the model's cell died: {}"
     REVERT_UNCLEAN = "revert_unclean", "a revert left something of the old machine in it: {}"
 

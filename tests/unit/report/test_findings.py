@@ -67,6 +67,7 @@ STORY = [
     line(Kind.EXEC_TIMED_OUT, op=3, timeout_s=1.0, stdout_bytes=3, **SIZES),
     line(Kind.LIMIT_HIT, limit="exec_timeout"),
     line(Kind.EXEC_STARTED, op=4, argv=["bash"], user="u", pty=True),
+    line(Kind.EXEC_FAILED, op=4, reason="left"),
     *probed("end"),
     line(Kind.CELL_DESTROYED, clean=True, survivors=[], duration_ms=1.0, second=30),
     line(Kind.SAMPLE_FINISHED, sample="s", epoch=2, outcome="completed", second=31),

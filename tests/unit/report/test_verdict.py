@@ -53,6 +53,9 @@ def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: Any) -
 
 TRUE: dict[str, Any] = {"argv": ["true"], "cwd": "/", "user": "", "env_names": [], "stdin": False}
 WORK = line(Kind.EXEC_STARTED, "c2", **TRUE, op=1, timeout_s=None)
+DONE = line(Kind.EXEC_FAILED, "c2", op=1, reason="cancelled")
+CUT = line(Kind.EXEC_STARTED, "c1", **TRUE, op=1, timeout_s=None)
+CUT_COPY = line(Kind.FILES_STARTED, "c1", op=1, action="upload", path="/x")
 BREACHED_RANGE = line(Kind.RANGE_FAILED, error="ContainmentBreach", reason="a way out")
 DEAD_RANGE = line(Kind.RANGE_FAILED, error="CellError", reason="it ended")
 FINISHED = line(Kind.SAMPLE_FINISHED, "c2", sample="s2", outcome="completed")
@@ -83,7 +86,9 @@ def allowing(*rules: list[str]) -> list[Line]:
 def cancelled(without: Kind | None = None) -> list[Line]:
     """The story, and a second sample that ended; all is there but one kind of event."""
     probed = [replace(each, cell="c2") for phase in ("start", "end") for each in probing(phase)]
-    lines = other_cell("u2", *probed[:2], WORK, *probed[2:], FINISHED, sample="s2", eval_id="e1")
+    lines = other_cell(
+        "u2", *probed[:2], WORK, DONE, *probed[2:], FINISHED, sample="s2", eval_id="e1"
+    )
     return [each for each in lines if each.cell != "c2" or each.kind is not without]
 
 
@@ -130,7 +135,7 @@ def ended_by(status: LogStatus, **changes: Any) -> LogRecord:
 
 
 ERROR, CANCELLED = ended_by(LogStatus.ERROR), ended_by(LogStatus.CANCELLED)
-OTHER, OTHER_RAN = other_cell("u2"), other_cell("u2", WORK)
+OTHER, OTHER_RAN = other_cell("u2"), other_cell("u2", WORK, DONE)
 PREPARED = other_cell("u2", WORK, preparing=True)
 UNKNOWN = (Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING)
 HOSTED_TOOL = sampled(tools=(HOSTED,))
@@ -164,7 +169,7 @@ CASES: dict[str, Case] = {
     "an error hides nothing missing": void(*UNKNOWN, log=ERROR, lines=OTHER_RAN),
     "an interrupt while the next was prepared": contained(130, lines=PREPARED, interrupted=True),
     "an interrupt after the next sample's own work had begun": void(
-        *UNKNOWN, lines=other_cell("u2", RUNNING, WORK, preparing=True), interrupted=True
+        *UNKNOWN, lines=other_cell("u2", RUNNING, WORK, DONE, preparing=True), interrupted=True
     ),
     "an end that met its cancellation for another's error": contained(1, FAILED, cancelled()),
     "a sample that is in no log of an evaluation that went well": void(
@@ -200,15 +205,17 @@ CASES: dict[str, Case] = {
         log=sampled(error="x"),
         lines=[PLANNED, STARTING, NO_ROOM],
     ),
-    "a range's breach before another error": (
-        evidence(lines=story(BREACHED_RANGE, DEAD_RANGE)),
-        *(Verdict.BREACHED, 2, {Code.RANGE_BREACHED}),
-    ),
     "a cell made ahead whose making had begun, and whose end is not on record": void(
         Code.CELL_NOT_DESTROYED, lines=[*story(), planned("c2", ahead=True), STARTING, NO_ROOM]
     ),
     "a cell made ahead for which there was no room": contained(
         lines=[*story(), planned("c2", ahead=True), NO_ROOM]
+    ),
+    "a command without an end": void(Code.OPERATIONS_CUT_OFF, lines=story(CUT)),
+    "a copy without an end": void(Code.OPERATIONS_CUT_OFF, lines=story(CUT_COPY)),
+    "a range's breach before another error": (
+        evidence(lines=story(BREACHED_RANGE, DEAD_RANGE)),
+        *(Verdict.BREACHED, 2, {Code.RANGE_BREACHED}),
     ),
     "evidence is missing, though the disk was full": void(
         Code.CALLS_OUTSIDE_CELL, log=sampled(calls=(CALL,), error="x"), failure_code=5
