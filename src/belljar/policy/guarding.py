@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from belljar.dataclass import dataclass, field
-
-if TYPE_CHECKING:
-    from belljar.policy.model import Protected
 
 
 class DecoyKind(StrEnum):
@@ -81,6 +78,16 @@ ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(
         **dict.fromkeys((Place.OUTPUT, Place.MODEL), (Action.FLAG, Action.REDACT, Action.STOP)),
     }
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protected:
+    """Data that may not leave: a file or a value."""
+
+    id: str
+    file: str = ""
+    columns: tuple[str, ...] = ()
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

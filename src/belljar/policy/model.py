@@ -1,13 +1,11 @@
-"""What a policy says, typed. Frozen, strict, nothing unknown.
-
-`Policy` is the edge: pydantic, reads what a person wrote.
-"""
+"""What a policy says, as a person wrote it, typed: frozen, strict, nothing unknown."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -37,6 +35,7 @@ from belljar.policy.guarding import (
     DecoyKind,
     GuardRules,
     Place,
+    Protected,
     Stop,
     Trigger,
 )
@@ -206,7 +205,7 @@ def _specs(decoys: tuple[DecoySpec, ...]) -> tuple[DecoySpec, ...]:
     )
 
 
-class Protected(Strict):
+class ProtectedText(Strict):
     """Data that may not leave."""
 
     id: Id = Field(description="Names it in events.")
@@ -219,7 +218,7 @@ class Protected(Strict):
     value: Annotated[str, kinds.LINE] = Field(default="", description="One value.")
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Protected:
+    def _one_of_both(self) -> ProtectedText:
         if bool(self.file) == bool(self.value):
             raise AtError("write exactly one of `file` and `value`", "file")
         if self.columns and not self.file:
@@ -228,7 +227,6 @@ class Protected(Strict):
 
 
 def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
-    """Refuse an action that its place can't have."""
     for place, action in actions.items():
         if action not in ACTIONS[place]:
             words = listed(word.value for word in ACTIONS[place])
@@ -239,7 +237,7 @@ def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
 class GuardText(Strict):
     """What the egress guard looks for and does."""
 
-    protect: Annotated[tuple[Protected, ...], list_of(MAX_PROTECTED, min_count=0)] = Field(
+    protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = Field(
         default=(), description="Data of your own that may not leave."
     )
     classes: Annotated[
@@ -264,14 +262,15 @@ class GuardText(Strict):
 def _rules(text: GuardText | None) -> GuardRules | None:
     if text is None:
         return None
+    protect = tuple(Protected(**item.model_dump()) for item in text.protect)
     actions = {**DEFAULT_ACTIONS, **text.action}
-    return GuardRules(protect=text.protect, classes=text.classes, actions=actions)
+    return GuardRules(protect=protect, classes=text.classes, actions=actions)
 
 
 def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
     if rules is None:
         return None
-    protect = [item.model_dump(mode="json", exclude_defaults=True) for item in rules.protect]
+    protect = [{name: v for name, v in asdict(item).items() if v} for item in rules.protect]
     action = {place.value: rules.action(place).value for place in Place}
     return {"protect": protect, "classes": rules.classes, "action": action}
 
@@ -497,4 +496,4 @@ class Policy(Strict):
 def policy_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a policy file, for editors."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return dialect | Policy.model_json_schema(mode="validation") | {"title": "Belljar policy"}
+    return dialect | Policy.model_json_schema() | {"title": "Belljar policy"}

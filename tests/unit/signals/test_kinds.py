@@ -7,7 +7,6 @@ import binascii
 import json
 import re
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -152,9 +151,9 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
 KEY = b"k" * KEY_BYTES
 
 
-def made(kind: DecoyKind, scope: str = "range", **more: Any) -> Minted:
+def made(kind: DecoyKind, scope: str = "range") -> Minted:
     place = "" if kind is DecoyKind.METADATA else "crm.corp.internal"
-    spec = DecoySpec.model_construct(id="crm", kind=kind, place=place, count=3, **more)
+    spec = DecoySpec.model_construct(id="crm", kind=kind, place=place, count=3)
     return mint_service(KEY, scope, spec)
 
 
