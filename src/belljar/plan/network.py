@@ -286,7 +286,6 @@ def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], boo
 
 
 def _own_cell(own: OwnCell) -> StandInPlan:
-    """The range's own cell, like a target cell."""
     ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
     plan = StandInPlan(id=OWN_CELL, kind="cell", names=own.names, ports=ports)
     settings = {} if own.networks is None else {"networks": list(own.networks)}

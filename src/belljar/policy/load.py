@@ -191,7 +191,6 @@ def _problem(tree: YamlTree, path: yaml_tree.Path, message: str, *, key: bool = 
 
 
 def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetails
-    """The path as written."""
     refusal = error.get("ctx", {}).get("error")
     path: yaml_tree.Path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
     path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
@@ -216,12 +215,10 @@ def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
 
 
 def _fields(model: type[Strict]) -> set[str]:
-    """The names of all fields of these models."""
     return set(model.model_fields).union(*map(_fields, model.__subclasses__()))
 
 
 def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
-    """The faults of files copied into cells."""
     lists: dict[yaml_tree.Path, tuple[FileCopy, ...]] = {("files",): policy.files}
     for name, item in (policy.network.stand_ins if policy.network is not None else {}).items():
         if isinstance(item, CellStandIn):
@@ -241,7 +238,6 @@ def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterato
 
 
 def _own_problems(network: Network | None, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
-    """The faults of files and directories that stand-ins name."""
     for name, item in (network.stand_ins if network is not None else {}).items():
         own_field, own = item.own_path()
         try:

@@ -137,7 +137,6 @@ def is_closed(network: Network) -> bool:
 
 
 def _is_alike(network: Network, other: Network | None) -> bool:
-    """Return True if at most upstreams and record differ."""
     # Both are merged field by field, so they don't make it another network.
     none = {"upstreams": (), "record": Record()}
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
