@@ -103,9 +103,8 @@ class _SshConnection(asyncssh.SSHServerConnection):
         return username == self._context.settings["user"]
 
     async def _judged(self, user: str, credential: bytes, mechanism: str, *, ok: bool) -> bool:
-        presented = Presented(user=user, credential=credential, ok=ok, mechanism=mechanism)
         self._attempts += not ok
-        await self.record(ServiceStep("login", b"", presented=presented))
+        await self.record(ServiceStep(mechanism, b"", presented=Presented(user, credential, ok)))
         if self._attempts >= MAX_ATTEMPTS:
             why = "Too many authentication failures"
             self.disconnect(asyncssh.DISC_PROTOCOL_ERROR, why)
