@@ -11,6 +11,7 @@ import datetime as dt
 import socket
 import ssl
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -133,7 +134,7 @@ def warm_up() -> None:
     server_context()
 
 
-def server_context() -> ssl.SSLContext:
+def server_context(on_name: Callable[..., int | None] | None = None) -> ssl.SSLContext:
     """Return a server's context: TLS 1.2 or 1.3, without renegotiation, resumption, padding."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -141,6 +142,7 @@ def server_context() -> ssl.SSLContext:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0  # TLS 1.3's; the option ends 1.2's
     context.set_alpn_protocols([ALPN])
+    context.sni_callback = on_name
     return context
 
 
@@ -154,7 +156,7 @@ class Terminator:
 
     def __init__(self, site: Site, authority: Authority) -> None:
         self._site, self._authority = site, authority
-        self._context = self._first_context()
+        self._context = server_context(self._named)
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
         """Connection and peer; None, recorded, if it fails."""
@@ -171,7 +173,7 @@ class Terminator:
                 # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't
                 # disable the cache: such a context serves no further connection.
                 if version != "TLSv1.3":
-                    self._context = self._first_context()
+                    self._context = server_context(self._named)
                 if secure.engine.session_reused:
                     problem = "a resumed session"
                 elif not peer.labels >= _NEEDED_SECRETS[version]:
@@ -205,12 +207,6 @@ class Terminator:
             pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         secure.take_handshake_bytes()  # the client's last: nobody reads them
         return secure, hello.peer
-
-    def _first_context(self) -> ssl.SSLContext:
-        """Without a certificate: the name is judged first."""
-        context = server_context()
-        context.sni_callback = self._named
-        return context
 
     def _named(
         self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext

@@ -60,10 +60,6 @@ class NotAnUpstreamError(ValueError):
     """The plan lacks it: the gateway is compromised."""
 
 
-class RefusedDialError(ValueError):
-    """The upstream is unavailable; the text says why."""
-
-
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     """The request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
@@ -172,14 +168,11 @@ class Dialler:
     def dial(self, body: bytes, record: Record) -> socket.socket:
         """The end of a relay, the caller's to close; recorded before it is dialled or refused.
 
-        Raises `RefusedDialError`; `NotAnUpstreamError`: the range is to be ended.
+        Raises `NotDialledError`, `OSError`; `NotAnUpstreamError`: the range is to be ended.
         """
+        upstream = port = None
         try:
             upstream, port = wanted(body, self._network)
-        except NotAnUpstreamError as exc:
-            record(_event(None, None, "refused", problem=str(exc)))
-            raise
-        try:
             with self._spending.dialling(self.number, upstream):
                 # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
@@ -192,11 +185,11 @@ class Dialler:
                     with self._locks[upstream.host]:  # last: the next request tries another
                         others = [each for each in self._pins[upstream.host] if each != address]
                         self._pins[upstream.host] = (*others, address)
-                    raise RefusedDialError(f"no answer there: {problem}") from exc
+                    raise OSError(f"no answer there: {problem}") from exc
                 return self._spending.relay(self.number, upstream, end)
-        except NotDialledError as exc:
+        except (NotAnUpstreamError, NotDialledError) as exc:
             record(_event(upstream, port, "refused", problem=str(exc)))
-            raise RefusedDialError(str(exc)) from exc
+            raise
 
     def close(self) -> None:
         """End every connection. Idempotent."""

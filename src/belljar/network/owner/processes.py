@@ -27,7 +27,6 @@ from belljar.network.gateway.config import (
     Bounds,
     GatewayConfig,
     GuardConfig,
-    as_neighbour,
     as_stand_in,
 )
 from belljar.network.owner.dial import Reach
@@ -373,14 +372,24 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         for item in network.stand_ins
         if not item.is_target
     )
-    neighbours = map(as_neighbour, network.reached_cells)
+    nothing: dict[str, Any] = {"names": (), "ports": (), "directory": None, "all_ports": False}
+    neighbours = (  # What the gateway needs of a cell: its networks.
+        replace(cell, settings={"networks": sorted(cell.networks)}, **nothing)
+        for cell in network.reached_cells
+    )
     has_encrypted = any({*upstream.ports} - {HTTP_PORT} for upstream in network.upstreams)
     config = GatewayConfig(
         layout=spec.layout,
         stand_ins=(*inside, *neighbours, *map(as_stand_in, network.upstreams)),
         authorities=spec.reach.read_authorities() if has_encrypted else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
-        bounds=Bounds.of(network.bounds, alive_every_s=spec.check_every_s),
+        bounds=Bounds(
+            connections=network.bounds.connections,
+            connections_per_cell=network.bounds.connections_per_cell,
+            cell_connections=network.bounds.cell_connections,
+            tls_connections=min(network.bounds.connections, 2_000),
+            alive_every_s=spec.check_every_s,
+        ),
         guard=spec.guard,
     )
     about = {"uid": uid, "directories": directories}

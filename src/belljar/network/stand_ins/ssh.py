@@ -129,8 +129,10 @@ class _Server(asyncssh.SSHServer):
         self._connection.sessions += 1
         return self._connection.sessions <= MAX_SESSIONS and _Session(self._connection)
 
-    def connection_requested(self, *where: Any) -> Any:  # noqa: ANN401 - asyncssh's union
-        return self._refuse_channel(":".join(map(str, where[:2])))
+    async def connection_requested(self, *where: Any) -> NoReturn:  # noqa: ANN401 - of two kinds
+        named = f"forward to {':'.join(map(str, where[:2]))}".encode("utf-8", "replace")
+        await self._connection.record(ServiceStep("forward", named))
+        raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
 
     unix_connection_requested: Any = connection_requested
 
@@ -140,11 +142,6 @@ class _Server(asyncssh.SSHServer):
         return False
 
     unix_server_requested: Any = server_requested
-
-    async def _refuse_channel(self, what: str) -> NoReturn:
-        named = f"forward to {what}".encode("utf-8", "replace")
-        await self._connection.record(ServiceStep("forward", named))
-        raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):
