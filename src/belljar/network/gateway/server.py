@@ -20,12 +20,8 @@ import h11
 from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
+from belljar.network.gateway import reporter
 from belljar.network.gateway.http1 import RequestParser
-from belljar.network.gateway.reporter import (
-    MAX_RECORDED_URL_CHARS,
-    printable_headers,
-    printable_text,
-)
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.gateway.stream import Pipe
 from belljar.network.ipc import Item
@@ -212,7 +208,7 @@ class Exchange:
         """Send an answer's part, on record. Raises `ClientGoneError`."""
         self._sent.feed(data)
         if is_last:
-            await self._site.record(*self._last_items(self._status))
+            await self._site.record(*self._last_items())
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
@@ -233,7 +229,7 @@ class Exchange:
             return
         if self._has_begun:
             # Too late for a status: the client sees an answer that ends too early.
-            await self._site.record(*self._last_items(None))
+            await self._site.record(*self._last_items())
             return
         self._sent = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         # On record by then. A client that doesn't read must not keep one of the few exchanges.
@@ -245,16 +241,17 @@ class Exchange:
         """Record an exchange that is over before its end."""
         if not self._is_over:
             self._reason = RANGE_ENDED if self._site.is_ending else LEFT
-        for make in self._last_items(None):
+            self._status = self._status if self._has_begun else 0
+        for make in self._last_items():
             self._site.post(make)
 
-    def _last_items(self, status: int | None) -> list[Callable[[], Item]]:
+    def _last_items(self) -> list[Callable[[], Item]]:
         """Return the items to record once at the end."""
         if self._is_over:
             return []
         self._is_over = True
         first = [] if self._posted is not None else [self._request_item]
-        return [*first, partial(self._answer_item, status)]
+        return [*first, self._answer_item]
 
     def _request_item(self) -> Item:
         version = self._request.http_version.decode("ascii")
@@ -262,11 +259,11 @@ class Exchange:
         host = authority if authority is not None else b"".join(self._judged.hosts[:1])
         named = host or f"{self._peer.address}:{self._peer.port}".encode()
         origin = b"%s://%s" % (self._scheme.encode(), named)
-        url = printable_text(
-            origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS
+        url = reporter.printable_text(
+            origin + path + (b"?" + query if query else b""), reporter.MAX_RECORDED_URL_CHARS
         )
-        method = printable_text(self._request.method, 64)
-        pairs, dropped = printable_headers(self._request.headers.raw_items())
+        method = reporter.printable_text(self._request.method, 64)
+        pairs, dropped = reporter.printable_headers(self._request.headers.raw_items())
         fields = "".join(f"{name}: {value}\r\n" for name, value in pairs)
         shown = f"{method} {url[len(origin) :]} HTTP/{version}\r\n{fields}\r\n"
         bodies = self._received.bodies("request")
@@ -288,12 +285,11 @@ class Exchange:
         }
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
-    def _answer_item(self, status: int | None) -> Item:
-        headers, _ = printable_headers(self._fields)
-        begun = self._status if self._has_begun else 0
+    def _answer_item(self) -> Item:
+        headers, _ = reporter.printable_headers(self._fields)
         data: dict[str, JsonValue] = {
             **self._common,
-            "status": status or begun,
+            "status": self._status,
             "bytes": self._sent.total_bytes,
             "request_bytes": self._received.total_bytes,
             "duration_ms": since_ms(self._start),
@@ -401,9 +397,9 @@ class HttpConnection:
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
-            "url": printable_text(f"{'https' if peer.hello else 'http'}://{place}", 300),
+            "url": reporter.printable_text(f"{'https' if peer.hello else 'http'}://{place}", 300),
             "verdict": "refused",
-            "reason": printable_text(reason, 200),
+            "reason": reporter.printable_text(reason, 200),
             "bytes": 0,
         }
         kept_bytes = self._site.bounds.kept_body_bytes

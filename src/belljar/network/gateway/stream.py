@@ -103,8 +103,7 @@ class TlsPipe:
         self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
     ) -> None:
         self._inner = inner
-        self._in = ssl.MemoryBIO()
-        self._out = ssl.MemoryBIO()
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.engine = context.wrap_bio(
             self._in, self._out, server_side=server_name is None, server_hostname=server_name
         )

@@ -40,8 +40,6 @@ LEAF_LIFE: Final = dt.timedelta(days=390)
 ALPN: Final = "http/1.1"
 # Forward secrecy, no padding; the level refuses keys below 112 bits.
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
-
-
 _NO_USES: Final = (
     *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("encipher_only", "decipher_only"),
@@ -61,10 +59,8 @@ class Authority:
     """Issues leaves by name. `certificate`: its own, PEM."""
 
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
-        self._scratch = scratch
-        self._key_log = scratch / "secrets"
-        self._now = now
-        self._max_leaves = max_leaves
+        self._scratch, self._key_log = scratch, scratch / "secrets"
+        self._now, self._max_leaves = now, max_leaves
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._builder(AUTHORITY_NAME, self._key).sign(self._key, hashes.SHA256())

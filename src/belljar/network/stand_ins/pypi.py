@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from packaging import utils
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from belljar.network.stand_ins import files, web
 
@@ -32,12 +32,7 @@ def parse_file_name(name: str) -> tuple[str, Version] | None:
             return project, version
         project, version = utils.parse_sdist_filename(name)
         return utils.canonicalize_name(project, validate=True), version
-    except (
-        utils.InvalidWheelFilename,
-        utils.InvalidSdistFilename,
-        InvalidVersion,
-        utils.InvalidName,
-    ):
+    except ValueError:  # as all of the library's are
         return None
 
 
