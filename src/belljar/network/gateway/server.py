@@ -20,11 +20,12 @@ import h11
 from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
-from belljar.network.gateway import reporter
 from belljar.network.gateway.http1 import RequestParser
+from belljar.network.gateway.reporter import MAX_RECORDED_URL_CHARS, printable_headers
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.gateway.stream import Pipe
 from belljar.network.ipc import Item
+from belljar.network.stand_ins import web
 from belljar.network.stand_ins.web import Answer, ClientGoneError, RefusedRequestError, Request
 from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
@@ -259,11 +260,9 @@ class Exchange:
         host = authority if authority is not None else b"".join(self._judged.hosts[:1])
         named = host or f"{self._peer.address}:{self._peer.port}".encode()
         origin = b"%s://%s" % (self._scheme.encode(), named)
-        url = reporter.printable_text(
-            origin + path + (b"?" + query if query else b""), reporter.MAX_RECORDED_URL_CHARS
-        )
-        method = reporter.printable_text(self._request.method, 64)
-        pairs, dropped = reporter.printable_headers(self._request.headers.raw_items())
+        url = web.word(origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS)
+        method = web.word(self._request.method, 64)
+        pairs, dropped = printable_headers(self._request.headers.raw_items())
         fields = "".join(f"{name}: {value}\r\n" for name, value in pairs)
         shown = f"{method} {url[len(origin) :]} HTTP/{version}\r\n{fields}\r\n"
         bodies = self._received.bodies("request")
@@ -286,7 +285,7 @@ class Exchange:
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
     def _answer_item(self) -> Item:
-        headers, _ = reporter.printable_headers(self._fields)
+        headers, _ = printable_headers(self._fields)
         data: dict[str, JsonValue] = {
             **self._common,
             "status": self._status,
@@ -379,13 +378,11 @@ class HttpConnection:
         """Record the end's reason, then answer unless the status is 0."""
         await self._site.record(partial(self._refusal, reason))
         if status:
-            fields = (
-                f"Date: {formatdate(usegmt=True)}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-            )
-            line = b"HTTP/1.1 %d %b\r\n" % (status, PHRASES.get(status, b""))
+            date = formatdate(usegmt=True).encode()
+            head = b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (status, PHRASES.get(status, b""), date)
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(self._site.bounds.idle_timeout_s):
-                    await self.write(line + fields.encode())
+                    await self.write(head + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
 
     def _refusal(self, reason: str) -> Item:
         """Return the event, with the outcome of a headless request."""
@@ -397,9 +394,9 @@ class HttpConnection:
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
-            "url": reporter.printable_text(f"{'https' if peer.hello else 'http'}://{place}", 300),
+            "url": web.word(f"{'https' if peer.hello else 'http'}://{place}", 300),
             "verdict": "refused",
-            "reason": reporter.printable_text(reason, 200),
+            "reason": web.word(reason),
             "bytes": 0,
         }
         kept_bytes = self._site.bounds.kept_body_bytes

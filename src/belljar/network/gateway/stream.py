@@ -21,10 +21,9 @@ from typing import Any, Final, Protocol
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
-from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp
+from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp, word
 from belljar.signals.values import Channel
 
 PIECE_BYTES: Final = 64 << 10
@@ -207,7 +206,7 @@ class StreamRecord:
         return self.item(
             "closed",
             bodies,
-            reason=printable_text(reason, 200),
+            reason=word(reason),
             sent_bytes=self.sent.total_bytes,
             duration_ms=since_ms(self._start),
             **more,
@@ -298,7 +297,7 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
         **peer.place_fields(),
         "stand_in": stand_in,
         "verdict": verdict,
-        "reason": printable_text(reason, 200),
+        "reason": word(reason),
         "bytes": 0,
     }
 

@@ -25,11 +25,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict
-from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
 from belljar.network.gateway.stream import TcpPipe, TlsPipe
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import MAX_KEPT_BODY_BYTES
+from belljar.network.stand_ins.web import MAX_KEPT_BODY_BYTES, word
 
 AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what for.
 # From a month before the range to a year after: below the 398 days beyond which clients refuse.
@@ -247,9 +246,9 @@ class _ClientHello:
         peer = self.peer
         data: dict[str, JsonValue] = {
             **peer.place_fields(),
-            "sni": None if peer.sni is None else printable_text(peer.sni, 300),
+            "sni": None if peer.sni is None else word(peer.sni, 300),
             "verdict": "refused" if reason else "allowed",
-            "reason": printable_text(reason, 200),
+            "reason": word(reason),
             "stand_in": "" if self._verdict is None else self._verdict.stand_in,
         }
         hello = self._secure.take_handshake_bytes()

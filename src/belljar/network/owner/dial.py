@@ -160,7 +160,7 @@ class Dialler:
 
     def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
         self._network, self._reach, self._spending = network, reach, spending
-        self.number = spending.new_range()
+        self.number = next(spending.numbers)
         self._locks = {upstream.host: threading.Lock() for upstream in network.upstreams}
         self._pins: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}

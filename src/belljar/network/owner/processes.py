@@ -40,7 +40,6 @@ TIMEOUT_S: Final = 30.0
 # What the kernel holds longer after a SIGKILL is found by the search for survivors.
 END_DEADLINE_S: Final = 5.0
 PACKETS: Final = "packets.pcapng"
-_SEED_BYTES: Final = 32
 SERVE: Final = "belljar.network.gateway.serve:serve"
 _NAME: Final = "the ranges' fork server"
 _START_TIMEOUT_S: Final = 30.0
@@ -375,7 +374,7 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         layout=spec.layout,
         stand_ins=(*inside, *neighbours, *map(config.as_stand_in, network.upstreams)),
         authorities=spec.reach.read_authorities() if has_encrypted else "",
-        range_seed=os.urandom(_SEED_BYTES).hex(),
+        range_seed=os.urandom(32).hex(),
         bounds=config.Bounds(
             connections=network.bounds.connections,
             connections_per_cell=network.bounds.connections_per_cell,

@@ -108,12 +108,12 @@ class _Debian(files.Registry):
             base = f"{package}_{version}_{control['Architecture']}.deb"
             place = f"pool/main/{start}/{package}/{base}"
             self._pool.setdefault(place, file)
-            kept = [
+            lines = [
                 f"{name}: {text}" for name, text in control.items() if name.lower() not in _OURS
             ]
-            ours = [f"Filename: {place}", f"Size: {file.size_bytes}"]
-            ours += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
-            texts.append((control["Architecture"], "\n".join((*kept, *ours)) + "\n"))
+            lines += [f"Filename: {place}", f"Size: {file.size_bytes}"]
+            lines += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
+            texts.append((control["Architecture"], "\n".join(lines) + "\n"))
         self._architectures = sorted({"amd64", "arm64"} | {arch for arch, _ in texts} - {"all"})
         for arch in self._architectures:
             own = "\n".join(text for each, text in texts if each in {arch, "all"})

@@ -86,10 +86,8 @@ class _MailConnection:
             case b"QUIT":
                 self._is_over = True
                 return b"221 2.0.0 Bye\r\n"
-            case b"NOOP":
-                return _OK
-            case b"RSET":
-                self._sender = None
+            case b"NOOP" | b"RSET":
+                self._sender = None if verb == b"RSET" else self._sender
                 return _OK
             case b"HELO" | b"EHLO" if rest:
                 self._client, self._sender = rest[:255].decode("utf-8", "replace"), None

@@ -76,8 +76,9 @@ class _SshConnection(asyncssh.SSHServerConnection):
         """Keep the options: asyncssh would rebuild them in a thread; there is none."""
 
     async def validate_password(self, username: str, password: str) -> bool:
-        wanted, secret = str(self._context.settings["password"]), password.encode()
-        ok = hmac.compare_digest(secret, wanted.encode()) and self._is_user(username)
+        settings, secret = self._context.settings, password.encode()
+        is_right = hmac.compare_digest(secret, str(settings["password"]).encode())
+        ok = is_right and username == settings["user"]
         return await self._judged(username, secret, "password", ok=ok)
 
     async def change_password(self, username: str, old_password: str, new_password: str) -> bool:
@@ -88,9 +89,9 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
         """Record a key that opens nothing immediately, the right one when proven."""
-        known = self._context.settings["fingerprint"]
+        settings = self._context.settings
         named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
-        if fingerprint(key_data) != known or not self._is_user(username):
+        if fingerprint(key_data) != settings["fingerprint"] or username != settings["user"]:
             return await self._judged(username, named, "publickey", ok=False)
         if not msg:
             # Without the fingerprint: an offer is no use of the key.
@@ -98,9 +99,6 @@ class _SshConnection(asyncssh.SSHServerConnection):
             return True
         ok = await super().validate_public_key(username, key_data, msg, signature)
         return await self._judged(username, named if ok else b"", "publickey", ok=ok)
-
-    def _is_user(self, username: str) -> bool:
-        return username == self._context.settings["user"]
 
     async def _judged(self, user: str, credential: bytes, mechanism: str, *, ok: bool) -> bool:
         self._attempts += not ok

@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.network import syscalls
 from belljar.network.supervisor import netlink
 from belljar.plan.addresses import RangeLayout
@@ -171,10 +171,8 @@ def list_rules(nft: str) -> dict[str, Any]:
 @contextmanager
 def _started(nft: str, *words: str, stdin: int) -> Iterator[subprocess.Popen[bytes]]:
     command, pipe, env = (nft, "-j", *words), subprocess.PIPE, {"LC_ALL": "C"}
-    try:
+    with host_errors("nft can't be run", where=nft):
         process = subprocess.Popen(command, stdin=stdin, stdout=pipe, stderr=pipe, env=env, cwd="/")
-    except OSError as exc:
-        raise HostError(f"nft can't be run: {exc}", where=nft) from exc
     with process:
         try:
             yield process
