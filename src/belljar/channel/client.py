@@ -33,7 +33,13 @@ from belljar.channel.messages import (
     Welcome,
 )
 from belljar.channel.operations import Contents, Operation, OwnReads, feed, feed_file, judge
-from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, exec_body
+from belljar.channel.outcomes import (
+    ExecOutput,
+    ExecRequest,
+    FileTooLargeError,
+    exec_body,
+    kept_output,
+)
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError, first_of
@@ -287,10 +293,7 @@ class GuestClient:
                     if on_output is not None:
                         on_output(*chunk)
                     (stdout if chunk[0] is Stream.STDOUT else stderr).feed(chunk[1])
-            return operation.output(
-                kept=(stdout.kept, stderr.kept),
-                dropped=(stdout.dropped_bytes, stderr.dropped_bytes),
-            )
+            return operation.output(kept_output(stdout, stderr))
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:

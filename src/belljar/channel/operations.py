@@ -20,7 +20,7 @@ import anyio.to_thread
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, SignalScope, Stream
 from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
-from belljar.channel.outcomes import ExecOutput, file_error, output_of
+from belljar.channel.outcomes import ExecOutput, OutputTexts, file_error, output_of
 from belljar.errors import CellError
 from belljar.units import format_duration
 
@@ -138,19 +138,12 @@ class Operation:
         """The command's outcome; uniterated output is dropped and counted."""
         async for stream, chunk in self:
             self.discarded[stream] += len(chunk)
-        return self.output()
+        return self.output(OutputTexts())
 
-    def output(
-        self, *, kept: tuple[bytes, bytes] = (b"", b""), dropped: tuple[int, int] = (0, 0)
-    ) -> ExecOutput:
-        """The outcome with kept and dropped output. Raises `RuntimeError` before."""
-        lost = tuple(self.discarded[stream] for stream in (Stream.STDOUT, Stream.STDERR))
+    def output(self, kept: OutputTexts) -> ExecOutput:
+        """The outcome with what was kept of its output. Raises `RuntimeError` before."""
         return output_of(
-            self.ended(),
-            kept=kept,
-            dropped=(dropped[0] + lost[0], dropped[1] + lost[1]),
-            is_overdue=self.overdue,
-            user=self._user,
+            self.ended(), kept, self.discarded, is_overdue=self.overdue, user=self._user
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
