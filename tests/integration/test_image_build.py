@@ -329,7 +329,7 @@ def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_pa
         scratch_dir(home) as scratch,
         work_dir(home, scratch, first_uid) as work,
         user_namespace(
-            home, work, first_uid=first_uid, shown={base.path: base.shown}, has_network=True
+            home, work, first_uid=first_uid, shown=[base.path], has_network=True
         ) as inside,
     ):
         before = _state(base.path)

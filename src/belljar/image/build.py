@@ -33,6 +33,7 @@ from belljar.units import printable
 Report = Callable[[str], None]
 USER: Final = "user"
 UID: Final = 1000
+_CODENAME: Final = "bookworm"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The largest recipe from a slow mirror.
 _TIMEOUT_S: Final = 3600
@@ -88,7 +89,6 @@ class Recipe:
     packages: tuple[str, ...]
     disk_bytes: int
     summary: str
-    codename: str = "bookworm"
     as_docker: bool = False
 
     @property
@@ -135,7 +135,8 @@ def build_image(
 
     `report` is called from any thread. Raises `HostError`; then the store is as it was.
     """
-    sources = debian_sources(host_sources(), recipe.codename, mirror=mirror)
+    source = f"mmdebstrap {_CODENAME}"
+    sources = debian_sources(host_sources(), _CODENAME, mirror=mirror)
     mode = "root" if os.geteuid() == 0 else "unshare"
     if mode == "unshare" and first_subordinate_id(Path("/etc/subuid")) is None:
         what = "an ordinary user can't build an image here: no subordinate user ids"
@@ -157,9 +158,8 @@ def build_image(
             with layer.open("rb") as file:
                 pack_layer(file, recipe.config, rootfs, keep_setuid=True)
         except LayerError as error:
-            raise error.refusal(f"mmdebstrap {recipe.codename}") from error
+            raise error.refusal(source) from error
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
-        source = f"mmdebstrap {recipe.codename}"
         return Store(home).add(
             rootfs, recipe.config, name=recipe.name, source=source, created=created
         )
@@ -180,7 +180,7 @@ def mmdebstrap_argv(recipe: Recipe, mode: str) -> list[str]:
         *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
         *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
         f"--customize-hook={_CLEAN}",
-        recipe.codename,
+        _CODENAME,
     ]
 
 
@@ -230,7 +230,7 @@ def build_packages(
     user = Store(home).find(base).user
     options = pip_options(report) if pip else {}
     with scratch_dir(home) as context:
-        sources = debian_sources(host_sources(), "bookworm")
+        sources = debian_sources(host_sources(), _CODENAME)
         # Without the paths of this host's keyrings: the base has Debian's own.
         unsigned = "\n".join(replace(source, signed_by="").deb822() for source in sources)
         (context / "belljar.sources").write_text(unsigned)

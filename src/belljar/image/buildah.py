@@ -20,18 +20,11 @@ from belljar.errors import HostError, PolicyError
 from belljar.image import storage
 from belljar.image.config import config_of
 from belljar.image.context import read_ignore, take_context
-from belljar.image.dockerfile import (
-    EMPTY,
-    MAX_BYTES,
-    Bases,
-    Buildable,
-    DockerfileError,
-    base_images,
-    make_buildable,
-)
+from belljar.image.dockerfile import EMPTY, Buildable, make_buildable
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
+from belljar.image.stages import MAX_BYTES, Bases, DockerfileError, base_images
 from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
@@ -137,7 +130,7 @@ def build_dockerfile(
             for name, image in recipe.bases.items()
         }
         source = printable(f"build {request.context}", max_chars=300)
-        shown = {base.path: base.shown for base in bases.values()}
+        shown = [base.path for base in bases.values()]
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
