@@ -81,6 +81,7 @@ class BuildRequest:
 class BuildRecipe:
     """`inputs`: all that decides the image, except network and setuid options."""
 
+    dockerfile: Path
     found: Bases
     made: Buildable
     bases: Mapping[str, Image]
@@ -160,7 +161,12 @@ def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     """Read Dockerfile, context and bases. Raises as `build_dockerfile`."""
-    dockerfile = request.dockerfile or _dockerfile_in(request.context)
+    if request.dockerfile is None and not request.context.is_dir():
+        own = ", ".join(MADE_HERE)
+        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
+        where = printable(str(request.context))
+        raise PolicyError("the context is no directory", where=where, hint=hint)
+    dockerfile = request.dockerfile or request.context / "Dockerfile"
     try:
         raw = request.inline.encode()
         raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
@@ -186,15 +192,7 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
     }
-    return BuildRecipe(found=found, made=made, bases=bases, inputs=inputs)
-
-
-def _dockerfile_in(context: Path) -> Path:
-    if not context.is_dir():
-        own = ", ".join(MADE_HERE)
-        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
-        raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
-    return context / "Dockerfile"
+    return BuildRecipe(dockerfile=dockerfile, found=found, made=made, bases=bases, inputs=inputs)
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
@@ -203,8 +201,7 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
     os.utime(empty, (0, 0))
-    dockerfile = request.dockerfile or _dockerfile_in(request.context)
-    ignored = read_ignore(request.context, dockerfile)
+    ignored = read_ignore(request.context, recipe.dockerfile)
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))
