@@ -88,7 +88,6 @@ class Recipe:
     name: str
     packages: tuple[str, ...]
     disk_bytes: int
-    summary: str
     as_docker: bool = False
 
     @property
@@ -105,23 +104,14 @@ class Recipe:
 RECIPES: Final[Mapping[str, Recipe]] = {
     each.name: each
     for each in (
+        Recipe(name="default", packages=tuple(_BASE.split()), disk_bytes=1 << 30),
         Recipe(
-            name="default",
-            packages=tuple(_BASE.split()),
-            disk_bytes=1 << 30,
-            summary="Debian 12 minimal, Python 3 and the usual tools",
-        ),
-        Recipe(
-            name="debian-dev",
-            packages=(*_BASE.split(), *_DEVELOPMENT.split()),
-            disk_bytes=3 << 30,
-            summary="the default image with gcc, make, gdb, pip and venv",
+            name="debian-dev", packages=(*_BASE.split(), *_DEVELOPMENT.split()), disk_bytes=3 << 30
         ),
         Recipe(
             name="inspect",
             packages=(*_BASE.split(), *_DEVELOPMENT.split(), *_INSPECT.split()),
             disk_bytes=4 << 30,
-            summary="stands for the image of Inspect's Docker provider: root, Python, compilers",
             as_docker=True,
         ),
     )

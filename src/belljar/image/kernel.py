@@ -45,10 +45,8 @@ class Kernel:
     digest: str
     version: str
     package: str
-    package_sha256: str
     vmlinuz: Path
     modules: tuple[Path, ...]
-    config: Path
     wanted: tuple[str, ...] = ()
 
 
@@ -69,10 +67,8 @@ def current_kernel(home: Path) -> Kernel:
             digest=digest,
             version=str(document["release"]),
             package=str(document["package"]),
-            package_sha256=str(document["package_sha256"]),
             vmlinuz=directory / "vmlinuz",
             modules=tuple(directory / "modules" / str(name) for name in document["modules"]),
-            config=directory / "config",
             wanted=tuple(str(name) for name in document.get("wanted", ())),
         )
         files = (*kernel.modules, kernel.vmlinuz)
