@@ -117,7 +117,7 @@ RUN --mount=type=cache,id=../../../../../../../../../..{folder},target=/m ls /m 
 
 @pytest.mark.promise("1.8")
 def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_path: Path) -> None:
-    """No file of this host is shown, and the root of a build, which later tools see, is read-only."""
+    """No file of this host is shown; the root of a build, which later tools see, is read-only."""
     with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
         Path(folder).chmod(0o777)
         secret = Path(folder, "secret")

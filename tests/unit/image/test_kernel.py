@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError
-from belljar.image.kernel import (
-    adopt_kernel,
-    build_initramfs,
-    current_kernel,
-    dependencies,
-    load_order,
-)
+from belljar.image.kernel import adopt_kernel, build_initramfs, current_kernel, load_order
 
 
 def module(*needed: str) -> bytes:
@@ -41,12 +35,6 @@ def test_dependencies_come_first_and_once() -> None:
     assert {name for name, _ in load_order(["a"], read=modules.get, builtin=set())} == {"a", "b"}
     with pytest.raises(HostError, match="no module gone"):
         load_order(["gone"], read=modules.get, builtin=set())
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_have_dependencies_or_none(noise: bytes) -> None:
-    """Reading `.modinfo` never fails."""
-    assert isinstance(dependencies(noise), tuple)
 
 
 def kernel_of_another_store(tmp_path: Path) -> Path:
