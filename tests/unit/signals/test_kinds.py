@@ -152,7 +152,7 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
 KEY = b"k" * KEY_BYTES
 
 
-def made(kind: DecoyKind, scope: str = "range", **more: Any) -> Minted:
+def made(kind: DecoyKind, scope: str = "range", **more: Any) -> Minted:  # noqa: ANN401 - fields
     place = "" if kind is DecoyKind.METADATA else "crm.corp.internal"
     spec = DecoySpec.model_construct(id="crm", kind=kind, place=place, count=3, **more)
     return mint_service(KEY, scope, spec)
