@@ -149,7 +149,9 @@ def _group(item: Mapping[str, Any], error: int | None) -> CallGroup:
         # Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one
         # argument in a rule, so "not this and not that" can't be said.
         allowed = prefixes_without(frozenset(unless["values"]), 0, 32)
-        any_of += [(_masked(unless["argument"], value, mask),) for value, mask in allowed]
+        also = tuple(map(_argument, item.get("also", [])))
+        at = unless["argument"]
+        any_of += [(*also, _masked(at, value, mask)) for value, mask in allowed]
     return CallGroup(
         why=item["why"],
         calls=tuple(item["calls"]),
