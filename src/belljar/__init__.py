@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from belljar import sync as sync
     from belljar.cell.cell import Cell as Cell
     from belljar.cell.cell import CellStream as CellStream
-    from belljar.cell.cell import Snapshot as Snapshot
-    from belljar.cell.exec import OutputSoFar as OutputSoFar
     from belljar.cell.exec import RunningCommand as RunningCommand
     from belljar.cell.files import FileInfo as FileInfo
     from belljar.cell.health import HealthFinding as HealthFinding
@@ -27,9 +25,11 @@ if TYPE_CHECKING:
     from belljar.cell.pool import Pool as Pool
     from belljar.cell.pool import open_pool as open_pool
     from belljar.cell.range import Range as Range
+    from belljar.cell.snapshot import Snapshot as Snapshot
     from belljar.channel import CommandError as CommandError
     from belljar.channel import ExecOutput as ExecOutput
     from belljar.channel import FileTooLargeError as FileTooLargeError
+    from belljar.channel import OutputTexts as OutputTexts
     from belljar.channel import PtySize as PtySize
     from belljar.channel import Stream as Stream
     from belljar.errors import BelljarError as BelljarError
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from belljar.report.reasons import ReasonCode as ReasonCode
 
 _NAMES = {
-    "belljar.cell.cell": "Cell CellStream Snapshot",
-    "belljar.cell.exec": "OutputSoFar RunningCommand",
+    "belljar.cell.cell": "Cell CellStream",
+    "belljar.cell.exec": "RunningCommand",
     "belljar.cell.files": "FileInfo",
     "belljar.cell.health": "HealthFinding",
     "belljar.cell.local_tree": "Transfer",
@@ -66,7 +66,8 @@ _NAMES = {
     "belljar.cell.parts": "start_run",
     "belljar.cell.pool": "Pool open_pool",
     "belljar.cell.range": "Range",
-    "belljar.channel": "CommandError ExecOutput FileTooLargeError PtySize Stream",
+    "belljar.cell.snapshot": "Snapshot",
+    "belljar.channel": "CommandError ExecOutput FileTooLargeError OutputTexts PtySize Stream",
     "belljar.errors": "BelljarError CellError ContainmentBreach HostError LedgerError PolicyError"
     " ProtocolViolation",
     "belljar.isolation.hold": "release",

@@ -253,8 +253,6 @@ OPTIONS: Final = (
 # Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which
 # a signal is sent.
 _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)
-
-
 # The gateway opens for reading alone, removes nothing and takes no connections.
 _NOT_SUPERVISORS: Final = _names("openat openat2 unlink unlinkat accept accept4 listen")
 _ONLY_SUPERVISORS: Final = _names("""
@@ -296,9 +294,8 @@ def gateway_filter(machine: str | None = None) -> bytes:
         *((name, _ALLOW, ()) for name in ALLOWED),
         *((name, _ALLOW, [(2, _ANY_BIT, _PROT_EXEC)]) for name in ("mmap", "mprotect")),
         ("sendto", _ALLOW, [(3, _ANY_BIT, flags)]),
+        *(("setsockopt", _ALLOW, [(1, _EQUAL, at), (2, _EQUAL, option)]) for at, option in OPTIONS),
     ]
-    for level, option in OPTIONS:
-        rules.append(("setsockopt", _ALLOW, [(1, _EQUAL, level), (2, _EQUAL, option)]))
     return _assembled(rules, _IOCTLS, machine or platform.machine())
 
 

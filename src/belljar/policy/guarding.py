@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass, field
+
+if TYPE_CHECKING:
+    from belljar.policy.model import Protected
 
 
 class DecoyKind(StrEnum):
@@ -49,33 +52,6 @@ ALL_PORTS: Final = 0
 SERVICE_ROWS: Final = 25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoySpec:
-    """One decoy of a policy; `policy.model.DecoyText` documents the fields."""
-
-    id: str
-    kind: DecoyKind
-    place: str = ""
-    count: int = 1
-    template: str = ""
-    service: str = ""
-
-    @property
-    def is_service(self) -> bool:
-        """True for a service of the range's gateway."""
-        return self.kind in SERVICE_PORTS
-
-    @property
-    def host(self) -> str:
-        """A service's name; a metadata service's address."""
-        return self.place.partition(":")[0] or METADATA_ADDRESS
-
-    @property
-    def port(self) -> int:
-        """Of a service: where it listens."""
-        return int(self.place.partition(":")[2] or SERVICE_PORTS[self.kind][0])
-
-
 class Place(StrEnum):
     """Where the guard looks."""
 
@@ -105,16 +81,6 @@ ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(
         **dict.fromkeys((Place.OUTPUT, Place.MODEL), (Action.FLAG, Action.REDACT, Action.STOP)),
     }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protected:
-    """Data that may not leave: a file or a value."""
-
-    id: str
-    file: str = ""
-    columns: tuple[str, ...] = ()
-    value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,13 +126,3 @@ def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
 
 # Personal data, looked for only where a policy names it.
 GUARD_CLASSES: Final = ("card", "iban", "email")
-
-# `decoys: standard`: those of a developer's machine.
-STANDARD_DECOYS: Final = (
-    DecoySpec(id="aws", kind=DecoyKind.AWS_CREDENTIALS),
-    DecoySpec(id="ssh", kind=DecoyKind.SSH_KEY),
-    DecoySpec(id="dotenv", kind=DecoyKind.DOTENV),
-    DecoySpec(id="git", kind=DecoyKind.GIT_CREDENTIALS),
-    DecoySpec(id="payroll", kind=DecoyKind.SPREADSHEET, count=40),
-    DecoySpec(id="memo", kind=DecoyKind.DOCUMENT),
-)

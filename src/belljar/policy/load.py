@@ -100,12 +100,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
     # A dict of Python's may contain itself, or what JSON doesn't have.
     except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(printable(str(error)), where=source, hint=HINT_EXAMPLE) from error
-    found, problems = examine(encoded, base=None)
-    if found is None or problems:
-        wrong = [f"{each.field}: {each.message}".removeprefix(": ") for each in problems]
-        what = wrong[0] if len(wrong) == 1 else "\n  ".join((f"{len(wrong)} problems", *wrong))
-        raise PolicyError(what, where=source, hint=HINT_EXAMPLE)
-    return LoadedPolicy(policy=found, text=encoded, source=source)
+    return parse_policy(encoded, source=source, base=None)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import read_regular
-from belljar.policy.guarding import Protected
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy.loaded import LoadedPolicy
+    from belljar.policy.model import Protected
 
 MIN_VALUE_BYTES: Final = 10  # A shorter one would be found in what has nothing to do with it.
 MAX_VALUE_BYTES: Final = 4096

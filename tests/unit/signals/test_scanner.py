@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy.guarding import Protected
+from belljar.policy.model import Protected
 from belljar.signals.decoders import compressed, escapes
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.scanner import KnownValues, Scanner

@@ -51,7 +51,6 @@ _RCODES: Final[Mapping[str, int]] = {
     "FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5, "BADVERS": 16
 }  # fmt: skip
 DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
-# linux/in.h; not in Python's socket.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
