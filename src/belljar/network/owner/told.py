@@ -72,8 +72,6 @@ class ToldConnections:
             found.ends.reported += found.is_reported
 
     def _open(self, number: int, data: Mapping[str, Any], *, has_secrets: bool) -> None:
-        if type(number) is not int:  # a text could be long
-            raise ValueError("a connection's number that is none")
         address, cell = str(data["address"]), self._addresses[data["cell"]]
         ends = IPv4Address(address).packed + IPv4Address(cell).packed
         ports = (int(data[name]).to_bytes(2, "big") for name in ("port", "source_port"))

@@ -120,12 +120,10 @@ def test_a_datagram_without_a_query_on_record_is_counted() -> None:
 
 @pytest.mark.promise("2.6")
 def test_events_that_hide_a_connection_are_refused() -> None:
-    """One number for two connections; a cell that there is not; a number that takes memory."""
+    """One number for two connections; a cell that there is not."""
     told = Told()
     told.open(1, 80)
     with pytest.raises(ValueError, match="one number"):
         told.open(1, 443)
     with pytest.raises(KeyError):
         told.open(2, 80, cell="nobody")
-    with pytest.raises(ValueError, match="is none"):
-        told.open(2, 80, connection="3" * 40_000)
