@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from belljar import sync as sync
     from belljar.cell.cell import Cell as Cell
     from belljar.cell.cell import CellStream as CellStream
+    from belljar.cell.cell import Snapshot as Snapshot
     from belljar.cell.exec import RunningCommand as RunningCommand
     from belljar.cell.files import FileInfo as FileInfo
     from belljar.cell.health import HealthFinding as HealthFinding
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from belljar.cell.pool import Pool as Pool
     from belljar.cell.pool import open_pool as open_pool
     from belljar.cell.range import Range as Range
-    from belljar.cell.snapshot import Snapshot as Snapshot
     from belljar.channel import CommandError as CommandError
     from belljar.channel import ExecOutput as ExecOutput
     from belljar.channel import FileTooLargeError as FileTooLargeError
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from belljar.report.reasons import ReasonCode as ReasonCode
 
 _NAMES = {
-    "belljar.cell.cell": "Cell CellStream",
+    "belljar.cell.cell": "Cell CellStream Snapshot",
     "belljar.cell.exec": "RunningCommand",
     "belljar.cell.files": "FileInfo",
     "belljar.cell.health": "HealthFinding",
@@ -66,7 +66,6 @@ _NAMES = {
     "belljar.cell.parts": "start_run",
     "belljar.cell.pool": "Pool open_pool",
     "belljar.cell.range": "Range",
-    "belljar.cell.snapshot": "Snapshot",
     "belljar.channel": "CommandError ExecOutput FileTooLargeError OutputTexts PtySize Stream",
     "belljar.errors": "BelljarError CellError ContainmentBreach HostError LedgerError PolicyError"
     " ProtocolViolation",

@@ -9,7 +9,7 @@ from inspect_ai.util import sandbox
 from belljar.harness.provider import BelljarSandboxEnvironment
 
 if TYPE_CHECKING:
-    from belljar.cell.snapshot import Snapshot
+    from belljar.cell.cell import Snapshot
 
 __all__ = ["revert", "snapshot"]
 

@@ -35,11 +35,11 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from belljar.cell import open as cell_open
 from belljar.cell.cell import Cell as AsyncCell
 from belljar.cell.cell import CellStream as AsyncCellStream
+from belljar.cell.cell import Snapshot as AsyncSnapshot
 from belljar.cell.exec import RunningCommand as AsyncRunningCommand
 from belljar.cell.pool import Pool as AsyncPool
 from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
-from belljar.cell.snapshot import Snapshot as AsyncSnapshot
 from belljar.channel import ExecOutput, Stream
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor
@@ -331,7 +331,7 @@ class Snapshot(_Facade[AsyncSnapshot]):
 
     @property
     def facts(self) -> AsyncSnapshot:
-        """Its `id`, `name`, `state`, `cell` and `saved`."""
+        """Its `id`, `name`, `state`, `digest`, `key`, `cell` and `size_bytes`."""
         return self._inner
 
     fork = _mirrored(AsyncSnapshot.fork, lambda call, loop: _entered(call(), Cell, loop))

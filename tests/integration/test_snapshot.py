@@ -13,10 +13,9 @@ import anyio
 import pytest
 from tests.machine import PATIENCE_S
 
-from belljar.cell.cell import Cell
+from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.open import open_cell, open_range
 from belljar.cell.parts import start_run
-from belljar.cell.snapshot import Snapshot
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.isolation import renewal

@@ -28,7 +28,7 @@ with belljar.sync.open_cell(policy) as cell:
     assert cell.read_file("/tmp/notes", max_bytes=100) == b"some text"
     assert [entry.size_bytes for entry in cell.list_dir("/tmp") if entry.name == "notes"] == [9]
     snapshot = cell.snapshot("mine")
-    assert (snapshot.facts.name, len(snapshot.facts.saved.digest)) == ("mine", 64)
+    assert (snapshot.facts.name, len(snapshot.facts.digest)) == ("mine", 64)
     cell.write_file("/tmp/notes", "later")
     with snapshot.fork() as one, snapshot.fork() as two:
         assert {each.read_file("/tmp/notes") for each in (one, two)} == {b"some text"}

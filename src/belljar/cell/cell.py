@@ -10,8 +10,9 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from signal import SIGTERM
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Literal
 
 import anyio
 from anyio.abc import ByteStream
@@ -28,9 +29,6 @@ from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 from belljar.process import end_if_forked
 from belljar.units import format_duration, printable
-
-if TYPE_CHECKING:
-    from belljar.cell.snapshot import Snapshot
 
 # How much of each direction the ledger keeps: a cell may have many streams.
 KEEP_STREAM_BYTES: Final = 1 << 20
@@ -152,6 +150,37 @@ class CellStream(ByteStream):
             raise anyio.ClosedResourceError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
+
+    Attributes:
+        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
+        digest: of all of it, in hex.
+        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
+    """
+
+    id: str
+    name: str
+    state: Literal["machine", "files"]
+    digest: str
+    key: str
+    cell: str
+    size_bytes: int
+    saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
+    origin: Any = field(repr=False)  # a `cell.range.CellOrigin`, whose module knows this one
+
+    @asynccontextmanager
+    async def fork(self) -> AsyncIterator[Cell]:
+        """Open a cell that goes on from here with its own identity, randomness and clock.
+
+        Reverted, it is in the policy's clean state. Raises as `open_cell`; `CellError` for a
+        changed or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
+        """
+        async with self.origin.fork(self) as opened:
+            yield opened.cell
+
+
 class Cell(ExecOperations, FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
@@ -216,7 +245,7 @@ class Cell(ExecOperations, FileOperations):
             )
         from belljar.cell.snapshot import take_snapshot
 
-        return await take_snapshot(self, name)
+        return await take_snapshot(self, Snapshot, name)
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.

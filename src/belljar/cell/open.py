@@ -37,9 +37,8 @@ from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.ranges import OnTarget
-    from belljar.cell.snapshot import Snapshot
     from belljar.isolation.renewal import GivenPort
     from belljar.isolation.sandbox import Sandbox
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from belljar.dataclass import dataclass, field
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.parts import Parts
-    from belljar.cell.snapshot import Snapshot
     from belljar.cell.stop_rules import StopRulesRecorder
     from belljar.isolation.hold import KillOrder
     from belljar.ledger.rundir import RunDirectory

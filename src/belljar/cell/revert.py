@@ -26,9 +26,8 @@ from belljar.isolation.hold import KilledError, raise_if_killed
 from belljar.policy.limits import Risk
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.range import Range
-    from belljar.cell.snapshot import Snapshot
     from belljar.isolation.hold import KillOrder
 
 # Old machines whose destruction a revert doesn't wait for: their memory adds up.

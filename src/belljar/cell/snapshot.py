@@ -12,8 +12,8 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,16 +26,18 @@ from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError
 from belljar.events import Event, JsonValue, Kind
+from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
+from belljar.isolation.microvm.template import find_key
+from belljar.isolation.microvm.vmm import Vmm
 from belljar.policy.limits import Tier
 from belljar.store.home import HINT_SPACE
 from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.range import CellOrigin
     from belljar.channel.outcomes import ExecOutput
-    from belljar.isolation.microvm.stream import SavedMachine
 
 # Each cell has its own of these, and a fork keeps them.
 _OWN: Final = frozenset(
@@ -51,36 +53,6 @@ _STEP_NS: Final = 1_000_000
 _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
-
-    `saved`: its `size_bytes`, its `digest`, and its `key`: of what it goes on with alone (VMM,
-    processor, kernel, image and limits), as a digest.
-    """
-
-    id: str
-    name: str
-    cell: str
-    saved: SavedMachine | SavedFiles = field(repr=False)
-    origin: CellOrigin = field(repr=False)
-
-    @property
-    def state(self) -> str:
-        """`machine`: memory, processes and files; `files`: files alone (container, gvisor)."""
-        return "files" if isinstance(self.saved, SavedFiles) else "machine"
-
-    @asynccontextmanager
-    async def fork(self) -> AsyncIterator[Cell]:
-        """Open a cell that goes on from here with its own identity, randomness and clock.
-
-        Reverted, it is in the policy's clean state. Raises as `open_cell`; `CellError` for a
-        changed or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
-        """
-        async with self.origin.fork(self) as opened:
-            yield opened.cell
-
-
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
     """Record a fork's origin and give it its files. Raises `CellError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
@@ -90,8 +62,8 @@ async def resume(snapshot: Snapshot, cell: Cell) -> None:
         raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
 
 
-async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
-    """See `Cell.snapshot`."""
+async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> Snapshot:
+    """See `Cell.snapshot`. `make`: the class, whose module imports this one."""
     origin: CellOrigin = cell.origin
     _check(cell, origin)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
@@ -100,13 +72,20 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
         saved = await _save(cell, origin, directory)
-        snapshot = Snapshot(id=id_, name=name, cell=cell.id, saved=saved, origin=origin)
+        snapshot = make(
+            id=id_,
+            name=name,
+            state="machine" if isinstance(saved, SavedMachine) else "files",
+            digest=saved.digest,
+            key=saved.key,
+            cell=cell.id,
+            size_bytes=saved.size_bytes,
+            saved=saved,
+            origin=origin,
+        )
         data: dict[str, JsonValue] = {
             "snapshot": id_,
-            "name": name,
-            "state": snapshot.state,
-            "digest": saved.digest,
-            "key": saved.key,
+            **{each: getattr(snapshot, each) for each in ("name", "state", "digest", "key")},
             "bytes": saved.size_bytes,
             "duration_ms": round((time.monotonic() - began) * 1000, 3),
         }
@@ -116,10 +95,6 @@ async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
 
 
 async def _save(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine | SavedFiles:
-    from belljar.isolation.microvm.stream import MachineLostError, save_machine
-    from belljar.isolation.microvm.template import find_key
-    from belljar.isolation.microvm.vmm import Vmm
-
     live, parts = cell._live, origin.parts
     try:
         if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):

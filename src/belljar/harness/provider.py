@@ -48,9 +48,8 @@ from belljar.units import format_size, printable
 from belljar.waiting import print_status
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
+    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.range import Range
-    from belljar.cell.snapshot import Snapshot
     from belljar.channel import ExecOutput
 
 
