@@ -34,7 +34,7 @@ from starlette.types import Receive, Scope, Send
 
 from belljar.events import Event, Kind
 from belljar.ledger.rundir import RunDirectory
-from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig, Listeners
+from belljar.network.gateway.config import Bounds, GatewayConfig, GuardConfig
 from belljar.network.gateway.serve import run
 from belljar.network.ipc import ASK, KINDS, EventDecoder, encode_ack
 from belljar.network.stand_ins.web import Answer, App, Request, StandInContext
@@ -107,7 +107,7 @@ def gateway(events: int, udp: int, http: int, scratch: str, guarded: str) -> Non
         bounds=bounds,
         guard=guard() if guarded else None,
     )
-    asyncio.run(run(config, Listeners(dns_udp=socks[1], tcp={port: socks[2]}), socks[0], make))
+    asyncio.run(run(config, {"dns_udp": socks[1], str(port): socks[2]}, socks[0], make))
 
 
 def owner(events: int, home: str) -> None:

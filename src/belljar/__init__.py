@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell as Cell
     from belljar.cell.cell import CellStream as CellStream
     from belljar.cell.cell import Snapshot as Snapshot
-    from belljar.cell.exec import OutputSoFar as OutputSoFar
     from belljar.cell.exec import RunningCommand as RunningCommand
     from belljar.cell.files import FileInfo as FileInfo
     from belljar.cell.health import HealthFinding as HealthFinding
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from belljar.channel import CommandError as CommandError
     from belljar.channel import ExecOutput as ExecOutput
     from belljar.channel import FileTooLargeError as FileTooLargeError
+    from belljar.channel import OutputTexts as OutputTexts
     from belljar.channel import PtySize as PtySize
     from belljar.channel import Stream as Stream
     from belljar.errors import BelljarError as BelljarError
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "belljar.cell.cell": "Cell CellStream Snapshot",
-    "belljar.cell.exec": "OutputSoFar RunningCommand",
+    "belljar.cell.exec": "RunningCommand",
     "belljar.cell.files": "FileInfo",
     "belljar.cell.health": "HealthFinding",
     "belljar.cell.local_tree": "Transfer",
@@ -66,7 +66,7 @@ _NAMES = {
     "belljar.cell.parts": "start_run",
     "belljar.cell.pool": "Pool open_pool",
     "belljar.cell.range": "Range",
-    "belljar.channel": "CommandError ExecOutput FileTooLargeError PtySize Stream",
+    "belljar.channel": "CommandError ExecOutput FileTooLargeError OutputTexts PtySize Stream",
     "belljar.errors": "BelljarError CellError ContainmentBreach HostError LedgerError PolicyError"
     " ProtocolViolation",
     "belljar.isolation.hold": "release",

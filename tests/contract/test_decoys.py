@@ -16,7 +16,8 @@ from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
 from belljar.cell.pool import open_pool
 from belljar.errors import PolicyError
-from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.policy.guarding import DecoyKind
+from belljar.policy.model import DecoySpec
 from belljar.signals.decoys import FILES, digest, mint
 
 pytestmark = pytest.mark.anyio

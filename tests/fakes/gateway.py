@@ -227,7 +227,7 @@ def listener(kind: int = socket.SOCK_STREAM, port: int = 0) -> socket.socket:
     """A socket as a supervisor makes it."""
     sock = socket.socket(socket.AF_INET, kind)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("0.0.0.0", port))  # noqa: S104 - as in a range's namespace
+    sock.bind((RESOLVER if kind == socket.SOCK_DGRAM else "0.0.0.0", port))  # noqa: S104
     if kind == socket.SOCK_STREAM:
         sock.listen(4096)
     return sock

@@ -14,7 +14,7 @@ from typing import Any
 from belljar.dataclass import from_json
 from belljar.network import stand_ins
 from belljar.network.decide import CATCH_ALL
-from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.config import GatewayConfig
 from belljar.network.gateway.serve import run
 from belljar.network.stand_ins.web import (
     Answer,
@@ -87,15 +87,13 @@ def main() -> None:
     """Serves on the descriptors that argv names: `{"events", "dns_udp", "sink", "tcp": {port: fd}}`."""
     config = from_json(GatewayConfig, json.loads(sys.argv[1]))
     fds = json.loads(sys.argv[2])
-    tcp = {int(port): socket.socket(fileno=fd) for port, fd in fds["tcp"].items()}
-    for sock in tcp.values():
-        sock.setblocking(False)
-    taken = {name: socket.socket(fileno=fds[name]) for name in ("events", "dns_udp", "sink")}
+    named = {name: fds[name] for name in ("events", "dns_udp", "sink")} | fds["tcp"]
+    taken = {name: socket.socket(fileno=fd) for name, fd in named.items()}
     for sock in taken.values():
         sock.setblocking(False)
-    listeners = Listeners(dns_udp=taken["dns_udp"], tcp=tcp, sink=taken["sink"])
+    events = taken.pop("events")
     loop = asyncio.SelectorEventLoop()
-    loop.run_until_complete(run(config, listeners, taken["events"], make))
+    loop.run_until_complete(run(config, taken, events, make))
     os._exit(0)
 
 

@@ -110,8 +110,6 @@ def some_kernel() -> Kernel:
         digest="fedcba9876543210" * 4,
         version="6.12.0",
         package="linux-image",
-        package_sha256="0" * 64,
         vmlinuz=Path("/nowhere/vmlinuz"),
         modules=(),
-        config=Path("/nowhere/config"),
     )

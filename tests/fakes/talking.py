@@ -6,17 +6,17 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import anyio
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp, Script
 from tests.machine import PATIENCE_S
 
-from belljar.channel import ExecRequest, GuestClient, Timeout
+from belljar.channel import ExecRequest, GuestClient, client, operations
 from belljar.channel.frames import renew_payload
 
-PATIENT = Timeout(grace_s=0.2, kill_s=60)
-SHORT = Timeout(grace_s=0.2, kill_s=0.3)
+SHORT_S = 0.3
 """For a guest that will not end what it was told to kill."""
 RENEWAL = renew_payload(
     realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h"
@@ -55,30 +55,28 @@ def raw(*said: bytes) -> Script:
 
 @asynccontextmanager
 async def talking(
-    scripts: dict[bytes, Script] | None = None,
-    *,
-    max_ops: int = 64,
-    guest_ops: int = 64,
-    timeout: Timeout = PATIENT,
+    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, kill_s: float = 60
 ) -> AsyncIterator[tuple[FakeGuest, GuestClient]]:
     """A fake guest that is served, and a client that has shaken hands with it."""
     guest = FakeGuest(
-        {b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops
+        {b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=max_ops
     )
     try:
-        with anyio.fail_after(PATIENCE_S):
+        with (
+            patch.object(operations, "_KILL_S", kill_s),
+            patch.object(client, "_GRACE_S", 0.2),
+            anyio.fail_after(PATIENCE_S),
+        ):
             async with anyio.create_task_group() as tasks:
                 serving = anyio.CancelScope(
                     shield=True
                 )  # a guest does not end because its owner was told to
                 tasks.start_soon(_serve, guest, serving)
                 try:
-                    async with GuestClient(
-                        guest.host_socket, max_ops=max_ops, timeout=timeout
-                    ) as client:
-                        await client.hello()
-                        await client.renew(RENEWAL)
-                        yield guest, client
+                    async with GuestClient(guest.host_socket) as talker:
+                        await talker.hello()
+                        await talker.renew(RENEWAL)
+                        yield guest, talker
                 finally:
                     serving.cancel()
     finally:

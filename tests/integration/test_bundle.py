@@ -49,12 +49,13 @@ CREATE = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from belljar.cli import main, setup
+from belljar import bundle
+from belljar.cli import main
 
-def create(home, out, wanted, made=setup.create_bundle, lock=Path(sys.argv.pop(1)), **more):
+def create(home, out, wanted, made=bundle.create_bundle, lock=Path(sys.argv.pop(1)), **more):
     return made(home, out, replace(wanted, lock=lock, packages=("mount",), newer=()), **more)
 
-setup.create_bundle = create
+bundle.create_bundle = create
 main.main()
 """
 

@@ -40,7 +40,7 @@ def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
 def given() -> Iterator[list[int]]:
     """What a child is handed, by somebody who never says go."""
     ours, theirs = ipc.pair()
-    with ours, theirs, closing(os.fdopen(ipc.new_file())) as document:
+    with ours, theirs, closing(os.fdopen(os.memfd_create("rules", os.MFD_CLOEXEC))) as document:
         yield [theirs.fileno(), theirs.fileno(), document.fileno(), document.fileno()]
 
 

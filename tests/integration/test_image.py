@@ -187,8 +187,7 @@ PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 def test_every_compression_of_images_is_read(
     packing: str, tmp_path: Path, store_home: Path
 ) -> None:
-    """Plain, gzip (also in several members) and zstd layers give the same image; without layers it
-    holds what a guest mounts on: `FROM scratch` with nothing else."""
+    """Plain, gzip (also in members) and zstd give the same image; without layers, mount points."""
     suffix, pack = PACKERS[packing]
     kind = f"application/vnd.oci.image.layer.v1.{suffix}"
     archive = oci_archive(tmp_path / "a.tar", [LOWER], compress=pack, media_type=kind)

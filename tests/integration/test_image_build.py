@@ -76,10 +76,7 @@ CMD ["true"]
 
 @pytest.mark.promise("1.8")
 def test_a_dockerfile_becomes_an_image(home: Path, small: str, tmp_path: Path) -> None:
-    """A Dockerfile with an argument, stages and copies gives an image with its provenance; its
-    steps have no network, no privilege over this host and nothing of it in view; nothing but the
-    image is left; the same recipe is not built again.
-    """
+    """Its steps have no network and nothing of this host; the same recipe is not built again."""
     folder, args = context(tmp_path / "c", FACTS, hello="hi\n"), {"BASE": small, "WORD": "word"}
     request, lines = BuildRequest(context=folder, name="tools:1", args=args), list[str]()
     made, is_new = build_dockerfile(home, request, report=lines.append)
@@ -120,9 +117,7 @@ RUN --mount=type=cache,id=../../../../../../../../../..{folder},target=/m ls /m 
 
 @pytest.mark.promise("1.8")
 def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_path: Path) -> None:
-    """A step's mount through a link to `/` of another stage, or with a cache's name that leads up,
-    shows no file of this host. The root of a build, which the tools of its later steps see too, and
-    enter with more rights than a step has, can't be written: no `/etc/ld.so.preload`."""
+    """No file of this host is shown; the root of a build, which later tools see, is read-only."""
     with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
         Path(folder).chmod(0o777)
         secret = Path(folder, "secret")
@@ -142,9 +137,7 @@ def test_a_mount_that_leads_out_leads_to_nothing(home: Path, small: str, tmp_pat
 
 @pytest.mark.promise("1.8")
 def test_a_step_that_fails_is_one_error(home: Path, small: str, tmp_path: Path) -> None:
-    """The end of a failing step's output is quoted, escaped, and the hint says that it had no
-    network, or which user lacks rights, as Docker's are root; the store and the scratch space are
-    as they were."""
+    """Its last output is quoted, escaped; a hint says what it lacked; nothing is left."""
     before = [image.digest for image in Store(home).list()]
     text = f"FROM {small}\nRUN printf 'trouble \\033[31mhere\\n'; exit 7\n"
     with pytest.raises(PolicyError) as caught:
@@ -208,8 +201,7 @@ def copy_small(home: Path, small: str, target: Path) -> None:
 def test_a_step_reaches_nothing_of_the_user_who_builds(
     home: Path, small: str, ordinary_user: tuple[int, int]
 ) -> None:
-    """With subordinate ids a user builds without root, and nothing is left of the ids' files. Where
-    the namespace's root is the user, a mount that leads out shows none of theirs."""
+    """Also where the namespace's root is the user; nothing is left of the ids' files."""
     with users_folder(*ordinary_user, "dockerfile") as folder:
         own, store = folder.path / "own", folder.path / "store"
         own.mkdir()
@@ -266,9 +258,7 @@ os.chown("/", 5, 5)
 
 @pytest.mark.root
 def test_the_result_is_the_tree_that_the_steps_made(home: Path, tmp_path: Path) -> None:
-    """Owners, modes, links, names and sparse files are as the steps left them; times fit squashfs;
-    sockets are left out; set-user-ID bits and capabilities go; the work directory and volumes are
-    made; the root directory is root's and open."""
+    """But sockets, set-user-ID bits and capabilities; work directory and volumes are made."""
     add_small_image(home, "python", more=PYTHON)
     text = "FROM python\nUSER root\nCOPY make.py /\nRUN python3 /make.py\nWORKDIR /place/dir\n"
     text += 'VOLUME ["/with/a space"]\nUSER user\n'
@@ -329,7 +319,7 @@ def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_pa
         scratch_dir(home) as scratch,
         work_dir(home, scratch, first_uid) as work,
         user_namespace(
-            home, work, first_uid=first_uid, shown={base.path: base.shown}, has_network=True
+            home, work, first_uid=first_uid, shown=[base.path], has_network=True
         ) as inside,
     ):
         before = _state(base.path)

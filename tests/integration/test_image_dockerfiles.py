@@ -44,8 +44,7 @@ CMD echo $A
 
 
 def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
-    """Directives, arguments, platforms, variables, flags, mounts and here-documents mean what
-    they mean to BuildKit."""
+    """They mean what they mean to BuildKit."""
     add_small_image(home)
     for name, mode in {
         "f": 0o644,

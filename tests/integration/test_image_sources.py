@@ -72,9 +72,7 @@ def test_a_digest_chooses_what_a_tag_no_longer_names(served: Registry, home: Pat
 
 @pytest.mark.promise("1.8")
 def test_a_registry_that_gives_something_else_is_refused(served: Registry, home: Path) -> None:
-    """Another manifest than the named one: the digest is counted here, on the bytes that came. A
-    layer of another digest never reaches the store. An unknown tag, and an index of other
-    processors alone, are errors that say so."""
+    """By the digest of the bytes that came; an unknown tag or processor says so."""
     asked, _, _ = served.put("tool", "1", [LAYER])
     served.put("tool", "2", [OTHER])
     served.manifests["tool", asked] = served.manifests["tool", "2"]
@@ -97,8 +95,7 @@ def test_a_registry_that_gives_something_else_is_refused(served: Registry, home:
 
 @pytest.mark.promise("1.8")
 def test_a_registry_that_hangs_is_given_up(served: Registry, home: Path) -> None:
-    """In the middle of the blobs: a bounded wait, one error, nothing left. A refused connection is
-    the host's fault, at once."""
+    """A bounded wait, one error, nothing left; a refused connection at once."""
     served.put("tool", "1", [LAYER])
     never = threading.Event()
 
@@ -121,8 +118,7 @@ def test_a_registry_that_hangs_is_given_up(served: Registry, home: Path) -> None
 def test_daemons_are_asked_for_an_image(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Podman for what Docker lacks; a name without a tag is its `latest`. More than is allowed,
-    half an image, none, and a daemon that hangs are one error each."""
+    """Podman for what Docker lacks; too much, half, none or a hanging daemon is one error."""
     there = docker(tmp_path / "docker", monkeypatch)
     podman = docker(tmp_path / "podman", monkeypatch, "podman")
     archive = docker_archive(tmp_path / "a.tar", [LAYER])

@@ -29,7 +29,7 @@ plan = NetworkPlan(
     stand_ins=(stand_in("shop", "http", 80, "http"), stand_in("db", "cell", 5432, "tcp")))
 layout = lay_out(plan, ("default",), random_bytes=bytes(range(32)), avoid=())
 rendered = render_rules(layout, plan)
-rules = ipc.new_file()
+rules = os.memfd_create("rules", os.MFD_CLOEXEC)
 ipc.fill(rules, rendered)
 tool = shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
 

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.contract.test_limits import limits_on_record
 from tests.security.conftest import policy_of
 
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell
+from belljar.errors import CellError
 from belljar.plan.oci import MAX_TERMINALS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.vm]
@@ -186,6 +188,73 @@ async def test_a_cell_drops_no_page_of_a_shared_file(pair: Pair) -> None:
             assert await python(pair.other, DROP, inside) == "dropped\n"
             rounds.append(before > 0 and sum(resident()) >= before)
     assert any(rounds)
+
+
+# What waits in sockets that no control group counts: 400 MiB in a cell of 256, unless it ends.
+FILL = """
+import resource, socket, struct, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
+link = struct.pack("=IHHIIBBHiII", 32, 18, 1, 1, 0, 0, 0, 0, 1, 0, 0)  # RTM_GETLINK of `lo`
+held, left = [], 400 << 20
+while sys.argv[1] == "many" and len(held) < 10000:
+    held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+    held[-1].bind((0, 0))
+while sys.argv[1] != "many" and left > 0:
+    if sys.argv[1] == "netlink":
+        held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK))
+        message, to, size = link, (0, 0), 2048
+    else:
+        held.append(socket.socket(socket.AF_INET, socket.SOCK_RAW, 253))
+        place = len(held)
+        message, to, size = bytes(30000), (f"127.0.{place >> 8}.{place & 255}", 0), 30000
+        held[-1].bind(to)
+    held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
+    for _ in range(100):
+        held[-1].sendto(message, to)
+        left -= size
+time.sleep(5)
+"""
+# Translated for all sockets of a host in one store of bounded size, and keys beside each socket.
+ATTACH = """
+import ctypes, errno, json, socket, struct
+code = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
+filter = struct.pack("HxxxxxxQ", 1, ctypes.addressof(code))
+key = struct.pack("=HH4s120xBBHi80s", socket.AF_INET, 0, bytes(4), 0, 0, 8, 0, bytes(80))
+said = {}
+for name, level, option, value in (
+    ("SO_ATTACH_FILTER", 1, 26, filter), ("SO_ATTACH_REUSEPORT_CBPF", 1, 51, filter),
+    ("TCP_MD5SIG", 6, 14, key), ("TCP_MD5SIG_EXT", 6, 32, key), ("TCP_AO_ADD_KEY", 6, 38, key),
+    ("SO_RCVBUF", 1, 8, struct.pack("i", 4096)), ("TCP_NODELAY", 6, 1, struct.pack("i", 1)),
+    ("IPV6_V6ONLY", 41, 26, struct.pack("i", 1)),
+):
+    try:
+        socket.socket(socket.AF_INET6).setsockopt(level, option, value)
+        said[name] = "done"
+    except OSError as error:
+        said[name] = errno.errorcode[error.errno]
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.promise("8.2")
+@pytest.mark.parametrize("kind", ["netlink", "raw", "many"])
+async def test_what_waits_in_sockets_is_the_cells_memory(vm_home: Path, kind: str) -> None:
+    """The kernel charges no group for it, so the cell that holds too much ends, or has too many
+    sockets to look at."""
+    user = "root" if kind == "raw" else "nobody"
+    async with open_cell(policy_of(POLICY.replace("root", user)), home=vm_home) as cell:
+        with pytest.raises(CellError, match="out of memory"):
+            await cell.exec(["python3", "-I", "-c", FILL, kind])
+    assert limits_on_record(vm_home, cell) == ["memory"]
+
+
+@pytest.mark.promise("8.2")
+async def test_a_cell_takes_nothing_of_the_kernels_filters(pair: Pair) -> None:
+    """Of `net.core.bpf_jit_limit`, which each start of a cell needs; other options are there."""
+    said = json.loads(await python(pair.one, ATTACH))
+    done = {"SO_RCVBUF", "TCP_NODELAY", "IPV6_V6ONLY"}
+    assert {name for name, how in said.items() if how == "done"} == done
+    assert {how for name, how in said.items() if name not in done} == {"ENOPROTOOPT"}
 
 
 @contextmanager

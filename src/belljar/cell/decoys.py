@@ -31,8 +31,8 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.ledger.rundir import RunDirectory
-    from belljar.policy.guarding import DecoySpec
     from belljar.policy.loaded import LoadedPolicy
+    from belljar.policy.model import DecoySpec
     from belljar.signals.values import KnownValue
 
 

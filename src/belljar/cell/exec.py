@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 from signal import SIGKILL, Signals
 from typing import Final, Literal, TypeAlias
@@ -19,7 +18,8 @@ from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding
 from belljar.cell.record import CommandRecord
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, PtySize, Stream
 from belljar.channel import Operation as ChannelOperation
-from belljar.dataclass import dataclass, replace
+from belljar.channel.outcomes import kept_output
+from belljar.dataclass import replace
 from belljar.errors import CellError
 from belljar.events import Kind
 from belljar.units import format_duration
@@ -28,40 +28,25 @@ Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
 _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputSoFar(OutputTexts):
-    """A command's output until now: its beginning, and the size of the rest."""
-
-    stdout: bytes
-    stderr: bytes
-    stdout_dropped_bytes: int
-    stderr_dropped_bytes: int
-
-
-_OUTPUTS: Final = (Stream.STDOUT, Stream.STDERR)
-
-
 class RunningCommand:
     """A command of `Cell.open_exec` or `Cell.start`. It ends with its cell at the latest.
 
     Of `open_exec`: iterate it for `(stream, bytes)` until its streams end, then `wait`. Of `start`:
     its output is taken all the time, and `output` has what was kept.
 
-    `id`: the operation's number, as in the record. `outcome`: how it ended, without what was kept.
+    `id`: the operation's number, as in the record. `outcome`: as `wait` returns it.
     """
 
     def __init__(
         self, channel: ChannelOperation, seen: CommandRecord, let_out: Callable[[bytes], bytes]
     ) -> None:
-        self.id = seen.operation.op
-        self.argv = tuple(seen.request.argv)
+        self.id, self.argv = seen.operation.op, tuple(seen.request.argv)
         self.outcome: ExecOutput | None = None
         self._channel, self._seen, self._let_out = channel, seen, let_out
-        self._is_taken = False  # by a task of its own
-        self._kept = {stream: Capture(max_kept_bytes=0, hashed=False) for stream in _OUTPUTS}
-        self._error: BaseException | None = None
+        self._kept = _captures(0)
+        self._taking: anyio.CancelScope | None = None  # a task's that takes its output
+        self._error: Exception = CellError("the command was cut off by the end of its cell")
         self._done = anyio.Event()
-        self._scope = anyio.CancelScope()
         self._loop = current_token()
 
     def __repr__(self) -> str:
@@ -87,16 +72,9 @@ class RunningCommand:
         """As `ExecOutput.returncode`; None while it runs."""
         return None if self.outcome is None else self.outcome.returncode
 
-    def output(self) -> OutputSoFar:
+    def output(self) -> OutputTexts:
         """Its output so far, if started by `start`."""
-        ended, (stdout, stderr) = self.outcome, (self._kept[stream] for stream in _OUTPUTS)
-        lost = (ended.stdout_dropped_bytes, ended.stderr_dropped_bytes) if ended else (0, 0)
-        return OutputSoFar(
-            stdout=stdout.kept,
-            stderr=stderr.kept,
-            stdout_dropped_bytes=stdout.dropped_bytes + lost[0],
-            stderr_dropped_bytes=stderr.dropped_bytes + lost[1],
-        )
+        return self.outcome or kept_output(*self._kept.values())
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
         """Send bytes or UTF-8 text to its stdin, once its window has room."""
@@ -145,42 +123,40 @@ class RunningCommand:
             limit = format_duration(timeout_s or 0)
             raise TimeoutError(f"command {self.id} has not ended within {limit}")
         if self.outcome is None:
-            if isinstance(self._error, Exception):
-                raise self._error
-            raise CellError("the command was cut off by the end of its cell")
-        return replace(self.outcome, **asdict(self.output()))
+            raise self._error
+        return self.outcome
 
     async def _ended(self) -> None:
         """Wait for its end; remaining output is recorded and dropped."""
-        if self._is_taken or not self.running:
+        if self._taking is not None or not self.running:
             await self._done.wait()
             return
         while (found := await self._channel.next_chunk()) is not None:
             self._seen.output(*found)
-            self._channel.discarded[found[0]] += len(found[1])
+            self._kept[found[0]].feed(found[1])
         self._finish()
         self._done.set()
 
     def _finish(self) -> None:
-        self.outcome = self._seen.with_limits(self._channel.output())
+        output = self._channel.output(kept_output(*self._kept.values()))
+        self.outcome = self._seen.with_limits(output)
 
     def take_output(self, opened: AsyncExitStack, keep_bytes: int) -> None:
         """Take its output in a separate task, which finally closes `opened`."""
-        self._is_taken = True
-        self._kept = {
-            stream: Capture(max_kept_bytes=keep_bytes, hashed=False) for stream in _OUTPUTS
-        }
+        self._kept, scope = _captures(keep_bytes), anyio.CancelScope()
+        self._taking = scope
 
         async def take() -> None:
             try:
-                with self._scope:
+                with scope:
                     async with opened:
                         await self.close_stdin()
                         async for stream, chunk in self:
                             self._kept[stream].feed(chunk)
                         self._finish()
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
-                self._error, self.outcome = error, None  # it ended with a reverted machine
+                self.outcome = None  # it ended with a reverted machine
+                self._error = error if isinstance(error, Exception) else self._error
             finally:
                 self._done.set()
 
@@ -188,21 +164,28 @@ class RunningCommand:
 
     def left(self) -> None:
         """Handle the end of its `open_exec` block."""
-        if not self._is_taken:
+        if self._taking is None:
             self._done.set()
 
     async def end(self) -> None:
         """Kill it; cut it off when the guest doesn't end it."""
         # Another event loop's command ends by itself when its channel is closed.
-        if not self.running or self._loop != current_token():
+        if self._taking is None or not self.running or self._loop != current_token():
             return
         try:
             with anyio.move_on_after(_END_TIMEOUT_S):
                 await self.kill()
         except CellError:
             pass  # a dead cell's commands have ended
-        self._scope.cancel()
+        self._taking.cancel()
         await self._done.wait()
+
+
+def _captures(keep_bytes: int) -> dict[Stream, Capture]:
+    return {
+        stream: Capture(max_kept_bytes=keep_bytes, hashed=False)
+        for stream in (Stream.STDOUT, Stream.STDERR)
+    }
 
 
 class ExecOperations(CellBase):

@@ -10,7 +10,6 @@ from belljar.channel.frames import RenewedBit as RenewedBit
 from belljar.channel.frames import Stream as Stream
 from belljar.channel.messages import Renewed as Renewed
 from belljar.channel.operations import Operation as Operation
-from belljar.channel.operations import Timeout as Timeout
 from belljar.channel.outcomes import CommandError as CommandError
 from belljar.channel.outcomes import ExecOutput as ExecOutput
 from belljar.channel.outcomes import ExecRequest as ExecRequest

@@ -1,8 +1,8 @@
 """The host's client of a guest agent: commands and files over one stream.
 
-One waiting operation reads the connection for all (see `pump`). At most `max_ops` run; more
-queue, in order. After the cell's death or a `ProtocolViolation` every operation raises
-`CellError`. Belongs to the event loop that used it first.
+One waiting operation reads the connection for all (see `pump`). At most 64 run, or as many as
+the guest takes; more queue, in order. After the cell's death or a `ProtocolViolation` every
+operation raises `CellError`. Belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from belljar.capture import Capture, Keep
 from belljar.channel import frames
 from belljar.channel.frames import FrameType, OpKind, Outcome, Stream
 from belljar.channel.messages import (
-    Configured,
-    Frozen,
+    Done,
     GuestEvent,
     Pong,
     Ready,
@@ -33,26 +32,27 @@ from belljar.channel.messages import (
     Watched,
     Welcome,
 )
-from belljar.channel.operations import (
-    DEFAULT_TIMEOUT,
-    Contents,
-    Operation,
-    OwnReads,
-    Timeout,
-    _feeding,
-    feed_file,
-    judge,
+from belljar.channel.operations import Contents, Operation, OwnReads, feed, feed_file, judge
+from belljar.channel.outcomes import (
+    ExecOutput,
+    ExecRequest,
+    FileTooLargeError,
+    exec_body,
+    kept_output,
 )
-from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, exec_body
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import dataclass, field, replace
-from belljar.errors import CellError
+from belljar.errors import CellError, first_of
 from belljar.units import format_duration, printable
 
-# Each has buffers here and a process there.
-DEFAULT_MAX_OPS: Final = 64
+# Operations at once: each has buffers here and a process there.
+_MAX_OPS: Final = 64
+# The host's wait beyond the guest's timeout.
+_GRACE_S: Final = 10.0
+# So little fits the guest's window, and needs no second task.
+_SMALL_INPUT_BYTES: Final = 64 << 10
 OnOutput: TypeAlias = Callable[[Stream, bytes], None]
-_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Frozen, Watched)
+_Answer = TypeVar("_Answer", Ready, Welcome, Done, Renewed, Watched)
 
 
 class BusyError(CellError):
@@ -83,23 +83,33 @@ class _Connection:
         self.pongs_seen += isinstance(event, Pong)
 
 
+@asynccontextmanager
+async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
+    """Send standard input while the block reads output."""
+    if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
+        await operation.offer_stdin(contents)
+        await operation.close_stdin()
+        yield
+        return
+    failure: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed, operation, contents)
+            yield
+            # The command has ended, and reads nothing more.
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:  # our own: its one error, best one that is no cancellation
+        failure = first_of(group, Exception) or first_of(group, BaseException)
+    if failure is not None:
+        raise failure
+
+
 class GuestClient:
-    """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it.
+    """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it."""
 
-    `max_ops`: operations at once, lowered to what the guest agent takes.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        max_ops: int = DEFAULT_MAX_OPS,
-        timeout: Timeout = DEFAULT_TIMEOUT,
-    ) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._connection = _Connection()
         self._pump = Pump(SocketPipe(sock), self._connection)
-        self._timeout = timeout
-        self._max_ops = max_ops
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._held: anyio.Event | None = None
@@ -135,20 +145,18 @@ class GuestClient:
         """Shake hands; once per connection and first. Raises `CellError`."""
         send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
         welcome = await self._ask(Welcome, send, timeout_s, "did not answer HELLO")
-        max_ops = min(self._max_ops, welcome.max_ops)
-        self._slots = anyio.Semaphore(max_ops, fast_acquire=True)
+        self._slots = anyio.Semaphore(min(_MAX_OPS, welcome.max_ops), fast_acquire=True)
         return welcome
 
-    async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> Configured:
+    async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> None:
         """Build a template's container, by `frames.config_payload`. Raises `CellError`."""
         send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
-        configured = await self._ask(Configured, send, timeout_s, "did not answer CONFIG")
-        if configured.errno:
-            why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
+        done = await self._ask(Done, send, timeout_s, "did not answer CONFIG")
+        if done.errno:
+            why = f"{os.strerror(done.errno)}: {printable(done.detail, max_chars=300)}"
             what = f"the guest could not build the workload's container: {why}"
             hint = "ask for fewer `cpus` or more `memory`"  # ENOMEM is the usual one
             raise CellError(what, where="channel, CONFIG", hint=hint)
-        return configured
 
     async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
         """Make a restored guest a new machine; the caller judges missing parts."""
@@ -171,10 +179,10 @@ class GuestClient:
 
             # Shielded: a workload that nobody waits for would stay frozen
             with anyio.CancelScope(shield=True):
-                frozen = await self._ask(Frozen, send, 10.0, "did not answer FREEZE")
-            if frozen.errno:
-                what = f"the guest agent can't stop what runs there: {os.strerror(frozen.errno)}"
-                raise BusyError if frozen.errno == errno.EBUSY else CellError(what, where="FREEZE")
+                done = await self._ask(Done, send, 10.0, "did not answer FREEZE")
+            if done.errno:
+                what = f"the guest agent can't stop what runs there: {os.strerror(done.errno)}"
+                raise BusyError if done.errno == errno.EBUSY else CellError(what, where="FREEZE")
 
         self.check_idle()
         held = self._held = anyio.Event()
@@ -285,10 +293,7 @@ class GuestClient:
                     if on_output is not None:
                         on_output(*chunk)
                     (stdout if chunk[0] is Stream.STDOUT else stderr).feed(chunk[1])
-            return operation.output(
-                kept=(stdout.kept, stderr.kept),
-                dropped=(stdout.dropped_bytes, stderr.dropped_bytes),
-            )
+            return operation.output(kept_output(stdout, stderr))
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
@@ -297,7 +302,7 @@ class GuestClient:
         async with self.operation(
             OpKind.EXEC,
             exec_body(request),
-            None if limit_s is None else limit_s + self._timeout.grace_s,
+            None if limit_s is None else limit_s + _GRACE_S,
             stdout=request.max_stdout_bytes,
             # a terminal has no standard error of its own
             stderr=request.max_stderr_bytes if request.pty is None else None,
@@ -380,7 +385,7 @@ class GuestClient:
         if self._slots is None:
             raise RuntimeError("hello() comes first")
         async with self._slots:
-            operation = Operation(self._pump, self._timeout, user=user)
+            operation = Operation(self._pump, user=user)
 
             def begin() -> bytes:
                 operation.op, message = self._pump.wire.start(

@@ -40,11 +40,11 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configured:
-    """The workload's container was built (`errno` 0), or not."""
+class Done:
+    """The answer to CONFIG (the workload's container) or FREEZE; `errno` 0: it was done."""
 
     errno: int
-    detail: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,6 @@ class Renewed:
 
     done: RenewedBit
     detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frozen:
-    """The workload was stopped or resumed (`errno` 0), or not."""
-
-    errno: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +140,7 @@ class Result:
 
 # fmt: off
 GuestEvent: TypeAlias = (
-    Ready | Welcome | Configured | Renewed | Frozen | Pong | Watched | Touched | Fatal
+    Ready | Welcome | Done | Renewed | Pong | Watched | Touched | Fatal
     | Started | Data | Eof | Credit | Result
 )
 # fmt: on

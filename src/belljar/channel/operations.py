@@ -20,9 +20,8 @@ import anyio.to_thread
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, SignalScope, Stream
 from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
-from belljar.channel.outcomes import ExecOutput, file_error, output_of
-from belljar.dataclass import dataclass
-from belljar.errors import CellError, first_of
+from belljar.channel.outcomes import ExecOutput, OutputTexts, file_error, output_of
+from belljar.errors import CellError
 from belljar.units import format_duration
 
 if TYPE_CHECKING:
@@ -32,17 +31,8 @@ if TYPE_CHECKING:
 _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
 # The caller may have been the slow one, and the guest's RESULT wait to be read.
 _LATE_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeout:
-    """The host's wait beyond the guest's timeout, then for a killed operation."""
-
-    grace_s: float = 10.0
-    kill_s: float = 10.0
-
-
-DEFAULT_TIMEOUT: Final = Timeout()
+# For a killed operation to end.
+_KILL_S: Final = 10.0
 
 
 class Operation:
@@ -53,14 +43,13 @@ class Operation:
     however small the guest's frames are.
     """
 
-    def __init__(self, pump: Pump, timeout: Timeout, *, user: str = "") -> None:
+    def __init__(self, pump: Pump, *, user: str = "") -> None:
         self.waiters: set[anyio.Event] = set()
         self.result: Result | None = None
         self.size_bytes = 0
         self.overdue = False
         self.discarded = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
-        self._timeout = timeout
         self._user = user
         self.op = 0
         self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
@@ -149,19 +138,12 @@ class Operation:
         """The command's outcome; uniterated output is dropped and counted."""
         async for stream, chunk in self:
             self.discarded[stream] += len(chunk)
-        return self.output()
+        return self.output(OutputTexts())
 
-    def output(
-        self, *, kept: tuple[bytes, bytes] = (b"", b""), dropped: tuple[int, int] = (0, 0)
-    ) -> ExecOutput:
-        """The outcome with kept and dropped output. Raises `RuntimeError` before."""
-        lost = tuple(self.discarded[stream] for stream in (Stream.STDOUT, Stream.STDERR))
+    def output(self, kept: OutputTexts) -> ExecOutput:
+        """The outcome with what was kept of its output. Raises `RuntimeError` before."""
         return output_of(
-            self.ended(),
-            kept=kept,
-            dropped=(dropped[0] + lost[0], dropped[1] + lost[1]),
-            is_overdue=self.overdue,
-            user=self._user,
+            self.ended(), kept, self.discarded, is_overdue=self.overdue, user=self._user
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
@@ -214,16 +196,14 @@ class Operation:
                 await self._pump.wait_until(self, ready)
                 return
         self.overdue = True
-        with anyio.move_on_after(self._timeout.kill_s):
+        with anyio.move_on_after(_KILL_S):
             await self._kill()
         if self.result is None:
             self._give_up()
             self._pump.check()
 
     def _give_up(self) -> None:
-        what = (
-            f"the guest agent did not end an operation within {self._timeout.kill_s:g} s of being "
-        )
+        what = f"the guest agent did not end an operation within {_KILL_S:g} s of being "
         what += "told to kill it"
         hint = "The guest is wedged; open a new cell."
         self._pump.fail(CellError(what, where=f"channel, operation {self.op}", hint=hint))
@@ -236,7 +216,7 @@ class Operation:
         """
         try:
             if self.op and self.result is None:
-                with suppress(CellError), anyio.move_on_after(self._timeout.kill_s, shield=True):
+                with suppress(CellError), anyio.move_on_after(_KILL_S, shield=True):
                     await self._kill()
         finally:
             if self.op and self.result is None:
@@ -261,31 +241,6 @@ class Operation:
 
 
 Contents: TypeAlias = bytes | AsyncIterable[bytes]
-
-
-# So little fits the guest's window, and needs no second task.
-_SMALL_INPUT_BYTES: Final = 64 << 10
-
-
-@asynccontextmanager
-async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
-    """Send standard input while the block reads output."""
-    if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
-        await operation.offer_stdin(contents)
-        await operation.close_stdin()
-        yield
-        return
-    failure: BaseException | None = None
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(feed, operation, contents)
-            yield
-            # The command has ended, and reads nothing more.
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:  # our own: its one error, best one that is no cancellation
-        failure = first_of(group, Exception) or first_of(group, BaseException)
-    if failure is not None:
-        raise failure
 
 
 async def feed(operation: Operation, contents: Contents) -> None:

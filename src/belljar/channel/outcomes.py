@@ -12,10 +12,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+from belljar.capture import Capture
 from belljar.channel.frames import (
     Outcome,
     ResultFlag,
     Stage,
+    Stream,
     counted,
     counted_list,
     pack,
@@ -110,12 +112,14 @@ def _variable(name: str, value: str) -> bytes:
     return text_bytes(f"{name}={value}", f"environment variable {name}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTexts:
-    """The two streams of a command as text."""
+    """A command's output, until now or its end: what was kept, and the size of the rest."""
 
-    __slots__ = ()
-    stdout: bytes
-    stderr: bytes
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
 
     @property
     def stdout_text(self) -> str:
@@ -148,10 +152,6 @@ class ExecOutput(OutputTexts):
     returncode: int
     code: int
     signalled: bool = False
-    stdout: bytes = b""
-    stderr: bytes = b""
-    stdout_dropped_bytes: int = 0
-    stderr_dropped_bytes: int = 0
     timed_out: bool = False
     killed: bool = False
     out_of_memory: bool = False
@@ -244,15 +244,25 @@ class FileTooLargeError(OSError):
 _BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS})
 
 
+def kept_output(stdout: Capture, stderr: Capture) -> OutputTexts:
+    """What these have kept so far."""
+    return OutputTexts(
+        stdout=stdout.kept,
+        stderr=stderr.kept,
+        stdout_dropped_bytes=stdout.dropped_bytes,
+        stderr_dropped_bytes=stderr.dropped_bytes,
+    )
+
+
 def output_of(
     result: Result,
+    kept: OutputTexts,
+    discarded: Mapping[Stream, int],
     *,
-    kept: tuple[bytes, bytes],
-    dropped: tuple[int, int],
     is_overdue: bool,
     user: str = "",
 ) -> ExecOutput:
-    """The guest's RESULT of a command with kept and dropped output."""
+    """The guest's RESULT of a command with its output; `discarded`: bytes beside `kept`."""
     code, flags, failed = result.code, result.flags, None
     match result.outcome:
         case Outcome.EXITED:
@@ -268,10 +278,14 @@ def output_of(
         returncode=returncode,
         code=code,
         signalled=result.outcome is Outcome.SIGNALED,
-        stdout=kept[0],
-        stderr=kept[1],
-        stdout_dropped_bytes=result.stdout_dropped_bytes + dropped[0],
-        stderr_dropped_bytes=result.stderr_dropped_bytes + dropped[1],
+        stdout=kept.stdout,
+        stderr=kept.stderr,
+        stdout_dropped_bytes=result.stdout_dropped_bytes
+        + kept.stdout_dropped_bytes
+        + discarded[Stream.STDOUT],
+        stderr_dropped_bytes=result.stderr_dropped_bytes
+        + kept.stderr_dropped_bytes
+        + discarded[Stream.STDERR],
         **words,
         not_started_errno=failed,
         stage=result.stage.name.lower() if result.stage else "",

@@ -26,12 +26,11 @@ from belljar.channel.frames import (
 from belljar.channel.messages import (
     MAX_ERRNO,
     MAX_SIGNAL,
-    Configured,
     Credit,
     Data,
+    Done,
     Eof,
     Fatal,
-    Frozen,
     GuestEvent,
     Payload,
     Pong,
@@ -216,9 +215,9 @@ class HostConnection:
             payload.violated(f"the agent speaks version {version}, this host {ours}")
         return version
 
-    def _on_configured(self, payload: Payload) -> Configured:
+    def _on_configured(self, payload: Payload) -> Done:
         self._take_awaited(FrameType.CONFIGURED, payload)
-        return Configured(errno=payload.errno(), detail=payload.text())
+        return Done(errno=payload.errno(), detail=payload.text())
 
     def _on_renewed(self, payload: Payload) -> Renewed:
         self._take_awaited(FrameType.RENEWED, payload)
@@ -228,9 +227,9 @@ class HostConnection:
             payload.violated(f"done bits {done:#x}")
         return Renewed(done=RenewedBit(done), detail=payload.text())
 
-    def _on_frozen(self, payload: Payload) -> Frozen:
+    def _on_frozen(self, payload: Payload) -> Done:
         self._take_awaited(FrameType.FROZEN, payload)
-        return Frozen(errno=payload.errno())
+        return Done(errno=payload.errno())
 
     def _take_awaited(self, answer: FrameType, payload: Payload) -> None:
         if answer not in self._awaited:

@@ -132,7 +132,7 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
 def _tiers(facts: HostFacts) -> Iterator[Check]:
     """What each tier and `network` would run on here, or obstacles."""
     for tier in Tier:
-        found = tier_obstacles(tier, facts)
+        found = tuple(tier_obstacles(tier, facts))
         # The others replace nothing stronger.
         state: State = "no" if tier is Tier.MICROVM else "note"
         for obstacle in found:
@@ -298,7 +298,7 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     if not program.exists():
         raise HostError("Ray is not installed", hint=HINT_EXTRA)
     facts = host_facts(belljar_home(), prove=True)
-    tiers = [f"belljar_{tier}" for tier in Tier if not tier_obstacles(tier, facts)]
+    tiers = [f"belljar_{tier}" for tier in Tier if not any(tier_obstacles(tier, facts))]
     if not tiers:
         raise HostError("no tier can be used here", hint="see `belljar doctor`")
     hardware = [HARDWARE] if facts.kvm.state is TrialState.PROVEN else []

@@ -342,7 +342,7 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
 
 def _bases(build: ServiceBuild) -> tuple[str, ...]:
     """The images that a Dockerfile starts from, if it can be read."""
-    from belljar.image.dockerfile import MAX_BYTES, base_images
+    from belljar.image.stages import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
 

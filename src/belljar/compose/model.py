@@ -34,10 +34,6 @@ def _names_as_keys(value: object) -> object:
     return value if isinstance(value, Mapping) else dict.fromkeys(names_in(value))
 
 
-def _short_env_file(value: object) -> object:
-    return {"path": value} if isinstance(value, str) else value
-
-
 def _short_mount(value: object) -> object:
     """`[SOURCE:]TARGET[:OPTIONS]`."""
     if isinstance(value, Mapping):
@@ -212,10 +208,15 @@ class Mount(Part):
 
 
 class EnvFile(Part):
-    """One of a service's `env_file`."""
+    """One of a service's `env_file`, which may be its path alone."""
 
     path: Text
     required: Switch = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        return {"path": value} if isinstance(value, str) else value
 
 
 class Build(Part):
@@ -247,7 +248,7 @@ class Service(Part):
     entrypoint: Command | None = None
     environment: Annotated[dict[str, str | None], BeforeValidator(values.pairs)] = {}
     env_file: Annotated[
-        list[Annotated[EnvFile, BeforeValidator(_short_env_file)]],
+        list[EnvFile],
         Field(max_length=_MAX_ENV_FILES),
         BeforeValidator(lambda value: each(value or [])),
     ] = []

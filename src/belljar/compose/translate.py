@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.compose import values
 from belljar.compose.document import TaskFiles, services_of
@@ -54,17 +54,10 @@ _SHARED: Final = "cells share no directory, so one service would not see what an
 _CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # The implicit network, and the sample's own cell in a range.
 _DEFAULT: Final = "default"
+# What each service awaits, in which state.
+Waits: TypeAlias = Mapping[str, Mapping[str, Condition]]
 # A file may be anything at all: whatever reading it raises is a refusal, not a crash.
 _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """`service` starts when `needed` has reached `condition`."""
-
-    service: str
-    needed: str
-    condition: Condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +108,7 @@ def _read(
     converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
     services = {name: each.model for name, each in converted.items()}
     waits = waits_of(services)
-    order = in_order(services, waits, default=default)
+    order = in_order(waits, default=default)
     add_volumes(converted, compose.get("volumes"), refused)
     for each in converted.values():
         with refused.collected():
@@ -305,50 +298,53 @@ def _health(check: Healthcheck) -> dict[str, Any]:
 # ---- the order of services
 
 
-def waits_of(services: Mapping[str, Service]) -> tuple[Wait, ...]:
-    """Return services' waits. Raises `CannotKeepError` for an unknown service."""
-    waits = []
+def waits_of(services: Mapping[str, Service]) -> Waits:
+    """What each service awaits. Raises `CannotKeepError` for an unknown service."""
+    waits: dict[str, dict[str, Condition]] = {}
     for name, service in services.items():
-        shown = f"its compose service {printable(name)}"
-        for what, needed in service.depends_on.items():
-            if what in services:
-                waits.append(Wait(name, what, needed.condition))
-            elif needed.required:
-                raise CannotKeepError(f"{shown} depends on {printable(what)}, which does not exist")
-    return tuple(waits)
+        waits[name] = {}
+        for needed, how in service.depends_on.items():
+            if needed in services:
+                waits[name][needed] = how.condition
+            elif how.required:
+                what = f"{printable(name)} depends on {printable(needed)}, which does not exist"
+                raise CannotKeepError(f"its compose service {what}")
+    return waits
 
 
-def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
-    """The services that must end well before others start."""
-    return frozenset(wait.needed for wait in waits if wait.condition is Condition.COMPLETED)
+def awaited(waits: Waits, condition: Condition) -> set[str]:
+    """The services of which another awaits this state."""
+    return {name for of in waits.values() for name, state in of.items() if state is condition}
 
 
-def check_waits(waits: tuple[Wait, ...], cells: Mapping[str, Converted], *, default: str) -> None:
+def check_waits(waits: Waits, cells: Mapping[str, Converted], *, default: str) -> None:
     """Raises `CannotKeepError` for an endless wait: `default` starts last."""
-    completed = completed_of(waits)
+    completed = awaited(waits, Condition.COMPLETED)
     program = cells[default].program
     idles = is_idle(program.get("arguments") or program.get("command") or ())
-    for wait in waits:
-        why = ""
-        # Only an idle one can be taken as started before it is.
-        if wait.needed == default and not (idles and wait.condition is Condition.STARTED):
-            why = ", the service that the sample works in, which starts last"
-        elif wait.condition is Condition.HEALTHY and wait.needed in completed:
-            why = " to be healthy, and another for its end"
-        elif wait.condition is Condition.HEALTHY and cells[wait.needed].health == UNCHECKED:
-            why = " to be healthy, whose healthcheck the file switches off"
-        if why:
-            shown = f"{printable(wait.service)} waits for {printable(wait.needed)}"
-            raise CannotKeepError(f"its compose service {shown}{why}")
+    for name, of in waits.items():
+        for needed, condition in of.items():
+            why = ""
+            # Only an idle one can be taken as started before it is.
+            if needed == default and not (idles and condition is Condition.STARTED):
+                why = ", the service that the sample works in, which starts last"
+            elif condition is Condition.HEALTHY and needed in completed:
+                why = " to be healthy, and another for its end"
+            elif condition is Condition.HEALTHY and cells[needed].health == UNCHECKED:
+                why = " to be healthy, whose healthcheck the file switches off"
+            if why:
+                shown = f"{printable(name)} waits for {printable(needed)}"
+                raise CannotKeepError(f"its compose service {shown}{why}")
 
 
-def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
+def in_order(waits: Waits, *, default: str) -> list[str]:
     """Services after those awaited, `default` last. Raises `CannotKeepError`."""
-    needs: dict[str, dict[str, None]] = {name: {} for name in services if name != default}
-    for wait in waits:
-        # The default service is last whatever it waits for.
-        if default not in (wait.service, wait.needed):
-            needs[wait.service][wait.needed] = None
+    # The default service is last whatever it waits for.
+    needs = {
+        name: [needed for needed in of if needed != default]
+        for name, of in waits.items()
+        if name != default
+    }
     try:
         return [*TopologicalSorter(needs).static_order(), default]
     except CycleError as error:
@@ -417,7 +413,7 @@ def _network(
     cells: Mapping[str, Converted],
     names: Mapping[str, list[str]],
     joined: Mapping[str, list[str]],
-    waits: tuple[Wait, ...],
+    waits: Waits,
     *,
     own: str,
 ) -> dict[str, Any]:
@@ -427,22 +423,22 @@ def _network(
         networks = {"networks": joined[name]} if name in joined else {}
         return {"names": names[name], "ports": ["all"], **networks}
 
-    completed = completed_of(waits)
-    healthy = [wait for wait in waits if wait.condition is Condition.HEALTHY]
+    completed, healthy = (awaited(waits, each) for each in (Condition.COMPLETED, Condition.HEALTHY))
     stand_ins = {}
     for name, cell in cells.items():
         if name == own:
             continue
         # A service whose health is waited for, without a check in the file, has its image's.
-        is_awaited = any(wait.needed == name for wait in healthy)
-        health = cell.health or ({"image": True} if is_awaited else None)
+        health = cell.health or ({"image": True} if name in healthy else None)
         start = {"completes": True} if name in completed else {"health": health} if health else {}
         stand_ins[name] = {
             "kind": "cell",
             **reached(name),
             **cell.words,
             **cell.program,
-            "awaits": sorted({wait.needed for wait in healthy if wait.service == name}),
+            "awaits": sorted(
+                needed for needed, state in waits[name].items() if state is Condition.HEALTHY
+            ),
             **start,
         }
     return {"stand_ins": stand_ins, "own_cell": reached(own)}

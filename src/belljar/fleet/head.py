@@ -164,7 +164,6 @@ class Head:
                 self._break_off(running, f"no result within {limit_s:.0f} s", may_retry=False)
 
     def _place(self, workspace: str) -> None:
-        """Give units to the engine while there is room."""
         room = sum(max(1, node.cells // self._cells) for node in self.usable.values())
         wide = -(-self._cells // self._task.epochs)
         while (self._again or self._waiting) and (len(self._running) < room or not room):
@@ -194,7 +193,6 @@ class Head:
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))
 
     def _take(self, running: _Running, item: object) -> None:
-        """Take a unit's item: its node, archive piece, end, or an exception."""
         unit = running.unit
         if isinstance(item, Exception):
             # The last line: a node's traceback stands before it.
@@ -286,7 +284,6 @@ class Head:
         self.record(kind, **about, samples=unit.samples, **more)
 
     def _end(self, tried: units.Try) -> None:
-        """Count a finished attempt; failures are recorded and shown."""
         self.tries.append(tried)
         if tried.why:
             words: dict[str, Any] = {"reason": tried.why, "began": tried.began}

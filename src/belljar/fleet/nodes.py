@@ -81,7 +81,6 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
 
 
 def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:
-    """Return the task's needs that a node does not offer."""
     if not offer.get(f"belljar_{task.tier}"):
         return f"it has no cells of the tier {task.tier}"
     if task.needs_hardware and not offer.get(HARDWARE):

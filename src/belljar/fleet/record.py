@@ -139,7 +139,6 @@ def record_of(run: Path, shown: Shown | None = None) -> tuple[dict[str, Any], li
 
 
 def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
-    """Return the attempt of a unit's event."""
     data, samples = line.data, tuple(map(str, line.data["samples"]))
     unit = Unit(number=int(data["unit"]), attempt=int(data["attempt"]), samples=samples)
     tried = Try(unit=unit, node=str(data["node"]))

@@ -226,7 +226,6 @@ class SlurmEngine:
 
 
 def _size(cells: int, memory_mib: int) -> list[str]:
-    """Return Slurm's options to keep room for so many cells."""
     return [f"--cpus-per-task={-(-cells // 2)}", f"--mem={memory_mib}M"]
 
 

@@ -267,7 +267,6 @@ def judge_fleet(
 
 
 def _ended_early(tried: Try) -> bool:
-    """Return whether an error, breach or person ended it."""
     found = tried.findings
     if found is None:
         return not tried.began

@@ -376,9 +376,9 @@ def _explained(what: str) -> Iterator[None]:
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, PrerequisiteError):
             message = _unmarked(error)
-        what = f"the task can't be loaded: {printable(message, max_chars=800)}"
+        problem = f"the task can't be loaded: {printable(message, max_chars=800)}"
         hint = "see that `inspect eval` runs it; `inspect list tasks` names what there is"
-        raise PolicyError(what, where=printable(what), hint=hint) from error
+        raise PolicyError(problem, where=printable(what), hint=hint) from error
 
 
 def _unmarked(error: PrerequisiteError) -> str:

@@ -25,7 +25,7 @@ from belljar.harness.operator import OperatorOptions, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
 from belljar.model.serve import load_model
-from belljar.policy.limits import Tier, demanded_tier, needs_hardware
+from belljar.policy.limits import Risk, Tier, demanded_tier
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 from belljar.waiting import print_status
@@ -343,7 +343,7 @@ def select_task(
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),
         memory_mib=max(_memory_mib(each.policy) for each in kinds),
         images=frozenset(name for each in kinds for name in each.policy.images),
-        needs_hardware=any(needs_hardware(each.policy.risk) for each in kinds),
+        needs_hardware=any(each.policy.risk is Risk.CRITICAL for each in kinds),
         policies=tuple(
             hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()
             for each in kinds

@@ -80,9 +80,9 @@ def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
     return found
 
 
-def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
+def host_sources() -> list[AptSource]:
     """All package sources in apt's order, without unreadable files."""
-    files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]
+    files = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     return [
         source
         for file in files

@@ -33,6 +33,7 @@ from belljar.units import printable
 Report = Callable[[str], None]
 USER: Final = "user"
 UID: Final = 1000
+_CODENAME: Final = "bookworm"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The largest recipe from a slow mirror.
 _TIMEOUT_S: Final = 3600
@@ -87,8 +88,6 @@ class Recipe:
     name: str
     packages: tuple[str, ...]
     disk_bytes: int
-    summary: str
-    codename: str = "bookworm"
     as_docker: bool = False
 
     @property
@@ -105,23 +104,14 @@ class Recipe:
 RECIPES: Final[Mapping[str, Recipe]] = {
     each.name: each
     for each in (
+        Recipe(name="default", packages=tuple(_BASE.split()), disk_bytes=1 << 30),
         Recipe(
-            name="default",
-            packages=tuple(_BASE.split()),
-            disk_bytes=1 << 30,
-            summary="Debian 12 minimal, Python 3 and the usual tools",
-        ),
-        Recipe(
-            name="debian-dev",
-            packages=(*_BASE.split(), *_DEVELOPMENT.split()),
-            disk_bytes=3 << 30,
-            summary="the default image with gcc, make, gdb, pip and venv",
+            name="debian-dev", packages=(*_BASE.split(), *_DEVELOPMENT.split()), disk_bytes=3 << 30
         ),
         Recipe(
             name="inspect",
             packages=(*_BASE.split(), *_DEVELOPMENT.split(), *_INSPECT.split()),
             disk_bytes=4 << 30,
-            summary="stands for the image of Inspect's Docker provider: root, Python, compilers",
             as_docker=True,
         ),
     )
@@ -135,7 +125,8 @@ def build_image(
 
     `report` is called from any thread. Raises `HostError`; then the store is as it was.
     """
-    sources = debian_sources(host_sources(), recipe.codename, mirror=mirror)
+    source = f"mmdebstrap {_CODENAME}"
+    sources = debian_sources(host_sources(), _CODENAME, mirror=mirror)
     mode = "root" if os.geteuid() == 0 else "unshare"
     if mode == "unshare" and first_subordinate_id(Path("/etc/subuid")) is None:
         what = "an ordinary user can't build an image here: no subordinate user ids"
@@ -157,9 +148,8 @@ def build_image(
             with layer.open("rb") as file:
                 pack_layer(file, recipe.config, rootfs, keep_setuid=True)
         except LayerError as error:
-            raise error.refusal(f"mmdebstrap {recipe.codename}") from error
+            raise error.refusal(source) from error
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
-        source = f"mmdebstrap {recipe.codename}"
         return Store(home).add(
             rootfs, recipe.config, name=recipe.name, source=source, created=created
         )
@@ -180,7 +170,7 @@ def mmdebstrap_argv(recipe: Recipe, mode: str) -> list[str]:
         *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
         *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
         f"--customize-hook={_CLEAN}",
-        recipe.codename,
+        _CODENAME,
     ]
 
 
@@ -230,7 +220,7 @@ def build_packages(
     user = Store(home).find(base).user
     options = pip_options(report) if pip else {}
     with scratch_dir(home) as context:
-        sources = debian_sources(host_sources(), "bookworm")
+        sources = debian_sources(host_sources(), _CODENAME)
         # Without the paths of this host's keyrings: the base has Debian's own.
         unsigned = "\n".join(replace(source, signed_by="").deb822() for source in sources)
         (context / "belljar.sources").write_text(unsigned)

@@ -20,18 +20,11 @@ from belljar.errors import HostError, PolicyError
 from belljar.image import storage
 from belljar.image.config import config_of
 from belljar.image.context import read_ignore, take_context
-from belljar.image.dockerfile import (
-    EMPTY,
-    MAX_BYTES,
-    Bases,
-    Buildable,
-    DockerfileError,
-    base_images,
-    make_buildable,
-)
+from belljar.image.dockerfile import EMPTY, Buildable, make_buildable
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
+from belljar.image.stages import MAX_BYTES, Bases, DockerfileError, base_images
 from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
@@ -88,6 +81,7 @@ class BuildRequest:
 class BuildRecipe:
     """`inputs`: all that decides the image, except network and setuid options."""
 
+    dockerfile: Path
     found: Bases
     made: Buildable
     bases: Mapping[str, Image]
@@ -137,7 +131,7 @@ def build_dockerfile(
             for name, image in recipe.bases.items()
         }
         source = printable(f"build {request.context}", max_chars=300)
-        shown = {base.path: base.shown for base in bases.values()}
+        shown = [base.path for base in bases.values()]
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
@@ -167,7 +161,12 @@ def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     """Read Dockerfile, context and bases. Raises as `build_dockerfile`."""
-    dockerfile = request.dockerfile or _dockerfile_in(request.context)
+    if request.dockerfile is None and not request.context.is_dir():
+        own = ", ".join(MADE_HERE)
+        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
+        where = printable(str(request.context))
+        raise PolicyError("the context is no directory", where=where, hint=hint)
+    dockerfile = request.dockerfile or request.context / "Dockerfile"
     try:
         raw = request.inline.encode()
         raw = raw or read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
@@ -193,15 +192,7 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
     }
-    return BuildRecipe(found=found, made=made, bases=bases, inputs=inputs)
-
-
-def _dockerfile_in(context: Path) -> Path:
-    if not context.is_dir():
-        own = ", ".join(MADE_HERE)
-        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
-        raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
-    return context / "Dockerfile"
+    return BuildRecipe(dockerfile=dockerfile, found=found, made=made, bases=bases, inputs=inputs)
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
@@ -210,8 +201,7 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
     os.utime(empty, (0, 0))
-    dockerfile = request.dockerfile or _dockerfile_in(request.context)
-    ignored = read_ignore(request.context, dockerfile)
+    ignored = read_ignore(request.context, recipe.dockerfile)
     if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))

@@ -128,11 +128,8 @@ def _health_check(value: object) -> HealthCheck | None:
     test = tuple(_words(value, "Test"))
     if not test or test[0] == "NONE":
         return None
-    if (
-        test[0] not in {"CMD", "CMD-SHELL"}
-        or len(test) < 2
-        or (test[0] == "CMD-SHELL" and len(test) != 2)
-    ):
+    is_shells = test[0] == "CMD-SHELL" and len(test) == 2
+    if not is_shells and (test[0] != "CMD" or len(test) < 2):
         raise _broken("Healthcheck")
     numbers = {field: value.get(name) or 0 for field, name in HEALTH_NUMBERS.items()}
     if not all(type(number) is int and 0 <= number <= _MAX_NS for number in numbers.values()):

@@ -46,11 +46,6 @@ class Ignored:
                 decided = not takes_back
         return decided
 
-    @property
-    def takes_back(self) -> bool:
-        """True when an excluded directory may contain included files."""
-        return any(takes_back for _, takes_back in self.rules)
-
 
 def parse_ignore(text: str) -> Ignored:
     """Parse a `.dockerignore`. Raises `PolicyError` for backslashes or beyond `MAX_RULES`."""
@@ -174,6 +169,8 @@ def _too_large(context: Path) -> PolicyError:
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
     """Every included entry in fixed order, after its parents, even excluded ones."""
     known = {context, *context.parents}
+    # An excluded directory may then hold included files.
+    may_take_back = any(takes_back for _, takes_back in ignored.rules)
     for folder, folders, files in os.walk(context, onerror=_raise):
         here = Path(folder)
         if len(here.relative_to(context).parts) > MAX_DEPTH:
@@ -187,7 +184,7 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
         folders[:] = (
             name
             for name in folders
-            if not (here / name).is_symlink() and (ignored.takes_back or here / name in known)
+            if not (here / name).is_symlink() and (may_take_back or here / name in known)
         )
 
 

@@ -16,7 +16,6 @@ from typing import Final
 
 from belljar.image.config import ImageConfig
 from belljar.image.stages import (
-    MAX_BYTES,
     MAX_LINE_BYTES,
     TRUE,
     Bases,
@@ -24,12 +23,9 @@ from belljar.image.stages import (
     DockerfileError,
     Instruction,
     at_line,
-    base_images,
     flags_of,
     mount_options,
 )
-
-__all__ = ["MAX_BYTES", "Bases", "Buildable", "DockerfileError", "base_images", "make_buildable"]
 
 # An empty directory in the context of here-documents.
 EMPTY: Final = "empty"
@@ -81,22 +77,11 @@ class Buildable:
         return "".join(f"{line}\n" for line in self.lines)
 
 
-@dataclass(slots=True, kw_only=True)
-class _State:
-    """A stage's state for later instructions; `args`: its and lower stages' ARG lines."""
-
-    args: tuple[str, ...] = ()
-    volumes: tuple[str, ...] = ()
-    cwd: str = "/"
-    user: str = "root"
-    shell: tuple[str, ...] = _SHELL
-
-
 def make_buildable(
     bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
 ) -> Buildable:
     """The file for buildah; FROM names images by ids in its storage."""
-    made, ended = Buildable(heredoc_context=bases.context), dict[str, _State]()
+    made, ended = Buildable(heredoc_context=bases.context), dict[str, _StageWriter]()
     for name, value in bases.known.items():
         if "\n" in value:  # what follows would be an instruction
             raise DockerfileError(f"the argument {name} has a line break")
@@ -105,30 +90,42 @@ def make_buildable(
     for stage in bases.stages:
         base = stage.base
         if isinstance(base, BuildStage):
-            state, source = replace(ended[base.name]), base.name
+            writer, source = replace(ended[base.name], stage=stage), base.name
         else:
             config, source = configs.get(base, ImageConfig()), ids.get(base, base)
             if config.on_build:
                 raise DockerfileError(f"its base {base} has instructions of ONBUILD")
-            shell = config.shell or _SHELL
-            state = _State(
-                volumes=config.volumes, cwd=config.workdir, user=config.user, shell=shell
+            writer = _StageWriter(
+                stage=stage,
+                made=made,
+                volumes=config.volumes,
+                cwd=config.workdir,
+                user=config.user,
+                shell=config.shell or _SHELL,
             )
-        translator = _Translator(stage, state, made)
-        translator.emit(f"FROM {source} AS {stage.name}")
-        made.lines += state.args  # a stage inherits those of its base, but not in buildah
+        writer.emit(f"FROM {source} AS {stage.name}")
+        made.lines += writer.args  # a stage inherits those of its base, but not in buildah
         for item in stage.items:
             with at_line(item.line):
-                translator.take(item)
-        ended[stage.name], made.volumes = state, state.volumes
+                writer.take(item)
+        ended[stage.name], made.volumes = writer, writer.volumes
     return made
 
 
-class _Translator:
-    """Writes each instruction as buildah reads it."""
+@dataclass(slots=True, kw_only=True)
+class _StageWriter:
+    """Writes each instruction of a stage as buildah reads it; a stage on top continues with a copy.
 
-    def __init__(self, stage: BuildStage, state: _State, made: Buildable) -> None:
-        self._stage, self._state, self._made = stage, state, made
+    `args`: the ARG lines of the stage and of those below.
+    """
+
+    stage: BuildStage
+    made: Buildable
+    args: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    cwd: str = "/"
+    user: str = "root"
+    shell: tuple[str, ...] = _SHELL
 
     def emit(self, line: str) -> None:
         """Raises `DockerfileError` for an invalid Dockerfile line."""
@@ -136,11 +133,11 @@ class _Translator:
             raise DockerfileError("it has a line break, or ends with a backslash")
         if len(line.encode()) > MAX_LINE_BYTES:
             raise DockerfileError(f"it has more than {MAX_LINE_BYTES:,} bytes: COPY a file instead")
-        self._made.lines.append(line)
+        self.made.lines.append(line)
 
     def take(self, item: Instruction) -> None:
         """Translate an instruction. Raises `DockerfileError`."""
-        word, values, state = item.word, item.values, self._state
+        word, values = item.word, item.values
         flags = flags_of(item)
         head = _HEAD.match(item.text)
         if head is None or len(head[1].split()) != len(item.flags):
@@ -155,41 +152,41 @@ class _Translator:
         elif word == "WORKDIR":
             path = values[0].strip("\"'")
             self._make_directory(path)
-            state.cwd = posixpath.join(state.cwd, path)
+            self.cwd = posixpath.join(self.cwd, path)
             self.emit(f"WORKDIR {rest}")
         elif word == "VOLUME":
             paths = [posixpath.normpath("/" + value).strip("/") for value in values]
             if not all(paths) or re.search("[\n$]", "".join(values)):
                 raise DockerfileError("VOLUME needs plain paths below /, without a variable")
-            state.volumes += tuple(f"/{path}" for path in paths)
+            self.volumes += tuple(f"/{path}" for path in paths)
         elif word == "HEALTHCHECK":
             # buildah 1.28 has no start interval; a cell asks each second anyway
             kept = [f"--{name}={value} " for name, value in flags if name != "start-interval"]
             self.emit(f"HEALTHCHECK {''.join(kept)}{rest}")
         elif word in {"CMD", "ENTRYPOINT"} and values and not item.is_json:
             # buildah gives it to /bin/sh, whatever SHELL says
-            self.emit(f"{word} {json.dumps([*state.shell, *values])}")
+            self.emit(f"{word} {json.dumps([*self.shell, *values])}")
         elif word in _AS_WRITTEN and (item.is_json or word != "SHELL"):
-            state.user = values[0].strip("\"'") if word == "USER" else state.user
-            state.shell = values if word == "SHELL" else state.shell
+            self.user = values[0].strip("\"'") if word == "USER" else self.user
+            self.shell = values if word == "SHELL" else self.shell
             self.emit(f"{word} {rest}")
-            state.args += (f"ARG {rest}",) if word == "ARG" else ()
+            self.args += (f"ARG {rest}",) if word == "ARG" else ()
         elif word not in _WITHOUT_EFFECT:
             raise DockerfileError(f"it can't be read: {item.text[:80]}")
 
     def _make_directory(self, path: str) -> None:
         """Make a WORKDIR as its user's, like BuildKit."""
-        user, owner = self._state.user, ""
+        user, owner = self.user, ""
         if not _OPTION.fullmatch(user):
             raise DockerfileError("its USER has a blank, comma or quote")
         if not _ROOT.fullmatch(user):
             owner = f"--chown={f'{user}:{user}' if user.isdigit() else user} "
         place = json.dumps([EMPTY, f"{path}/"])
-        self.emit(f"COPY {owner}--from={self._made.heredoc_context} {place}")
+        self.emit(f"COPY {owner}--from={self.made.heredoc_context} {place}")
 
     def _run(self, item: Instruction, given: list[tuple[str, str]], command: str) -> None:
         flags = ""
-        self._made.step_users.add(self._state.user)
+        self.made.step_users.add(self.user)
         for name, value in given:
             if name == "mount":
                 flags += self._mount(value)
@@ -197,7 +194,7 @@ class _Translator:
                 raise DockerfileError(f"RUN can't have --{name}={value} here")
         if not item.heredocs:
             if not item.is_json and command.startswith(("[", "--")):
-                command = json.dumps([*self._state.shell, command])
+                command = json.dumps([*self.shell, command])
             self.emit(f"RUN {flags}{command}")
             return
         command = " ".join(item.values)
@@ -208,19 +205,19 @@ class _Translator:
             script = _TABS.sub("", body) if lone[1] else body
             if script.startswith("#!"):
                 raise DockerfileError(f"{name} is a program: COPY it, and run it")
-        self.emit(f"RUN {flags}{json.dumps([*self._state.shell, script])}")
+        self.emit(f"RUN {flags}{json.dumps([*self.shell, script])}")
 
     def _mount(self, text: str) -> str:
         """The flag for buildah; none for an optional secret, as none is given."""
         given = mount_options(text)
-        kind, source = given.pop("type", "bind"), str(self._stage.source(given.pop("from", "")))
+        kind, source = given.pop("type", "bind"), str(self.stage.source(given.pop("from", "")))
         if kind in {"secret", "ssh"}:
             if given.get("required", "").lower() in TRUE:
                 raise DockerfileError(f"--mount={text}: this {kind} is required, and none is given")
             return ""
         # A bind mount without a target is on the work directory.
         target = given.pop("target", "." if kind == "bind" else "")
-        path = posixpath.normpath(posixpath.join(self._state.cwd, target))
+        path = posixpath.normpath(posixpath.join(self.cwd, target))
         is_known = kind in _MOUNTS and not given.keys() - _MOUNTS[kind] - _DROPPED
         if not is_known or not target or path == "/":
             raise DockerfileError(f"--mount={text} has an unknown type or option, or no target")
@@ -234,7 +231,7 @@ class _Translator:
 
     def _copy(self, item: Instruction, flags: dict[str, str], rest: str) -> None:
         word, values = item.word, item.values
-        source = str(self._stage.source(flags.pop("from", "")))
+        source = str(self.stage.source(flags.pop("from", "")))
         flags.pop("link", None)  # it changes caching alone
         if not all(map(_OPTION.fullmatch, flags.values())) or len(values) < 2:
             raise DockerfileError(f"{word} needs sources, a destination, and plain flags")
@@ -259,6 +256,6 @@ class _Translator:
                 raise DockerfileError(f"a variable or backslash in it isn't read: write <<'{name}'")
             if not _FILE_NAME.fullmatch(name):
                 raise DockerfileError(f"the here-document {name!r} has no plain word as its name")
-            self._made.files[path := f"{item.line}/{name}"] = text
+            self.made.files[path := f"{item.line}/{name}"] = text
             place = json.dumps([path, destination])
-            self.emit(f"COPY {options}--from={self._made.heredoc_context} {place}")
+            self.emit(f"COPY {options}--from={self.made.heredoc_context} {place}")

@@ -45,10 +45,8 @@ class Kernel:
     digest: str
     version: str
     package: str
-    package_sha256: str
     vmlinuz: Path
     modules: tuple[Path, ...]
-    config: Path
     wanted: tuple[str, ...] = ()
 
 
@@ -69,10 +67,8 @@ def current_kernel(home: Path) -> Kernel:
             digest=digest,
             version=str(document["release"]),
             package=str(document["package"]),
-            package_sha256=str(document["package_sha256"]),
             vmlinuz=directory / "vmlinuz",
             modules=tuple(directory / "modules" / str(name) for name in document["modules"]),
-            config=directory / "config",
             wanted=tuple(str(name) for name in document.get("wanted", ())),
         )
         files = (*kernel.modules, kernel.vmlinuz)
@@ -222,8 +218,10 @@ def load_order(
         content = read(name)
         if content is None:
             raise HostError(f"the kernel has no module {name}, and it is not built in")
-        for needed in dependencies(content):
-            add(needed, (*above, name))
+        match = _DEPENDS.search(content)
+        needed = match[1].decode("ascii", "replace").split(",") if match else []
+        for each in filter(None, needed):
+            add(module_name(each), (*above, name))
         ordered[name] = content
 
     for name in wanted:
@@ -234,13 +232,6 @@ def load_order(
 def module_name(text: str) -> str:
     """The kernel's name: `virtio-rng.ko.xz` → `virtio_rng`."""
     return text.partition(".ko")[0].replace("-", "_")
-
-
-def dependencies(module: bytes) -> tuple[str, ...]:
-    """The modules that this one's `.modinfo` section depends on."""
-    match = _DEPENDS.search(module)
-    names = match[1].decode("ascii", "replace").split(",") if match else []
-    return tuple(module_name(name) for name in names if name)
 
 
 # The modules that each guest needs, after those they depend on. From `modules.dep` of Debian's

@@ -46,19 +46,13 @@ class LayerError(ValueError):
 class ImportLimits:
     """The import is refused beyond any of these."""
 
-    max_bytes: int = 8 << 30
-    """All layers together, uncompressed."""
-    max_entries: int = 500_000
-    """All layers together, replaced ones included."""
+    max_bytes: int = 8 << 30  # All layers together, uncompressed
+    max_entries: int = 500_000  # All layers together, replaced ones included
     max_layers: int = 500
-    max_document_bytes: int = 4 << 20
-    """A manifest or a configuration."""
-    timeout_s: float = 1800
-    """Fetching, in all."""
-    answer_s: float = 60
-    """For each question to a registry or daemon."""
-    stall_s: float = 120
-    """Without a byte from a registry."""
+    max_document_bytes: int = 4 << 20  # A manifest or a configuration
+    timeout_s: float = 1800  # Fetching, in all
+    answer_s: float = 60  # For each question to a registry or daemon
+    stall_s: float = 120  # Without a byte from a registry
 
 
 _BLOCK: Final = 512  # Of every tar format
@@ -243,8 +237,8 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         path=split_path(name),
         kind=known,
         mode=_number(header[100:108], "mode") & 0o7777,
-        uid=_bounded(extra.numbers.get("uid"), header[108:116], "owner", MAX_ID),
-        gid=_bounded(extra.numbers.get("gid"), header[116:124], "group", MAX_ID),
+        uid=_bounded(extra.numbers.get("uid"), header[108:116], "owner"),
+        gid=_bounded(extra.numbers.get("gid"), header[116:124], "group"),
         mtime_s=min(mtime_s, MAX_TIME_S),
         size_bytes=size if known is ImageEntryKind.FILE else 0,
         offset=content,
@@ -257,10 +251,10 @@ def _text(field_bytes: bytes) -> bytes:
     return field_bytes.partition(b"\0")[0]
 
 
-def _bounded(stated: int | None, field_bytes: bytes, what: str, most: int) -> int:
+def _bounded(stated: int | None, field_bytes: bytes, what: str) -> int:
     value = stated if stated is not None else _number(field_bytes, what)
-    if value > most:
-        raise LayerError(f"an entry's {what} is {value}; at most {most} is allowed")
+    if value > MAX_ID:
+        raise LayerError(f"an entry's {what} is {value}; at most {MAX_ID} is allowed")
     return value
 
 

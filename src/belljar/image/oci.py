@@ -18,7 +18,7 @@ from typing import IO, Any, Final, TypeAlias
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
 from belljar.image.layers import EntryPath, ImageEntryKind, ImportLimits, LayerError
-from belljar.image.origin import ImageParts, fetched, parse_document, read_bounded, transport_of
+from belljar.image.origin import ImageParts, fetched, parse_document, read_bounded
 from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
 from belljar.image.tree import LayerBlob, MergedTree, TreeNode, open_layer, pack
 from belljar.store.home import HINT_SPACE, need_space
@@ -47,7 +47,6 @@ def import_image(
     then as it was.
     """
     bounds = limits or ImportLimits()
-    transport_of(ref)
     if name:
         check_name(name)
     need_space(home, _MIN_FREE_BYTES, "importing an image")

@@ -293,17 +293,6 @@ _TRUST_POLICIES: Final = (
 )
 
 
-def transport_of(ref: str) -> str:
-    """Raises `PolicyError` that lists the transports."""
-    transport, colon, rest = ref.partition(":")
-    if not colon or not rest or transport not in (*_FILES, *_SERVICES):
-        known = " ".join(f"{name}:…" for name in (*_FILES, *_SERVICES))
-        shown = printable(ref, max_chars=200)
-        hint = f"write docker://{shown} for a registry's image, or one of {known}"
-        raise PolicyError(f"{shown!r} does not say where the image is", hint=hint)
-    return transport
-
-
 @contextmanager
 def fetched(
     ref: str,
@@ -313,6 +302,11 @@ def fetched(
 ) -> Iterator[ImageParts]:
     """The image `ref`, fetched in a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
+    if not rest or transport not in (*_FILES, *_SERVICES):
+        known = " ".join(f"{name}:…" for name in (*_FILES, *_SERVICES))
+        shown = printable(ref, max_chars=200)
+        hint = f"write docker://{shown} for a registry's image, or one of {known}"
+        raise PolicyError(f"{shown!r} does not say where the image is", hint=hint)
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
     if transport in _FILES:

@@ -68,11 +68,6 @@ class Base:
     image_id: str
 
     @property
-    def shown(self) -> Path:
-        """Return the place where a build sees it."""
-        return SHOWN / self.path.name
-
-    @property
     def driver(self) -> str:
         """The storage driver that works here."""
         return "overlay" if (self.path / "overlay").is_dir() else "vfs"
@@ -115,7 +110,10 @@ class Tools:
         storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver {self.driver}"
         names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
         aliases = f"--short-name-alias-conf {WORK}/home/aliases"
-        shown = [f"--storage-opt={self.driver}.imagestore={base.shown}" for base in self.bases]
+        shown = [
+            f"--storage-opt={self.driver}.imagestore={SHOWN}/{base.path.name}"
+            for base in self.bases
+        ]
         return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown, *words]
 
     def run(self, name: str, *words: str, has_network: bool = False) -> bytes:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
@@ -368,29 +369,21 @@ _AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
 
 @contextmanager
 def user_namespace(
-    home: Path,
-    work: Path,
-    *,
-    first_uid: int,
-    shown: Mapping[Path, Path] | None = None,
-    has_network: bool = False,
+    home: Path, work: Path, *, first_uid: int, shown: Sequence[Path] = (), has_network: bool = False
 ) -> Iterator[Inside]:
-    """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` of this host.
+    """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` in `SHOWN`.
 
-    `work` is below the store `home`; `shown`: directories and where they are seen. No /etc, home or
-    socket is. Raises `HostError` where this user can have none.
+    `work` and `shown` are directories below the store `home`. No /etc, home or socket of this host
+    is seen. Raises `HostError` where this user can have none.
     """
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
-        shows = list[str]()
-        for source, target in (shown or {}).items():
-            near = source.relative_to(home) if source.is_relative_to(home) else source
-            shows += [str(near), str(target)]
+        shows = [(str(path.relative_to(home)), str(SHOWN / path.name)) for path in shown]
         argv = [
             *(tool("nsenter"), f"--user=/proc/{outer}/ns/user", *_AS_ROOT),
             *(tool("unshare"), "--mount", "--pid", "--fork", "--mount-proc", "--"),
             *("/bin/sh", "-c", _INIT, "init", "network" if has_network else "apart"),
-            *(str(work.relative_to(home)), *shows),
+            *(str(work.relative_to(home)), *chain.from_iterable(shows)),
         ]
         with ExitStack() as opened:
             with _holder(argv, cwd=home) as init:

@@ -75,7 +75,11 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
     try:
         compressed, plain, size = hashlib.sha256(), hashlib.sha256(), 0
         with blob.open("rb") as source:
-            for chunk in _decompressed(source, compressed):
+            magic = source.read(4)
+            source.seek(0)
+            is_zstd, is_gzip = magic.startswith(_ZSTD), magic.startswith(_GZIP)
+            read = _unzstd if is_zstd else _gunzip if is_gzip else _read
+            for chunk in read(source, compressed):
                 size += len(chunk)
                 if size > max_bytes:
                     what = f"it is larger than {format_size(max_bytes)} when uncompressed"
@@ -95,14 +99,6 @@ def is_plain(file: Path) -> bool:
     """Return whether a file has no known compression."""
     with file.open("rb") as opened:
         return not opened.read(4).startswith((_GZIP, _ZSTD))
-
-
-def _decompressed(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    magic = source.read(4)
-    source.seek(0)
-    if magic.startswith(_ZSTD):
-        return _unzstd(source, digest)
-    return _gunzip(source, digest) if magic.startswith(_GZIP) else _read(source, digest)
 
 
 def _read(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:

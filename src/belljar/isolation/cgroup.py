@@ -21,7 +21,7 @@ _CPU_PERIOD_US: Final = 100_000  # the kernel's default
 # A group is busy (EBUSY) until its last process is wholly gone.
 _REMOVE_TIMEOUT_S: Final = 0.5
 # Version 1 bounds what sockets hold beside the rest: this part of the cell's memory once more.
-_SOCKETS_SHARE: Final = 8
+SOCKETS_SHARE: Final = 8
 # Version 2's and version 1's: which of them is there depends on the host.
 _OOM_FILES: Final = ("memory.events", "memory.oom_control")
 _Settings = list[tuple[str, str]]
@@ -121,7 +121,7 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
         case "memory", False:
             # What sockets hold is counted in version 1 only where it has a limit, and then beside
             # the rest.
-            sockets_bytes = str(limits.memory_max_bytes // _SOCKETS_SHARE)
+            sockets_bytes = str(limits.memory_max_bytes // SOCKETS_SHARE)
             sockets = ("memory.kmem.tcp.limit_in_bytes?", sockets_bytes)
             # Where swap isn't counted nothing bounds it: a group at its limit would swap for
             # minutes, not end.

@@ -166,9 +166,8 @@ def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -
     """The layout as this cell may know it."""
     own = next((item for item in stand_ins if item.id == cell), None)
     hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
-    return replace(
-        layout, names=tuple(name for name in layout.names if name.stand_in not in hidden)
-    )
+    visible = tuple(name for name in layout.names if name.stand_in not in hidden)
+    return replace(layout, names=visible)
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:

@@ -63,18 +63,9 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _REQUEST: Final = re.compile(r"[a-z][a-z0-9_.]{0,63}", re.ASCII)
 # What a gateway may put on record. All else is reported by others.
 KINDS: Final = frozenset(
-    {
-        Kind.NETWORK_DNS,
-        Kind.NETWORK_TLS,
-        Kind.NETWORK_HTTP,
-        Kind.NETWORK_HTTP_ANSWERED,
-        Kind.NETWORK_STREAM,
-        Kind.NETWORK_CONNECTION,
-        Kind.NETWORK_ATTEMPT,
-        Kind.LIMIT_HIT,
-        Kind.GUARD_HIT,
-        Kind.GUARD_UNSCANNED,
-    }
+    {Kind.NETWORK_DNS, Kind.NETWORK_TLS, Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED}
+    | {Kind.NETWORK_STREAM, Kind.NETWORK_CONNECTION, Kind.NETWORK_ATTEMPT}
+    | {Kind.LIMIT_HIT, Kind.GUARD_HIT, Kind.GUARD_UNSCANNED}
 )
 _ALL_KINDS: Final = {*KINDS, *_NOTICES, ASK}
 _BODY_FIELDS: Final = {"name", "kept_bytes", "total_bytes", "sha256"}
@@ -160,11 +151,6 @@ def take_datagram(source: socket.socket, max_bytes: int) -> tuple[bytes, list[in
     return text, fds, flags
 
 
-def new_file() -> int:
-    """An empty memory file. The caller closes it."""
-    return os.memfd_create("document", os.MFD_CLOEXEC)
-
-
 def fill(fd: int, document: Mapping[str, Any]) -> None:
     """Write the document into the open file."""
     with os.fdopen(os.dup(fd), "w") as file:
@@ -214,18 +200,17 @@ def encode_event(number: int, item: Item) -> list[bytes]:
     return [message[at : at + _PIECE_BYTES] for at in range(0, len(message), _PIECE_BYTES)]
 
 
-def encode_ack(id: int) -> bytes:  # noqa: A002 - the wire's word
+def encode_ack(number: int) -> bytes:
     """The datagram that acknowledges a message."""
-    return _ENCODER.encode({"ack": id}).encode()
+    return _ENCODER.encode({"ack": number}).encode()
 
 
-# `id`: the wire's word, as above.
-def encode_reply(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002
+def encode_reply(number: int, body: bytes, *, ok: bool = True) -> list[bytes]:
     """A reply's datagrams; `ok` False: the body explains. Raises `ValueError`."""
     if len(body) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {len(body)} bytes")
     pieces = (body[at : at + MAX_DATAGRAM_BYTES] for at in range(0, len(body), MAX_DATAGRAM_BYTES))
-    return [_ENCODER.encode({"answer": id, "ok": ok, "bytes": len(body)}).encode(), *pieces]
+    return [_ENCODER.encode({"answer": number, "ok": ok, "bytes": len(body)}).encode(), *pieces]
 
 
 class EventDecoder:

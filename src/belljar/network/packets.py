@@ -41,7 +41,7 @@ MIN_BYTES: Final = 8 * _MAX_BLOCK_BYTES  # The least that a file may be given.
 _HEADERS_BYTES: Final = 136  # Ethernet, IPv4 and TCP with all their options, and a record's type.
 _IPV4: Final = b"\x08\x00"
 # Of a frame without IP options
-_PROTOCOL_AT, _TCP_OFFSET_AT = 23, 47
+_PROTOCOL_AT, _TCP_OFFSET_AT, _FLAGS_AT = 23, 47, 47
 # Held until a flush, so that a frame costs no system call of its own.
 _PENDING_BYTES: Final = 8 * _MAX_BLOCK_BYTES
 _ALL_PROTOCOLS: Final = 0x0003  # ETH_P_ALL: only this shows what is sent, too
@@ -61,9 +61,9 @@ _FLIGHT_BYTES: Final = 4096
 MAX_HANDSHAKE_BYTES: Final = 64 << 10
 # Connections in a table, the oldest forgotten first; a gateway holds 11,000, and 2,000 in TLS.
 _MAX_CONNECTIONS: Final = 16_384
-# Likewise, also those that a cell has reset. One that is forgotten and goes on ends its range.
-_MAX_ANSWERED: Final = 65_536
-_SYN, _FIN_OR_RST = 0x02, 0x05
+# Likewise. One that is forgotten and goes on ends its range.
+_MAX_ANSWERED, _MAX_ENDED = 65_536, 16_384
+_SYN, _RST, _FIN_OR_RST = 0x02, 0x04, 0x05
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 # Most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max`
 # allows.
@@ -89,7 +89,7 @@ class PacketFile:
         """Where the caller puts a frame before it calls `keep`."""
         self.answered: list[tuple[bytes, bool]] = []
         self._flights: dict[bytes, int] = {}  # connection → bytes of it that are kept whole
-        # Answered connections: what was sent, until the range ends it; a repetition may follow then
+        # Answered connections: what was sent, until either side ends it; more may follow then
         self._sent: dict[bytes, int] = {}
         self._ended: dict[bytes, int] = {}
         self._fd, self._max_bytes = fd, max(max_bytes, MIN_BYTES)
@@ -103,6 +103,8 @@ class PacketFile:
         self.packets += 1
         used = self._written + self._end
         is_evidence = not is_sent or self._take_sent(length)
+        if not is_sent and self.room[_FLAGS_AT] & _RST:
+            self._take_reset(length)
         is_cut = not is_evidence and used > self._max_bytes // 2
         kept = min(length, _HEADERS_BYTES if is_cut else SNAP_BYTES)
         padding = -kept & 3
@@ -139,15 +141,18 @@ class PacketFile:
         if flags & _SYN:  # of a new one
             self._sent.pop(connection, None)
             self._ended.pop(connection, None)
-        if size and connection not in self._ended:
-            before = self._sent.pop(connection, 0)
+        if size:
+            # Counted on behind its end: a refusal of the rules may reset one that goes on.
+            is_over = connection in self._ended
+            table, most = (self._ended, _MAX_ENDED) if is_over else (self._sent, _MAX_ANSWERED)
+            before = table.pop(connection, 0)
             if not before:
                 self.answered.append((connection, False))
             if before <= MAX_HANDSHAKE_BYTES < before + size:
                 self.answered.append((connection, True))
-            _put(self._sent, connection, before + size, _MAX_ANSWERED)
-        if flags & _FIN_OR_RST and connection in self._sent:
-            _put(self._ended, connection, self._sent.pop(connection), _MAX_CONNECTIONS)
+            _put(table, connection, before + size, most)
+        if flags & _FIN_OR_RST:
+            self._end_of(connection)
         if not begins and not size:
             return False
         left = _FLIGHT_BYTES if begins else self._flights.get(connection, 0)
@@ -155,6 +160,15 @@ class PacketFile:
         if size < left:
             _put(self._flights, connection, left - size, _MAX_CONNECTIONS)
         return begins or size <= left  # larger than what is left of a flight: an answer
+
+    def _take_reset(self, length: int) -> None:
+        # A cell's, perhaps a false one: it has the connection forgotten sooner than others.
+        sent, *_ = tcp_part(self.room[: min(length, _HEADERS_BYTES)], length)
+        self._end_of(sent[4:8] + sent[:4] + sent[10:12] + sent[8:10])
+
+    def _end_of(self, connection: bytes) -> None:
+        if connection in self._sent:
+            _put(self._ended, connection, self._sent.pop(connection), _MAX_ENDED)
 
 
 def _put(table: dict[bytes, int], connection: bytes, size: int, most: int) -> None:

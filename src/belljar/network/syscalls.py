@@ -241,23 +241,18 @@ ALLOWED: Final = _names("""
     restart_syscall exit exit_group
 """)
 _MSG_FASTOPEN: Final = 0x2000_0000  # connects what is not connected: `connect` by another name
-_IP_PKTINFO: Final = 8  # linux/in.h; not in Python's socket
 # What the gateway sets on its sockets: a reset instead of an end, urgent bytes in their place in
-# the stream, no waiting for more bytes or before an acknowledgement, and the address that a
-# datagram was sent to. Nothing that attaches a program, sets a mark, joins a group or names a
-# device.
+# the stream, no waiting for more bytes or before an acknowledgement. Nothing that attaches a
+# program, sets a mark, joins a group or names a device.
 OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_LINGER),
     (socket.SOL_SOCKET, socket.SO_OOBINLINE),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_TCP, socket.TCP_QUICKACK),
-    (socket.IPPROTO_IP, _IP_PKTINFO),
 )
 # Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which
 # a signal is sent.
 _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)
-
-
 # The gateway opens for reading alone, removes nothing and takes no connections.
 _NOT_SUPERVISORS: Final = _names("openat openat2 unlink unlinkat accept accept4 listen")
 _ONLY_SUPERVISORS: Final = _names("""
@@ -292,16 +287,15 @@ _Rule = tuple[str, int, Sequence[_Test]]
 
 def gateway_filter(machine: str | None = None) -> bytes:
     """The filter for `machine`, else this one. Raises `KeyError`."""
-    # Urgent bytes of a unix stream are code of the kernel's that nothing here needs.
+    # Urgent bytes of a unix stream are code of the kernel's that nothing here needs. No `sendmsg`:
+    # it has options where no filter can look (UDP_SEGMENT: many datagrams in one frame).
     flags = int(_MSG_FASTOPEN | socket.MSG_OOB)
     rules: list[_Rule] = [
         *((name, _ALLOW, ()) for name in ALLOWED),
         *((name, _ALLOW, [(2, _ANY_BIT, _PROT_EXEC)]) for name in ("mmap", "mprotect")),
         ("sendto", _ALLOW, [(3, _ANY_BIT, flags)]),
-        ("sendmsg", _ALLOW, [(2, _ANY_BIT, flags)]),
+        *(("setsockopt", _ALLOW, [(1, _EQUAL, at), (2, _EQUAL, option)]) for at, option in OPTIONS),
     ]
-    for level, option in OPTIONS:
-        rules.append(("setsockopt", _ALLOW, [(1, _EQUAL, level), (2, _EQUAL, option)]))
     return _assembled(rules, _IOCTLS, machine or platform.machine())
 
 

@@ -138,7 +138,6 @@ def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]
 
 
 def _decoys(policy: Policy) -> Iterator[str]:
-    """Each decoy, its kind and where it will be."""
     for decoy in policy.decoys:
         from belljar.signals.decoys import FILES  # late: most policies have none
 
@@ -263,7 +262,6 @@ def oci_bounds(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
 
 
 def _time_and_output(resources: Resources) -> tuple[str, ...]:
-    """The bounds of every tier."""
     lifetime, timeout = map(format_duration, (resources.lifetime_s, resources.exec_timeout_s))
     time = f"{lifetime}; {timeout} for a command, unless it asks for another"
     output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
@@ -274,7 +272,6 @@ def _time_and_output(resources: Resources) -> tuple[str, ...]:
 
 
 def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
-    """Return the bounds of growth with the cells' bytes."""
     most = network.bounds
     connections = f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one"
     packets = f"{format_size(most.packet_record_bytes)}; a cell that sends more makes the sample"
@@ -364,7 +361,6 @@ _KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
 
 
 def _reached(network: NetworkPlan) -> Iterator[str]:
-    """Stand-ins, then what is caught, then what is real."""
     gateway = "without capabilities or any route"
     if network.upstreams:
         gateway = "which is handed connections to what is called REAL below, by this host"
@@ -397,7 +393,6 @@ def _ports(ports: tuple[PortPlan, ...]) -> str:
 
 
 def _real(network: NetworkPlan) -> tuple[str, ...]:
-    """A sentence for each host that is not simulated."""
     return tuple(
         f"{REAL}{printable(item.host)} on {', '.join(map(str, item.ports))}, by "
         f"{', '.join(item.methods)}, dialled by this host for the gateway; in both directions at "

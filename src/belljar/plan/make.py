@@ -33,9 +33,9 @@ from belljar.policy.limits import (
     NOTHING_GRANTED,
     Granted,
     Resources,
+    Risk,
     Tier,
     demanded_tier,
-    needs_hardware,
 )
 from belljar.units import printable
 
@@ -157,7 +157,7 @@ def _choose(
             devices=devices,
         )
         # The tier could run here; whether this policy fits it is another question.
-        hardware = hardware_obstacle(facts) if needs_hardware(policy.risk) else None
+        hardware = hardware_obstacle(facts) if policy.risk is Risk.CRITICAL else None
         sizes = size_obstacles(policy.resources, isolation.jail.memory_max_bytes, facts)
         unfit = hardware or next(sizes, None)
         if unfit is None:
@@ -192,8 +192,7 @@ class Isolation:
         fields |= {name: getattr(self, name) for name in own}
         if isinstance(self.shape, OciShape):
             return OciPlan(oci=self.shape, **fields)
-        vm, guest = self.shape
-        return MicrovmPlan(vm=vm, guest=guest, **fields)
+        return MicrovmPlan(vm=self.shape[0], guest=self.shape[1], **fields)
 
 
 def granted(rights: Rights | None, tier: Tier) -> Granted:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.plan.jail import GroupLimits
-from belljar.policy.guarding import ALL_PORTS, OWN_CELL, SERVICE_PORTS, DecoySpec
+from belljar.policy.guarding import ALL_PORTS, OWN_CELL, SERVICE_PORTS
 
 if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
+    from belljar.policy.model import DecoySpec
     from belljar.policy.network import Network, OwnCell
     from belljar.policy.stand_ins import StandIn
 
@@ -285,7 +286,6 @@ def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], boo
 
 
 def _own_cell(own: OwnCell) -> StandInPlan:
-    """The range's own cell, like a target cell."""
     ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
     plan = StandInPlan(id=OWN_CELL, kind="cell", names=own.names, ports=ports)
     settings = {} if own.networks is None else {"networks": list(own.networks)}

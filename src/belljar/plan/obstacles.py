@@ -56,12 +56,8 @@ _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _MAX_PATTERN_CHARS: Final = 80
 
 
-def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
+def tier_obstacles(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     """Why no cell can run in the tier here."""
-    return tuple(_of_tier(tier, facts))
-
-
-def _of_tier(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
     known = ("x86_64",) if tier is Tier.MICROVM else tuple(ARCHITECTURES)
     if facts.arch not in known:
         what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"

@@ -149,7 +149,9 @@ def _group(item: Mapping[str, Any], error: int | None) -> CallGroup:
         # Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one
         # argument in a rule, so "not this and not that" can't be said.
         allowed = prefixes_without(frozenset(unless["values"]), 0, 32)
-        any_of += [(_masked(unless["argument"], value, mask),) for value, mask in allowed]
+        also = tuple(map(_argument, item.get("also", [])))
+        at = unless["argument"]
+        any_of += [(*also, _masked(at, value, mask)) for value, mask in allowed]
     return CallGroup(
         why=item["why"],
         calls=tuple(item["calls"]),
@@ -348,6 +350,9 @@ def _config(
 ) -> dict[str, Any]:
     gvisor = tier is Tier.GVISOR
     shm_bytes = (resources.memory_bytes + resources.disk_bytes) // SHM_SHARE
+    shm = ("nosuid", "noexec", "nodev", "mode=1777", f"size={shm_bytes}")
+    # Group 5 is `tty` in common images.
+    pts = ("newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={MAX_TERMINALS}")
     capabilities = [*AGENT_CAPABILITIES, *(f"CAP_{name}" for name in rights.capabilities)]
     # No runtime can raise a hard limit above its own without a capability (setrlimit(2)).
     soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
@@ -375,7 +380,15 @@ def _config(
         },
         "root": {"path": "", "readonly": False},
         "hostname": "",
-        "mounts": [*_mounts(shm_bytes), *own],
+        "mounts": [
+            _mount("/proc", "proc", "nosuid", "noexec", "nodev"),
+            _mount("/dev", "tmpfs", "nosuid", "mode=755", "size=1m", "nr_inodes=4096"),
+            _mount("/dev/pts", "devpts", "nosuid", "noexec", *pts),
+            # The cell's own directory.
+            _mount("/dev/shm", "tmpfs", *shm, f"nr_inodes={_MAX_SHM_INODES}"),  # noqa: S108
+            _mount("/dev/mqueue", "mqueue", "nosuid", "noexec", "nodev"),
+            *own,
+        ],
         "linux": {
             "uidMappings": id_lines,
             "gidMappings": id_lines,
@@ -385,20 +398,6 @@ def _config(
             "seccomp": seccomp_profile(arch, gvisor=gvisor, rights=rights),
         },
     }
-
-
-def _mounts(shm_bytes: int) -> list[dict[str, Any]]:
-    shm = f"size={shm_bytes}", f"nr_inodes={_MAX_SHM_INODES}"
-    # Group 5 is `tty` in common images.
-    pts = "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={MAX_TERMINALS}"
-    return [
-        _mount("/proc", "proc", "nosuid", "noexec", "nodev"),
-        _mount("/dev", "tmpfs", "nosuid", "mode=755", "size=1m", "nr_inodes=4096"),
-        _mount("/dev/pts", "devpts", "nosuid", "noexec", *pts),
-        # The cell's own directory.
-        _mount("/dev/shm", "tmpfs", "nosuid", "noexec", "nodev", "mode=1777", *shm),  # noqa: S108
-        _mount("/dev/mqueue", "mqueue", "nosuid", "noexec", "nodev"),
-    ]
 
 
 def _mount(target: str, kind: str, *options: str) -> dict[str, Any]:

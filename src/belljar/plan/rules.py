@@ -259,7 +259,6 @@ def _to(reason: DropReason) -> nft.Statement:
 
 
 def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
-    """Counts, logs and answers; excess is only counted."""
     limit = [nft.over(per_s, burst)]
     excess = {"set": {"op": "update", "elem": nft.IIFNAME, "set": "@refused", "stmt": limit}}
     rules: list[Rule] = [[nft.counter(reason.counter)], [excess, nft.DROP], _log(reason)]

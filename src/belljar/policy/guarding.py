@@ -49,33 +49,6 @@ ALL_PORTS: Final = 0
 SERVICE_ROWS: Final = 25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoySpec:
-    """One decoy of a policy; `policy.model.DecoyText` documents the fields."""
-
-    id: str
-    kind: DecoyKind
-    place: str = ""
-    count: int = 1
-    template: str = ""
-    service: str = ""
-
-    @property
-    def is_service(self) -> bool:
-        """True for a service of the range's gateway."""
-        return self.kind in SERVICE_PORTS
-
-    @property
-    def host(self) -> str:
-        """A service's name; a metadata service's address."""
-        return self.place.partition(":")[0] or METADATA_ADDRESS
-
-    @property
-    def port(self) -> int:
-        """Of a service: where it listens."""
-        return int(self.place.partition(":")[2] or SERVICE_PORTS[self.kind][0])
-
-
 class Place(StrEnum):
     """Where the guard looks."""
 
@@ -160,13 +133,3 @@ def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
 
 # Personal data, looked for only where a policy names it.
 GUARD_CLASSES: Final = ("card", "iban", "email")
-
-# `decoys: standard`: those of a developer's machine.
-STANDARD_DECOYS: Final = (
-    DecoySpec(id="aws", kind=DecoyKind.AWS_CREDENTIALS),
-    DecoySpec(id="ssh", kind=DecoyKind.SSH_KEY),
-    DecoySpec(id="dotenv", kind=DecoyKind.DOTENV),
-    DecoySpec(id="git", kind=DecoyKind.GIT_CREDENTIALS),
-    DecoySpec(id="payroll", kind=DecoyKind.SPREADSHEET, count=40),
-    DecoySpec(id="memo", kind=DecoyKind.DOCUMENT),
-)

@@ -56,11 +56,6 @@ def least_tier(risk: Risk) -> Tier:
     return {Risk.LOW: Tier.CONTAINER, Risk.MEDIUM: Tier.GVISOR}.get(risk, Tier.MICROVM)
 
 
-def needs_hardware(risk: Risk) -> bool:
-    """Whether it needs proven hardware virtualisation."""
-    return risk is Risk.CRITICAL
-
-
 def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
     """The asked tier, or the risk's least. Raises `PolicyError`."""
     least = least_tier(risk)

@@ -100,12 +100,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
     # A dict of Python's may contain itself, or what JSON doesn't have.
     except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(printable(str(error)), where=source, hint=HINT_EXAMPLE) from error
-    found, problems = examine(encoded, base=None)
-    if found is None or problems:
-        wrong = [f"{each.field}: {each.message}".removeprefix(": ") for each in problems]
-        what = wrong[0] if len(wrong) == 1 else "\n  ".join((f"{len(wrong)} problems", *wrong))
-        raise PolicyError(what, where=source, hint=HINT_EXAMPLE)
-    return LoadedPolicy(policy=found, text=encoded, source=source)
+    return parse_policy(encoded, source=source, base=None)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
@@ -196,7 +191,6 @@ def _problem(tree: YamlTree, path: yaml_tree.Path, message: str, *, key: bool = 
 
 
 def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetails
-    """The path as written."""
     refusal = error.get("ctx", {}).get("error")
     path: yaml_tree.Path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
     path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
@@ -221,12 +215,10 @@ def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
 
 
 def _fields(model: type[Strict]) -> set[str]:
-    """The names of all fields of these models."""
     return set(model.model_fields).union(*map(_fields, model.__subclasses__()))
 
 
 def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
-    """The faults of files copied into cells."""
     lists: dict[yaml_tree.Path, tuple[FileCopy, ...]] = {("files",): policy.files}
     for name, item in (policy.network.stand_ins if policy.network is not None else {}).items():
         if isinstance(item, CellStandIn):
@@ -246,7 +238,6 @@ def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterato
 
 
 def _own_problems(network: Network | None, tree: YamlTree, base: Path | None) -> Iterator[Problem]:
-    """The faults of files and directories that stand-ins name."""
     for name, item in (network.stand_ins if network is not None else {}).items():
         own_field, own = item.own_path()
         try:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from belljar.dataclass import asdict, replace
 from belljar.differences import Difference, DifferenceKind
@@ -137,7 +137,6 @@ def is_closed(network: Network) -> bool:
 
 
 def _is_alike(network: Network, other: Network | None) -> bool:
-    """Return True if at most upstreams and record differ."""
     # Both are merged field by field, so they don't make it another network.
     none = {"upstreams": (), "record": Record()}
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
@@ -228,18 +227,29 @@ def under_policy(
     `own`: the task's own policy. `asked`: its compose file, in a policy's terms. Raises
     `PolicyError`.
     """
-    content, files_base, of_content = _content(run_policy, own, asked)
+    operator, found = _content(run_policy.policy), list[Difference]()
+    task = _content(own.policy) if own is not None else {}
+    files_base = own.base if own is not None and "files" in task else run_policy.base
+    task = _laid_over(task, {name: asked[name] for name in _CONTENT if name in asked})
     network, network_base, of_network = _network(run_policy, own, asked)
-    changes, found = {**_CONTENT, **content, **network}, list[Difference]()
     if own is not None:
-        if own.policy.host:
-            changes["host"] = own.policy.host
         found += [
             _fact(name, "as --policy says, not as the task's own policy does")
             for name in ("risk", "tier", "resources", "host_tools")
             if name in own.policy.model_fields_set
             and getattr(own.policy, name) != getattr(run_policy.policy, name)
         ]
+    if "image" in task:
+        why = "the policy's is not used: the task brings an image of its own"
+        found += [
+            _fact(name, why, DifferenceKind.DROPPED, where="policy")
+            for name, value in operator.items()
+            if value not in (_CONTENT[name], task.get(name))
+        ]
+        operator = {}
+    changes = {**_CONTENT, **_laid_over(operator, task), "network": network}
+    if own is not None and own.policy.host:
+        changes["host"] = own.policy.host
     if rights := asked.get("rights") or (own.policy.rights if own is not None else None):
         changes["rights"] = rights
     if "resources" in asked:
@@ -248,64 +258,36 @@ def under_policy(
     wanted = run_policy.policy.model_copy(update=changes)  # `bounded` validates it
     base = _directory(wanted, run_policy.source, files_base, network_base, run_policy.base)
     made = bounded(replace(run_policy, policy=wanted, base=base), run_policy)
-    found += (*of_content, *of_network)
-    return made, (*found, *looser(wanted, made.policy, by="the policy"))
+    return made, (*found, *of_network, *looser(wanted, made.policy, by="the policy"))
 
 
-# What changes, the directory of the files in it, and what is told of it.
-_Chosen: TypeAlias = tuple[dict[str, Any], Path | None, list[Difference]]
-
-
-def _content(
-    run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
-) -> _Chosen:
-    operator = _written(run_policy.policy)
-    task = _written(own.policy) if own is not None else {}
-    task |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
-    if "env" in asked:
-        task["env"] = {**task.get("env", {}), **asked["env"]}
-    found: list[Difference] = []
-    if "image" in task:
-        why = "the policy's is not used: the task brings an image of its own"
-        found = [
-            _fact(name, why, DifferenceKind.DROPPED, where="policy")
-            for name, value in operator.items()
-            if value not in (_CONTENT[name], task.get(name))
-        ]
-        operator = {}
-    changes = {**operator, **task}
-    if "env" in changes:
-        changes["env"] = {**operator.get("env", {}), **task.get("env", {})}
-    base = own.base if own is not None and "files" in task else run_policy.base
-    return changes, base, found
-
-
-def _written(policy: Policy) -> dict[str, Any]:
+def _content(policy: Policy) -> dict[str, Any]:
     return {name: getattr(policy, name) for name in _CONTENT if name in policy.model_fields_set}
+
+
+def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    return {**under, **over, "env": {**under.get("env", {}), **over.get("env", {})}}
 
 
 def _network(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
-) -> _Chosen:
+) -> tuple[Network | None, Path | None, list[Difference]]:
+    """The network, the directory of its files, and what is told of it."""
     operator, wanted = run_policy.policy.network, asked.get("network")
     task = own.policy.network if own is not None else None
     services, base = task, own.base if own is not None else None
     if isinstance(wanted, Network):  # a compose file, which says nothing of the record
         record = {"record": operator.record} if operator is not None else {}
         services, base = wanted.model_copy(update=record), run_policy.base
-    if services is not None and not (services.stand_ins and is_closed(services)):
-        services = None
-    facts: list[Difference] = []
-    if wanted == NO_NETWORK or services is not None:
-        if operator is not None:
-            why = "the policy's is not there: the task has its own"
-            facts = [_fact("network", why, DifferenceKind.DROPPED, where="policy")]
-        own_network = None if wanted == NO_NETWORK else services
-        base = run_policy.base if wanted == NO_NETWORK else base
-        return {"network": own_network}, base, facts
-    if task is not None and task != operator:
-        facts = [_fact("network", "as --policy says, instead of the task's own")]
-    return {}, run_policy.base, facts
+    has_own = services is not None and bool(services.stand_ins) and is_closed(services)
+    if wanted == NO_NETWORK or has_own:
+        why = "the policy's is not there: the task has its own"
+        dropped = _fact("network", why, DifferenceKind.DROPPED, where="policy")
+        found = [] if operator is None else [dropped]
+        return (services, base, found) if wanted != NO_NETWORK else (None, run_policy.base, found)
+    why = "as --policy says, instead of the task's own"
+    found = [] if task is None or task == operator else [_fact("network", why)]
+    return operator, run_policy.base, found
 
 
 def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:

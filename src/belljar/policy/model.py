@@ -1,7 +1,4 @@
-"""What a policy says, typed. Frozen, strict, nothing unknown.
-
-`Policy` is the edge: pydantic, reads what a person wrote.
-"""
+"""What a policy says, as a person wrote it, typed: frozen, strict, nothing unknown."""
 
 from __future__ import annotations
 
@@ -30,13 +27,12 @@ from belljar.policy.guarding import (
     DEFAULT_ACTIONS,
     GUARD_CLASSES,
     LOGIN_SERVICES,
+    METADATA_ADDRESS,
     OWN_CELL,
     SERVICE_PORTS,
     SERVICE_ROWS,
-    STANDARD_DECOYS,
     Action,
     DecoyKind,
-    DecoySpec,
     GuardRules,
     Place,
     Protected,
@@ -102,7 +98,7 @@ Id: TypeAlias = Annotated[
 _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
 
 
-class DecoyText(Strict):
+class DecoySpec(Strict):
     """A decoy: a file, or a service of the range, that looks valuable and holds values made for one
     sample alone."""
 
@@ -130,7 +126,7 @@ class DecoyText(Strict):
     )
 
     @model_validator(mode="after")
-    def _fits_its_kind(self) -> DecoyText:
+    def _fits_its_kind(self) -> DecoySpec:
         is_service, is_text = self.kind in SERVICE_PORTS, self.kind is DecoyKind.TEXT
         has_host = bool(self.place) and not self.place.startswith(("/", "~/"))
         # A metadata service is at its address.
@@ -151,6 +147,32 @@ class DecoyText(Strict):
             raise AtError("leave it out: this decoy has no rows; it logs in and refuses", "count")
         return self
 
+    @property
+    def is_service(self) -> bool:
+        """True for a service of the range's gateway."""
+        return self.kind in SERVICE_PORTS
+
+    @property
+    def host(self) -> str:
+        """A service's name; a metadata service's address."""
+        return self.place.partition(":")[0] or METADATA_ADDRESS
+
+    @property
+    def port(self) -> int:
+        """Of a service: where it listens."""
+        return int(self.place.partition(":")[2] or SERVICE_PORTS[self.kind][0])
+
+
+# `decoys: standard`: those of a developer's machine.
+STANDARD_DECOYS: Final = (
+    DecoySpec(id="aws", kind=DecoyKind.AWS_CREDENTIALS),
+    DecoySpec(id="ssh", kind=DecoyKind.SSH_KEY),
+    DecoySpec(id="dotenv", kind=DecoyKind.DOTENV),
+    DecoySpec(id="git", kind=DecoyKind.GIT_CREDENTIALS),
+    DecoySpec(id="payroll", kind=DecoyKind.SPREADSHEET, count=40),
+    DecoySpec(id="memo", kind=DecoyKind.DOCUMENT),
+)
+
 
 def _read_decoys(value: object) -> object:
     if value is None or value == NONE:
@@ -159,10 +181,10 @@ def _read_decoys(value: object) -> object:
         value = STANDARD_DECOYS
     if not isinstance(value, list | tuple) or len(value) > MAX_DECOYS:
         raise ValueError(f"expected `{STANDARD}`, `{NONE}` or a list of at most {MAX_DECOYS}")
-    return tuple(_written_decoy(each) if isinstance(each, DecoySpec) else each for each in value)
+    return tuple(value)
 
 
-def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
+def _specs(decoys: tuple[DecoySpec, ...]) -> tuple[DecoySpec, ...]:
     seen: set[str] = set()
     services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
     for index, decoy in enumerate(decoys):
@@ -174,18 +196,13 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
         if decoy.service and services.get(decoy.service) not in able:
             why = f"{quoted(decoy.service)} is not the id of a decoy service that can have it"
             raise AtError(why, index, "service")
-    specs = []
-    for decoy in decoys:
-        has_rows = decoy.kind in SERVICE_PORTS and decoy.kind not in LOGIN_SERVICES
-        more = {"count": SERVICE_ROWS} if has_rows and "count" not in decoy.model_fields_set else {}
-        specs.append(DecoySpec(**{**decoy.model_dump(), **more}))
-    return tuple(specs)
-
-
-def _written_decoy(spec: DecoySpec) -> dict[str, Any]:
-    written = asdict(spec) | {"kind": spec.kind.value}
-    usual = {name: field.default for name, field in DecoyText.model_fields.items()}
-    return {name: value for name, value in written.items() if value != usual[name]}
+    return tuple(
+        decoy.model_copy(update={"count": SERVICE_ROWS})
+        if decoy.kind in SERVICE_PORTS.keys() - LOGIN_SERVICES
+        and "count" not in decoy.model_fields_set
+        else decoy
+        for decoy in decoys
+    )
 
 
 class ProtectedText(Strict):
@@ -210,7 +227,6 @@ class ProtectedText(Strict):
 
 
 def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
-    """Refuse an action that its place can't have."""
     for place, action in actions.items():
         if action not in ACTIONS[place]:
             words = listed(word.value for word in ACTIONS[place])
@@ -265,16 +281,16 @@ if TYPE_CHECKING:
     StopsField: TypeAlias = Mapping[Trigger, Stop]
 else:
     DecoysField = Annotated[
-        tuple[DecoyText, ...],
+        tuple[DecoySpec, ...],
         BeforeValidator(
-            _read_decoys, json_schema_input_type=Literal["none", "standard"] | list[DecoyText]
+            _read_decoys, json_schema_input_type=Literal["none", "standard"] | list[DecoySpec]
         ),
         AfterValidator(_specs),
         PlainSerializer(
             lambda specs: (
                 STANDARD
                 if specs == STANDARD_DECOYS
-                else [_written_decoy(spec) for spec in specs] or NONE
+                else [spec.model_dump(mode="json", exclude_defaults=True) for spec in specs] or NONE
             ),
             return_type=Literal["none", "standard"] | list[dict[str, Any]],
         ),
@@ -480,4 +496,4 @@ class Policy(Strict):
 def policy_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a policy file, for editors."""
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return dialect | Policy.model_json_schema(mode="validation") | {"title": "Belljar policy"}
+    return dialect | Policy.model_json_schema() | {"title": "Belljar policy"}

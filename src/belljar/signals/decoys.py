@@ -13,10 +13,10 @@ import io
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
-from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
+from belljar.policy.guarding import SERVICE_PORTS
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.credentials import (
     ALNUM,
@@ -36,6 +36,9 @@ from belljar.signals.credentials import (
     public_of,
 )
 from belljar.signals.values import KnownValue, ValueSource
+
+if TYPE_CHECKING:
+    from belljar.policy.model import DecoySpec
 
 # Without leap seconds, as file times count.
 DAY_S: Final = 86_400
@@ -87,7 +90,7 @@ class Minted:
 # Path, content and mode of each file, and its unique values by name.
 Files: TypeAlias = tuple[tuple[tuple[str, str, int], ...], Mapping[str, str]]
 # The last: of the service whose login the file holds.
-Draw: TypeAlias = Callable[[RandomStream, str, DecoySpec, Login | None], Files]
+Draw: TypeAlias = "Callable[[RandomStream, str, DecoySpec, Login | None], Files]"
 # A login, JSON for the gateway, and unique values by name: of them `password` is the login's.
 Service: TypeAlias = tuple[Login, Mapping[str, Any], Mapping[str, str]]
 

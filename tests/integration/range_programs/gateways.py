@@ -59,9 +59,10 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
         writer.close()
 
     loop = asyncio.get_running_loop()
-    await loop.create_datagram_endpoint(Echo, sock=listeners.dns_udp)
-    for listener in (*listeners.tcp.values(), *((listeners.sink,) if listeners.sink else ())):
-        await asyncio.start_server(answer, sock=listener)
+    await loop.create_datagram_endpoint(Echo, sock=listeners["dns_udp"])
+    for name, listener in listeners.items():
+        if name == "sink" or name.isdecimal():
+            await asyncio.start_server(answer, sock=listener)
     await reporter.record(Item(READY, {"certificate": "-----BEGIN CERTIFICATE-----"}))
     await reporter.end_requested.wait()
     await reporter.end(0, loop.time() + reporter.end_within_s)
@@ -129,8 +130,8 @@ def say_less(
 ) -> NoReturn:
     """Answers one connection, and says less of it than it must."""
     ready(events)
-    listeners.tcp[port].setblocking(True)
-    sock, _ = listeners.tcp[port].accept()
+    listeners[str(port)].setblocking(True)
+    sock, _ = listeners[str(port)].accept()
     sock.setblocking(True)
     sock.recv(100)
     data = {**connection(config, sock, 1), **STREAM, "sni": "shop.example"}
@@ -162,8 +163,8 @@ def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
 def shout(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Serves nobody, and writes to its standard error without end, from the first datagram on."""
     ready(events)
-    listeners.dns_udp.setblocking(True)
-    listeners.dns_udp.recv(1)
+    listeners["dns_udp"].setblocking(True)
+    listeners["dns_udp"].recv(1)
     while True:
         os.write(2, bytes(1 << 16))
 
@@ -171,8 +172,8 @@ def shout(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Serves nobody, and uses all the memory that it gets, from the first datagram on."""
     ready(events)
-    listeners.dns_udp.setblocking(True)
-    listeners.dns_udp.recv(1)
+    listeners["dns_udp"].setblocking(True)
+    listeners["dns_udp"].recv(1)
     held = []
     while True:
         held.append(b"x" * (1 << 20))
@@ -181,8 +182,8 @@ def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
 def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Tries everything that it must not be able to do, when the first connection comes."""
     ready(events)
-    listeners.tcp[80].setblocking(True)
-    connection, _ = listeners.tcp[80].accept()
+    listeners["80"].setblocking(True)
+    connection, _ = listeners["80"].accept()
     data = {
         "stand_in": "shop",
         "what": "everything",

@@ -275,9 +275,14 @@ def kernel_in(folder: Path) -> Kernel:
     """A guest kernel of this one file."""
     folder.mkdir()
     (folder / "vmlinuz").write_bytes(b"")
-    files = {"vmlinuz": folder / "vmlinuz", "config": folder / "config"}
-    texts = dict.fromkeys(("version", "package", "package_sha256"), "1")
-    return Kernel(digest="0" * 64, wanted=REQUIRED_MODULES, modules=(), **files, **texts)  # type: ignore[arg-type]
+    return Kernel(
+        digest="0" * 64,
+        version="1",
+        package="1",
+        vmlinuz=folder / "vmlinuz",
+        modules=(),
+        wanted=REQUIRED_MODULES,
+    )
 
 
 def test_weights_of_the_store_arrive_by_their_digest(

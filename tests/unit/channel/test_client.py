@@ -6,7 +6,7 @@ import errno
 
 import anyio
 import pytest
-from tests.fakes.talking import CAT, FLOOD, HANG, SHORT, endless, talking
+from tests.fakes.talking import CAT, FLOOD, HANG, SHORT_S, endless, talking
 
 from belljar.channel import ExecRequest
 from belljar.channel.client import BusyError
@@ -63,12 +63,12 @@ async def test_the_hosts_own_deadline() -> None:
 @pytest.mark.promise("4.1")
 async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
     """No RESULT after the kill: everyone is told so, in bounded time."""
-    async with talking(timeout=SHORT) as (_, client):
+    async with talking(kill_s=SHORT_S) as (_, client):
         with pytest.raises(CellError, match="told to kill"):
             await client.exec(ExecRequest(argv=["undying"], timeout_s=0.1))
         with pytest.raises(CellError, match="told to kill"):
             await client.exec(CAT)
-    async with talking(timeout=SHORT) as (_, client):
+    async with talking(kill_s=SHORT_S) as (_, client):
         with anyio.move_on_after(0.1) as scope:
             await client.exec(ExecRequest(argv=["undying"]))
         assert scope.cancelled_caught

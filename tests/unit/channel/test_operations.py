@@ -10,7 +10,7 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.talking import CAT, talking
 
-from belljar.channel import ExecRequest, Timeout
+from belljar.channel import ExecRequest
 from belljar.channel.operations import OwnReads
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
@@ -27,7 +27,7 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
         await guest.output(op, 1, b"x" * 5_000_000)
         await guest.finish(op, g.SIGNALED, 9, flags=2)
 
-    async with talking({b"heavy": heavy}, timeout=Timeout(grace_s=0.1, kill_s=60)) as (_, client):
+    async with talking({b"heavy": heavy}) as (_, client):
         outcome = await client.exec(
             ExecRequest(argv=["heavy"], timeout_s=0.05, max_stdout_bytes=1 << 30)
         )

@@ -25,7 +25,7 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.messages import Data, Fatal, Frozen
+from belljar.channel.messages import Data, Done, Fatal
 from belljar.channel.wire import HostConnection
 from belljar.errors import ProtocolViolation
 
@@ -209,6 +209,6 @@ def test_frozen_answers_one_freeze() -> None:
         assert wire.ask(frames.FrameType.FREEZE, b"x")
         with pytest.raises(RuntimeError):
             wire.ask(frames.FrameType.FREEZE, b"x")
-        assert wire.feed(g.frame(g.FROZEN, 0, code.to_bytes(4, "little"))) == [Frozen(errno=code)]
+        assert wire.feed(g.frame(g.FROZEN, 0, code.to_bytes(4, "little"))) == [Done(errno=code)]
     wire.ask(frames.FrameType.FREEZE, b"x")
     refused(wire, g.frame(g.FROZEN, 0, b"\xff" * 4), "errno")

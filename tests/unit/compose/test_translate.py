@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.model import Condition
-from belljar.compose.translate import Composed, Wait, in_order, read_compose, read_health
+from belljar.compose.translate import Composed, in_order, read_compose, read_health
 from belljar.compose.values import CannotKeepError
 from belljar.image.config import HealthCheck, ImageConfig, image_health
 from belljar.policy.network import Network
@@ -128,21 +128,22 @@ def test_what_can_not_be_waited_for_is_refused(
 
 def test_a_circle_is_refused() -> None:
     """With the names of those in it."""
-    waits = (Wait("a", "b", Condition.STARTED), Wait("b", "a", Condition.STARTED))
+    started = Condition.STARTED
     with pytest.raises(CannotKeepError, match="circle: a, b"):
-        in_order({"a": {}, "b": {}, "c": {}}, waits, default="c")
+        in_order({"a": {"b": started}, "b": {"a": started}, "c": {}}, default="c")
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
 def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int, int]]) -> None:
     """The default one last; every service once."""
-    waits = tuple(
-        Wait(f"s{max(p)}", f"s{min(p)}", Condition.STARTED) for p in pairs if p[0] != p[1]
-    )
-    order = in_order({f"s{i}": {} for i in (5, 2, 7, 0, 1, 6, 4, 3)}, waits, default="s7")
+    waits: dict[str, dict[str, Condition]] = {f"s{i}": {} for i in (5, 2, 7, 0, 1, 6, 4, 3)}
+    for pair in pairs:
+        if pair[0] != pair[1]:
+            waits[f"s{max(pair)}"][f"s{min(pair)}"] = Condition.STARTED
+    order = in_order(waits, default="s7")
     assert sorted(order) == [f"s{i}" for i in range(8)]
     assert order[-1] == "s7"
-    assert all(order.index(wait.needed) < order.index(wait.service) for wait in waits)
+    assert all(order.index(of) < order.index(name) for name in waits for of in waits[name])
 
 
 def test_times_alone_are_of_the_images_check() -> None:

@@ -119,7 +119,6 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
     for error, named, words, policy in (
         (PolicyError, "gpus", [f"{task_file}@refused"], ""),
         (PolicyError, "no sample is selected", [good, "--limit", "0"], ""),
-        (PolicyError, "can't be loaded", [f"{task_file}@missing"], ""),
         (PolicyError, "no-such-policy", [good], "no-such-policy"),
         (click.UsageError, "which task", [], ""),
         (click.UsageError, "--policy", [good, "--sandbox", "docker"], ""),
@@ -127,6 +126,9 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
     ):
         with pytest.raises(error, match=named):
             run(words, tmp_path, cells, policy=policy)
+    with pytest.raises(PolicyError, match="can't be loaded") as caught:
+        run([f"{task_file}@missing"], tmp_path, cells)
+    assert caught.value.where.endswith("task.py@missing")
     assert not cells.opened
 
 

@@ -53,8 +53,7 @@ def test_sources_are_read_as_apt_reads_them() -> None:
 
 
 def test_debian_is_found_among_others() -> None:
-    """A vendor's repository is not taken for Debian; security and keyring are carried over.
-    Belljar has no mirror of its own: without one, the error says how to name one."""
+    """A vendor's repository is not Debian; without a mirror, the error says how to name one."""
     vendor = AptSource(uri="http://vendor.invalid/deb", suites=("stable",), components=("main",))
     found = debian_sources([vendor, *parse_sources(DEB822, deb822=True)], "bookworm")
     hosts = ["mirror.invalid/debian", "security.invalid/debian-security"]

@@ -35,8 +35,7 @@ def request_for(tmp_path: Path, text: str, name: str = "made:1") -> BuildRequest
 
 @pytest.mark.promise("1.8")
 def test_what_is_missing_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A base, with the command that gets it, and nothing is left in the store; a host without
-    buildah is told how to get it; a broken Dockerfile is refused with its path."""
+    """A base, with its command; buildah; a broken Dockerfile. Nothing is left in the store."""
     home = tmp_path / "home"
     with pytest.raises(HostError) as caught:
         build_dockerfile(home, request_for(tmp_path, "FROM python:3.99"))
@@ -88,8 +87,7 @@ def test_the_same_recipe_is_not_built_again(
 
 @pytest.mark.promise("1.8")
 def test_a_base_starts_as_the_store_says(tmp_path: Path) -> None:
-    """Environment, user, directory and command of a base are those of the image in the store; its
-    volumes are not buildah's, which would discard what steps write there."""
+    """But for its volumes: buildah would discard what steps write there."""
     config = base_config(add(tmp_path / "home", "base"), "0" * 64)["config"]
     check = {"Healthcheck": {"Test": ["CMD", "true"], "Retries": 3}}
     assert config == {"Env": ["A=1"], "User": "user", "WorkingDir": "/w", "Cmd": ["sh"], **check}

@@ -65,8 +65,7 @@ def test_everything_that_a_dockerfile_states() -> None:
 
 
 def test_a_check_is_a_command_or_for_the_images_shell() -> None:
-    """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the
-    command. Where there is none, there is nothing to ask."""
+    """Text is for the image's `SHELL` or `/bin/sh -c`; a list of words is the command."""
     for test, shell, command in (
         (["CMD-SHELL", "curl x | grep y"], [], ["/bin/sh", "-c", "curl x | grep y"]),
         (["CMD-SHELL", "curl x"], ["/bin/bash", "-ec"], ["/bin/bash", "-ec", "curl x"]),

@@ -97,8 +97,7 @@ def test_links_are_copied_and_never_followed(tmp_path: Path) -> None:
 
 @pytest.mark.promise("1.7")
 def test_a_context_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More files or bytes than allowed are refused, a sparse file before it is copied; a tree of
-    any depth is one error, and so is a pipe, which is not waited for."""
+    """A sparse file is refused before it is copied, and a pipe is not waited for."""
     context, copy = tmp_path / "context", tmp_path / "copy"
     for directory in (context, copy):
         directory.mkdir()
@@ -139,8 +138,7 @@ def test_a_context_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_directory_that_was_a_link_leads_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A context that is changed while it is copied is refused, and nothing is written outside of
-    the copy; a file that goes away meanwhile, as an editor's do, is one error, too."""
+    """A context that changes while it is copied is refused; nothing is written outside."""
     context, copy, outside = (tmp_path / name for name in ("context", "copy", "outside"))
     for directory in (context, copy, outside):
         directory.mkdir()

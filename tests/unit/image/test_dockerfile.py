@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.image.config import HealthCheck, ImageConfig, debian_arch
-from belljar.image.dockerfile import Buildable, DockerfileError, base_images, make_buildable
+from belljar.image.dockerfile import Buildable, make_buildable
+from belljar.image.stages import DockerfileError, base_images
 
 DIGEST = "sha256:" + "0" * 64
 ARCH = debian_arch()
@@ -53,8 +54,7 @@ def lines_of(steps: str, args: dict[str, str] | None = None) -> list[str]:
     ],
 )
 def test_the_images_of_a_dockerfile(text: str, images: str) -> None:
-    """Every image that the target's stages start, copy or mount from is found; stages, numbers and
-    scratch are none, and stages that the target doesn't need are left out with their bases."""
+    """Of the target's stages; other stages are left out with their bases."""
     assert base_images(text, {}).images == tuple(images.split())
     assert base_images(f"{text}\nFROM more AS two", {}, target="Two").images == ("more",)
 
@@ -110,8 +110,7 @@ def test_a_stage_has_the_arguments_of_its_base() -> None:
 
 
 def test_volumes_are_of_the_result_alone() -> None:
-    """buildah would discard what steps write below a volume; those of a base image, and of the
-    stages that the last one starts from, are the result's, too."""
+    """buildah would discard what steps write there; a base's are the result's, too."""
     text = "FROM base AS x\nVOLUME /a base\nFROM x\nVOLUME /c/../d/\nRUN y\nFROM x"
     for target, volumes in (("", ("/v", "/a", "/base")), ("1", ("/v", "/a", "/base", "/d"))):
         found = base_images(text, {}, target=target)
@@ -168,8 +167,7 @@ def test_what_can_not_be_honoured_is_refused_by_its_line(steps: str) -> None:
 
 
 def test_what_can_not_be_built_is_refused() -> None:
-    """No FROM, a broken one, a here-document without an end, or an argument that would become an
-    instruction, before anything is built."""
+    """Before anything is built; an argument does not become an instruction."""
     for text in (
         *("", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\n", "FROM a AS b c"),
         *("FROM a AS 1x", "FROM --platform=plan9/mips a", "FROM --platform=mips a", "FROM 'a"),
@@ -196,8 +194,7 @@ WORDS = st.sampled_from(
 @given(st.lists(WORDS, max_size=40).map("".join))
 @settings(max_examples=30)
 def test_any_words_are_translated_or_refused(words: str) -> None:
-    """A hostile file gives bases or `DockerfileError`, and never another exception. What buildah
-    gets has as many lines as instructions, so none of its words becomes one."""
+    """No other exception; none of a hostile file's words becomes an instruction."""
     with suppress(DockerfileError):
         made_of(words)
     with suppress(DockerfileError):
@@ -209,8 +206,7 @@ def test_any_words_are_translated_or_refused(words: str) -> None:
 
 @pytest.mark.promise("1.8")
 def test_what_would_take_without_end_is_refused() -> None:
-    """A value has a bound; the parser, whose work is quadratic in places, has a process and a time
-    of its own."""
+    """A value has a bound; the parser, quadratic in places, has a process and a time."""
     begin = time.monotonic()
     with pytest.raises(DockerfileError):
         base_images("ONBUILD " * 7_000, {})
@@ -268,8 +264,7 @@ def test_documents_are_copied_from_a_context_of_their_own() -> None:
 
 
 def test_what_would_not_be_kept_exactly_is_refused() -> None:
-    """No end, no plain name, variables to fill in, another source, no directory, no shell. What
-    only looks like a document is none: a here-string, a quoted word and a shift stay."""
+    """A here-string, a quoted word and a shift are no documents, and stay."""
     for steps in (
         *("RUN <<EOF\n1\n EOF", "RUN <<EOF\n#!/bin/sh\nEOF", "COPY <<../../E /x\n1\n../../E"),
         *("COPY <<EOF /x\n$HOME\nEOF", "COPY --from=b <<EOF /x\n1\nEOF"),

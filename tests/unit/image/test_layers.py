@@ -39,8 +39,7 @@ Entries = list[tuple[tarfile.TarInfo, bytes]]
 def test_a_tree_is_bounded(
     bound: str, entries: Entries, allowed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In directories that names imply, bytes of extended attributes, steps of whiteouts, and bytes
-    of paths and links; a path is as long as where links lead it."""
+    """A path is as long as where links lead it."""
     if bound:
         monkeypatch.setattr(tree, bound, 20_000)
     merged = MergedTree(LIMITS)

@@ -33,8 +33,7 @@ LIMITS = ImportLimits(max_bytes=1 << 20, max_document_bytes=10_000, max_entries=
 
 
 def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[Path, str, str]:
-    """An OCI layout whose only entry is an index, as a registry has it; `holds`: what lies under
-    its digest instead."""
+    """An OCI layout whose only entry is an index; `holds`: what lies under its digest instead."""
     directory.mkdir()
     with tarfile.open(oci_archive(directory.with_suffix(".tar"), [LAYER])) as archive:
         archive.extractall(directory, filter="data")
@@ -50,8 +49,7 @@ def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[P
 
 
 def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
-    """It is the one that a registry has the image under; if its bytes are others, the layout is
-    refused, and so is one without an index, with a link in its place, a too large one or none."""
+    """A registry has the image under it; other bytes, a link, or too many of them are refused."""
     layout, digest, manifest = layout_with_index(tmp_path / "a")
     assert origin.image_in_layout(origin.files_in(layout), LIMITS).digests == (digest, manifest)
     refused = [layout_with_index(tmp_path / "b", holds=b"{}")[0]]

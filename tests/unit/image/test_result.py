@@ -65,8 +65,7 @@ def elsewhere(work: Path) -> None:
 def test_forged_results_are_refused_and_no_file_of_the_host_is_taken(
     tmp_path: Path, act: Callable[[Path], object]
 ) -> None:
-    """Whatever stands where a build's tools write: links, directories, archives that are none. The
-    host's own files are neither read, moved nor changed."""
+    """The host's own files are neither read, moved nor changed."""
     host = tmp_path / "host"
     host.mkdir()
     for name in ("layer", "image"):

@@ -58,8 +58,7 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
 
 @pytest.mark.promise("1.6")
 def test_a_changed_configuration_is_not_the_digests(tmp_path: Path) -> None:
-    """Whoever writes another program into an image's document is seen when the image is hashed
-    again; what can't be read is a `HostError` that says so."""
+    """Another program in an image's document is seen; what can't be read is a `HostError`."""
     image = put(tmp_path / "s", "one", cmd=("serve",))
     store, file = Store(tmp_path / "s"), image.rootfs.parent / "image.json"
     document = json.loads(file.read_bytes())
@@ -96,8 +95,7 @@ def test_an_image_of_another_store_is_taken_whole_or_not(part: str, tmp_path: Pa
 
 @pytest.mark.promise("1.6")
 def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Path) -> None:
-    """Its document knows nothing of health checks; the same file and words give the digest they
-    always gave. Files are read-only below directories that others may only pass through."""
+    """Without health checks; files are read-only, below directories to pass through."""
     image = put(tmp_path / "s", "old", user="u")
     file = image.rootfs.parent / "image.json"
     known = "version digest size_bytes env user workdir entrypoint cmd created source"
@@ -109,8 +107,7 @@ def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Pat
 
 
 def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
-    """Each is a `HostError` with a hint, several are one that lists them; nothing outside the store
-    is looked at."""
+    """One `HostError` with a hint, for several too; nothing outside the store is looked at."""
     store = Store(tmp_path / "none")
     with pytest.raises(HostError, match="belljar setup"):
         store.find("default")

@@ -142,6 +142,39 @@ def test_what_cannot_be_written_is_an_error() -> None:
     os.close(full)
 
 
+def tcp(flags: int, source: int, size: int = 0, to: int = 0) -> bytes:
+    """A frame between two ports."""
+    ports = source.to_bytes(2, "big") + to.to_bytes(2, "big")
+    ip = b"\x45".ljust(9) + b"\x06".ljust(11)
+    return (
+        bytes(12) + b"\x08\x00" + ip + ports + bytes(8) + b"\x50" + bytes([flags]) + bytes(size + 6)
+    )
+
+
+@pytest.mark.promise("5.4")
+def test_a_reset_hides_nothing(tmp_path: Path) -> None:
+    """The rules refuse a second SYN of an open connection by a reset, and it goes on."""
+    record = PacketFile(os.open(tmp_path / "packets", os.O_RDWR | os.O_CREAT), MIN_BYTES)
+    for flags, size in ((0x12, 0), (0x10, 5), (0x14, 0), (0x10, 60_000), (0x10, 60_000)):
+        add(record, 1, tcp(flags, 443, size))
+    assert [is_long for _, is_long in record.answered] == [False, True]
+
+
+def test_connections_that_cells_reset_crowd_out_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle one between cells goes on behind a scan, and is not told of again."""
+    monkeypatch.setattr("belljar.network.packets._MAX_ANSWERED", 8)
+    record = PacketFile(os.open(tmp_path / "packets", os.O_RDWR | os.O_CREAT), MIN_BYTES)
+    add(record, 1, tcp(0x10, 22, 5))
+    for port in range(1000, 1020):
+        add(record, 1, tcp(0x10, port, 5))
+        add(record, 2, tcp(0x04, 0, to=port))
+    record.answered.clear()
+    add(record, 1, tcp(0x10, 22, 5))
+    assert record.answered == []
+
+
 @pytest.mark.promise("5.4")
 def test_a_vlan_tag_is_part_of_the_frame() -> None:
     """The kernel tells it beside the frame."""

@@ -122,6 +122,17 @@ ANSWERS: list[tuple[str, str, Calls]] = [
     ("prlimit64", "pretended", [(0, LOW | CORE, POINTER, 0), (0, CORE, HALF_ZERO, 0)]),
     ("prlimit64", "allowed", [(0, CORE, 0, POINTER), (0, FILES, POINTER, POINTER)]),
     ("prlimit64", "EPERM", [(0, CORE, POINTER, POINTER)]),
+    # No filter of a socket, no keys of TCP; the same numbers mean others for other protocols
+    ("setsockopt", "ENOPROTOOPT", [(3, 1, 26), (3, LOW | 1, LOW | 51)]),
+    ("setsockopt", "ENOPROTOOPT", [(3, 6, option) for option in (14, 32, 38)]),
+    ("setsockopt", "allowed", [(3, 1, 8), (3, 1, 14), (3, 6, 26), (3, 41, 26), (3, 0, 14)]),
+    # The host's pool of huge pages, and its disks
+    ("mmap", "ENOMEM", [(0, 4096, 3, 0x40022), (0, 4096, 3, 0x54040022)]),
+    ("mmap", "allowed", [(0, 4096, 3, 0x22), (0, 4096, 1, 2)]),
+    ("memfd_create", "EINVAL", [(POINTER, 4), (POINTER, 0x54000005)]),
+    ("memfd_create", "allowed", [(POINTER, 0), (POINTER, 3), (POINTER, 8)]),
+    ("sync", "pretended", [()]),
+    ("syncfs", "pretended", [(3,)]),
 ]
 
 

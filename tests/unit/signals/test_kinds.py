@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.fakes.web import context
 
 from belljar.network.stand_ins import make
-from belljar.policy.guarding import LOGIN_SERVICES, SERVICE_PORTS, DecoyKind, DecoySpec
+from belljar.policy.guarding import LOGIN_SERVICES, SERVICE_PORTS, DecoyKind
+from belljar.policy.model import DecoySpec
 from belljar.signals.credentials import (
     BASE62,
     KEY_BYTES,
@@ -68,7 +69,7 @@ def test_cards_accounts_and_tokens_have_their_check_digits(label: str) -> None:
 
 def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faker's names differ between its versions."""
-    spec = DecoySpec(id="crm", kind=DecoyKind.SPREADSHEET, count=5)
+    spec = DecoySpec.model_construct(id="crm", kind=DecoyKind.SPREADSHEET, count=5)
     first = mint(bytes(KEY_BYTES), "s", spec)
     monkeypatch.setattr("faker.providers.person.en_US.Provider.last_names", OrderedDict(Other=1.0))
     second = mint(bytes(KEY_BYTES), "s", spec)
@@ -78,7 +79,7 @@ def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatc
 
 def spec(kind: DecoyKind, name: str = "bait") -> DecoySpec:
     """One of each kind, with three records."""
-    return DecoySpec(
+    return DecoySpec.model_construct(
         id=name,
         kind=kind,
         count=3,
@@ -150,9 +151,9 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
 KEY = b"k" * KEY_BYTES
 
 
-def made(kind: DecoyKind, scope: str = "range", **more: object) -> Minted:
+def made(kind: DecoyKind, scope: str = "range") -> Minted:
     place = "" if kind is DecoyKind.METADATA else "crm.corp.internal"
-    spec = DecoySpec(id="crm", kind=kind, place=place, count=3, **more)  # type: ignore[arg-type]
+    spec = DecoySpec.model_construct(id="crm", kind=kind, place=place, count=3)
     return mint_service(KEY, scope, spec)
 
 
@@ -182,10 +183,10 @@ def test_a_service_is_made_for_one_range(kind: DecoyKind) -> None:
 )
 def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
     """Its key has the service's fingerprint, its host key is the service's own."""
-    spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place=place)
+    spec = DecoySpec.model_construct(id="jump", kind=DecoyKind.SSH, place=place)
     service = mint_service(KEY, "range", spec)
     assert service.login is not None
-    file = DecoySpec(id="key", kind=DecoyKind.SSH_KEY, service="jump")
+    file = DecoySpec.model_construct(id="key", kind=DecoyKind.SSH_KEY, service="jump")
     minted = mint(KEY, "cell", file, login=service.login)
     private, public, config, hosts = (each.content.decode() for each in minted.files)
     key = load_ssh_private_key(private.encode(), None)

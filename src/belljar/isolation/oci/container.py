@@ -22,6 +22,7 @@ from belljar.image.store import Image
 from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jail import JailEnd
+from belljar.isolation.oci import buffers
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
 from belljar.isolation.renewal import GivenPort, Renewal, renew
@@ -101,6 +102,7 @@ class Container(Sandbox):
         self._is_gvisor = spec.shape.runtime.kind == "runsc"
         self._user_namespace = None if spec.port is None else spec.port.user_namespace
         self._trace: Trace | None = None
+        self._is_full = False
         self.agent, self._theirs = socket.socketpair()
         identity = hold_range(is_nested=self._user_namespace is not None)
         super().__init__(spec, identity=identity, home=home, recorder=recorder)
@@ -142,6 +144,13 @@ class Container(Sandbox):
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
         cgroup.set_limits(self.groups, self.limits)  # before anything of the workload's has run
+        from belljar.isolation.oci.marks import find_agent
+
+        agent = None if self._is_gvisor or self.host_pid is None else find_agent(self.host_pid)
+        if agent is not None:
+            most_bytes = self.limits.memory_max_bytes // cgroup.SOCKETS_SHARE
+            watched = buffers.Buffers(agent=agent, most_bytes=most_bytes, end=self._end_full)
+            buffers.watch(self.cell_id, watched)
         if self._recorder is not None:
             self._recorder.record(renewed)
 
@@ -155,6 +164,10 @@ class Container(Sandbox):
         what = "gVisor's sentry or the guest agent in it" if self._is_gvisor else "its guest agent"
         how = f"status {end.status}" if end.signal is None else f"signal {signal_name(end.signal)}"
         return f"{what} ended, or was killed ({how}; no limit is known to be reached)"
+
+    def fatal_oom_kills(self) -> int:
+        """And 1 for sockets that held what its group does not count."""
+        return super().fatal_oom_kills() + self._is_full
 
     def refused_forks(self) -> int:
         """At least 1 at the inner limit, as refusals are unseen."""
@@ -297,6 +310,10 @@ class Container(Sandbox):
             hint="use another runtime (BELLJAR_OCI_RUNTIME) or tier; `belljar doctor` tries each",
         )
 
+    def _end_full(self) -> None:
+        self._is_full = True
+        self.kill()
+
     def _is_crowd(self, count: int) -> bool:
         return not self._is_gvisor and count >= self.spec.shape.processes + _AGENTS_PROCESSES
 
@@ -309,6 +326,7 @@ class Container(Sandbox):
         return destruction
 
     def _release(self) -> None:
+        buffers.forget(self.cell_id)
         self._theirs.close()
         self.agent.close()
         if self._trace is not None:

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 from belljar.network.decide import UPSTREAM
 from belljar.network.stand_ins.web import MAX_BODY_BYTES
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network import PortPlan, StandInPlan, UpstreamPlan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.values import ScanSpec
 
@@ -61,17 +61,6 @@ class Bounds:
     alive_every_s: float = 5.0
     leaf_certificates: int = 128  # Kept made: the one longest unused is forgotten.
 
-    @classmethod
-    def of(cls, plan: NetworkBounds, *, alive_every_s: float) -> Bounds:
-        """A plan's bounds, the rest as here."""
-        return cls(
-            connections=plan.connections,
-            connections_per_cell=plan.connections_per_cell,
-            cell_connections=plan.cell_connections,
-            tls_connections=min(plan.connections, 2_000),
-            alive_every_s=alive_every_s,
-        )
-
 
 HTTP_PORT: Final = 80  # Of an upstream: all others use TLS.
 FILES_ROOT: Final = "/s"  # Of stand-ins' directories, in the gateway's root.
@@ -89,7 +78,7 @@ class GuardConfig:
 class GatewayConfig:
     """A gateway's part of a range.
 
-    `stand_ins`: with `directory` as in the gateway's root; cells by `as_neighbour`.
+    `stand_ins`: with `directory` as in the gateway's root; of cells, the networks alone.
     `range_seed`: at least 32 hex digits, never for keys. `authorities`: PEM.
     `scratch`: in memory, for a leaf's key while OpenSSL reads it.
     """
@@ -101,12 +90,6 @@ class GatewayConfig:
     bounds: Bounds = field(default_factory=Bounds)
     authorities: str = ""
     guard: GuardConfig | None = None
-
-
-def as_neighbour(cell: StandInPlan) -> StandInPlan:
-    """What the gateway needs of a cell: its networks."""
-    networks: dict[str, Any] = {"networks": sorted(cell.networks)}
-    return StandInPlan(id=cell.id, kind=cell.kind, names=(), ports=(), settings=networks)
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
@@ -123,13 +106,6 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listeners:
-    """Bound to 0.0.0.0 in the range's namespace; `tcp` by port."""
-
-    dns_udp: socket.socket
-    tcp: Mapping[int, socket.socket]
-    sink: socket.socket | None = None
-    cells: socket.socket | None = None  # Takes connections to cells.
-    # From the supervisor: their other halves, connected to those cells.
-    dialled: socket.socket | None = None
+# Bound to 0.0.0.0 in the range's namespace, by port or name: `dns_udp`, `sink`, and `cells`, which
+# takes connections to cells; `dialled` brings their other halves from the supervisor.
+Listeners: TypeAlias = Mapping[str, socket.socket]

@@ -51,9 +51,6 @@ _RCODES: Final[Mapping[str, int]] = {
     "FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5, "BADVERS": 16
 }  # fmt: skip
 DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
-# linux/in.h; not in Python's socket.
-_IP_PKTINFO: Final = 8
-_PKTINFO: Final = struct.Struct("=I4s4s")  # in_pktinfo: device, local address, the header's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,32 +166,23 @@ class DnsServer:
     def listen(self, sock: socket.socket) -> None:
         """Answer datagrams."""
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
-        sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
 
     def _readable(self, sock: socket.socket) -> None:
         for _ in range(DATAGRAMS_A_TURN):
             try:
-                length, info, _, peer = sock.recvmsg_into([self._datagram], 64)
+                length, peer = sock.recvfrom_into(self._datagram)
             except OSError:
                 return
-            dialled = ""
-            for level, kind, data in info:
-                if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO) and len(data) >= _PKTINFO.size:
-                    dialled = socket.inet_ntoa(_PKTINFO.unpack_from(data)[2])
-            if dialled != self._site.layout.resolver:
-                continue
             query = bytes(self._datagram[:length])
-            self._group.create_task(self._answer(sock, query, dialled, peer))
+            self._group.create_task(self._answer(sock, query, peer))
             self._pending += 1
             if self._pending == self._site.bounds.dns_pending:  # the rest stays in the socket
                 self._site.hit("dns_pending")
                 asyncio.get_running_loop().remove_reader(sock.fileno())
                 return
 
-    async def _answer(
-        self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]
-    ) -> None:
+    async def _answer(self, sock: socket.socket, query: bytes, peer: tuple[str, int]) -> None:
         try:
             cell = self._site.cells.get(peer[0], "")
             reply = answer(query, self._site.known_to(cell))
@@ -207,10 +195,7 @@ class DnsServer:
                 parts.append(("query", query))
             is_blocked = await self._site.blocks("", Channel.DNS, parts, {"cell": cell})
             if reply.wire is not None and not is_blocked:
-                # The local one is the answer's source (ip(7)).
-                source = _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4))
-                control = [(socket.IPPROTO_IP, _IP_PKTINFO, source)]
-                sock.sendmsg([reply.wire], control, 0, peer)
+                sock.sendto(reply.wire, peer)
         except OSError:
             pass  # a datagram may be lost at any time: the client asks again
         finally:

@@ -44,18 +44,13 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
         more = message["more"]
     for listener in found.values():
         listener.settimeout(0.0)
-    if "cells" not in found:
+    if "cells" in found:
+        found["dialled"] = supervisor
+    else:
         supervisor.close()
-    listeners = Listeners(
-        dns_udp=found["dns_udp"],
-        tcp={int(name): found[name] for name in found if name.isdecimal()},
-        sink=found.get("sink"),
-        cells=found.get("cells"),
-        dialled=supervisor if "cells" in found else None,
-    )
     if config.guard is not None:
         warm_up(config.guard)
-    cell_connections = 0 if listeners.cells is None else config.bounds.cell_connections
+    cell_connections = config.bounds.cell_connections if "cells" in found else 0
     confine(
         uid=document["uid"],
         directories=document["directories"],
@@ -63,7 +58,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
         files=gateway_files(config.bounds.connections, cell_connections),
         parent=parent,
     )
-    serve(config, listeners, events)
+    serve(config, found, events)
     print("the gateway has returned", file=sys.stderr, flush=True)
     os._exit(1)
 

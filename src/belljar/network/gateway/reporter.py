@@ -16,8 +16,7 @@ from belljar.capture import body_of
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
-from belljar.network.stand_ins.web import MAX_ASKED_BYTES
-from belljar.units import printable
+from belljar.network.stand_ins.web import MAX_ASKED_BYTES, word
 
 # Together with a URL below `ipc.MAX_DATA_BYTES`, beyond which there is no event.
 MAX_RECORDED_HEADERS: Final = 64
@@ -26,21 +25,12 @@ MAX_RECORDED_HEADERS_BYTES: Final = 16 << 10
 MAX_RECORDED_URL_CHARS: Final = 2048
 
 
-def printable_text(text: str | bytes, max_chars: int) -> str:
-    """`units.printable`, at once for what is printable ASCII."""
-    if isinstance(text, bytes) and text.isascii():
-        text = text.decode()
-    if isinstance(text, str) and len(text) <= max_chars and text.isascii() and text.isprintable():
-        return text
-    return printable(text, max_chars=max_chars)
-
-
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
     """Header fields bounded as JSON, and how many dropped."""
     kept: list[list[str]] = []
     left, dropped = MAX_RECORDED_HEADERS_BYTES, 0
     for pair in headers:
-        name, value = (printable_text(part, MAX_RECORDED_HEADER_CHARS) for part in pair)
+        name, value = (word(part, MAX_RECORDED_HEADER_CHARS) for part in pair)
         text = name + value
         # As long as `json.dumps` says, which takes ten times as long
         is_plain = text.isascii() and '"' not in text and "\\" not in text

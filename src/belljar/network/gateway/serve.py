@@ -105,17 +105,17 @@ class Front:
 
     def listen(self, listeners: Listeners) -> None:
         """Answer DNS, serve stand-ins and the sink, join cells."""
-        DnsServer(self._site, self._group).listen(listeners.dns_udp)
-        served: list[tuple[socket.socket, str, Handler]] = [
-            (tcp, "connections", self._serve) for tcp in listeners.tcp.values()
-        ]
-        if listeners.sink is not None:
-            served.append((listeners.sink, "connections", partial(stream.sink, self._site)))
-        if listeners.cells is not None and listeners.dialled is not None:
-            proxy = stream.Proxy(self._site, listeners.dialled)
-            served.append((listeners.cells, "cell_connections", proxy.serve))
-        for tcp, kind, handler in served:
-            self._group.create_task(self._accept(tcp, kind, handler))
+        DnsServer(self._site, self._group).listen(listeners["dns_udp"])
+        for name, listener in listeners.items():
+            kind, handler = "connections", self._serve
+            if name == "sink":
+                handler = partial(stream.sink, self._site)
+            elif name == "cells":
+                kind = "cell_connections"
+                handler = stream.Proxy(self._site, listeners["dialled"]).serve
+            elif not name.isdecimal():
+                continue
+            self._group.create_task(self._accept(listener, kind, handler))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
         """A dead listener raises `OSError`, which ends the gateway."""

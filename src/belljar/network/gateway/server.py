@@ -21,14 +21,11 @@ from belljar.capture import Capture, body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict, Refusal, RequestHead, split_target
 from belljar.network.gateway.http1 import RequestParser
-from belljar.network.gateway.reporter import (
-    MAX_RECORDED_URL_CHARS,
-    printable_headers,
-    printable_text,
-)
+from belljar.network.gateway.reporter import MAX_RECORDED_URL_CHARS, printable_headers
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.gateway.stream import Pipe
 from belljar.network.ipc import Item
+from belljar.network.stand_ins import web
 from belljar.network.stand_ins.web import Answer, ClientGoneError, RefusedRequestError, Request
 from belljar.signals.observe import USUAL_METHODS
 from belljar.signals.values import Channel
@@ -212,7 +209,7 @@ class Exchange:
         """Send an answer's part, on record. Raises `ClientGoneError`."""
         self._sent.feed(data)
         if is_last:
-            await self._site.record(*self._last_items(self._status))
+            await self._site.record(*self._last_items())
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
@@ -233,7 +230,7 @@ class Exchange:
             return
         if self._has_begun:
             # Too late for a status: the client sees an answer that ends too early.
-            await self._site.record(*self._last_items(None))
+            await self._site.record(*self._last_items())
             return
         self._sent = Capture(max_kept_bytes=self._site.bounds.kept_body_bytes)
         # On record by then. A client that doesn't read must not keep one of the few exchanges.
@@ -245,16 +242,17 @@ class Exchange:
         """Record an exchange that is over before its end."""
         if not self._is_over:
             self._reason = RANGE_ENDED if self._site.is_ending else LEFT
-        for make in self._last_items(None):
+            self._status = self._status if self._has_begun else 0
+        for make in self._last_items():
             self._site.post(make)
 
-    def _last_items(self, status: int | None) -> list[Callable[[], Item]]:
+    def _last_items(self) -> list[Callable[[], Item]]:
         """Return the items to record once at the end."""
         if self._is_over:
             return []
         self._is_over = True
         first = [] if self._posted is not None else [self._request_item]
-        return [*first, partial(self._answer_item, status)]
+        return [*first, self._answer_item]
 
     def _request_item(self) -> Item:
         version = self._request.http_version.decode("ascii")
@@ -262,10 +260,8 @@ class Exchange:
         host = authority if authority is not None else b"".join(self._judged.hosts[:1])
         named = host or f"{self._peer.address}:{self._peer.port}".encode()
         origin = b"%s://%s" % (self._scheme.encode(), named)
-        url = printable_text(
-            origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS
-        )
-        method = printable_text(self._request.method, 64)
+        url = web.word(origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS)
+        method = web.word(self._request.method, 64)
         pairs, dropped = printable_headers(self._request.headers.raw_items())
         fields = "".join(f"{name}: {value}\r\n" for name, value in pairs)
         shown = f"{method} {url[len(origin) :]} HTTP/{version}\r\n{fields}\r\n"
@@ -288,12 +284,11 @@ class Exchange:
         }
         return Item(Kind.NETWORK_HTTP, data, bodies)
 
-    def _answer_item(self, status: int | None) -> Item:
+    def _answer_item(self) -> Item:
         headers, _ = printable_headers(self._fields)
-        begun = self._status if self._has_begun else 0
         data: dict[str, JsonValue] = {
             **self._common,
-            "status": status or begun,
+            "status": self._status,
             "bytes": self._sent.total_bytes,
             "request_bytes": self._received.total_bytes,
             "duration_ms": since_ms(self._start),
@@ -383,13 +378,11 @@ class HttpConnection:
         """Record the end's reason, then answer unless the status is 0."""
         await self._site.record(partial(self._refusal, reason))
         if status:
-            fields = (
-                f"Date: {formatdate(usegmt=True)}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-            )
-            line = b"HTTP/1.1 %d %b\r\n" % (status, PHRASES.get(status, b""))
+            date = formatdate(usegmt=True).encode()
+            head = b"HTTP/1.1 %d %b\r\nDate: %b\r\n" % (status, PHRASES.get(status, b""), date)
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(self._site.bounds.idle_timeout_s):
-                    await self.write(line + fields.encode())
+                    await self.write(head + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
 
     def _refusal(self, reason: str) -> Item:
         """Return the event, with the outcome of a headless request."""
@@ -401,9 +394,9 @@ class HttpConnection:
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
-            "url": printable_text(f"{'https' if peer.hello else 'http'}://{place}", 300),
+            "url": web.word(f"{'https' if peer.hello else 'http'}://{place}", 300),
             "verdict": "refused",
-            "reason": printable_text(reason, 200),
+            "reason": web.word(reason),
             "bytes": 0,
         }
         kept_bytes = self._site.bounds.kept_body_bytes

@@ -21,10 +21,9 @@ from typing import Any, Final, Protocol
 from belljar.capture import Capture, body_of
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import ipc
-from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, postpone, since_ms
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp
+from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp, word
 from belljar.signals.values import Channel
 
 PIECE_BYTES: Final = 64 << 10
@@ -103,8 +102,7 @@ class TlsPipe:
         self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
     ) -> None:
         self._inner = inner
-        self._in = ssl.MemoryBIO()
-        self._out = ssl.MemoryBIO()
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.engine = context.wrap_bio(
             self._in, self._out, server_side=server_name is None, server_hostname=server_name
         )
@@ -208,7 +206,7 @@ class StreamRecord:
         return self.item(
             "closed",
             bodies,
-            reason=printable_text(reason, 200),
+            reason=word(reason),
             sent_bytes=self.sent.total_bytes,
             duration_ms=since_ms(self._start),
             **more,
@@ -299,7 +297,7 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
         **peer.place_fields(),
         "stand_in": stand_in,
         "verdict": verdict,
-        "reason": printable_text(reason, 200),
+        "reason": word(reason),
         "bytes": 0,
     }
 

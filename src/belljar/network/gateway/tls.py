@@ -11,6 +11,7 @@ import datetime as dt
 import socket
 import ssl
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +25,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from belljar.capture import body_of
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import FlowVerdict
-from belljar.network.gateway.reporter import printable_text
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
 from belljar.network.gateway.stream import TcpPipe, TlsPipe
 from belljar.network.ipc import Item
-from belljar.network.stand_ins.web import MAX_KEPT_BODY_BYTES
+from belljar.network.stand_ins.web import MAX_KEPT_BODY_BYTES, word
 
 AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what for.
 # From a month before the range to a year after: below the 398 days beyond which clients refuse.
@@ -39,8 +39,6 @@ LEAF_LIFE: Final = dt.timedelta(days=390)
 ALPN: Final = "http/1.1"
 # Forward secrecy, no padding; the level refuses keys below 112 bits.
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
-
-
 _NO_USES: Final = (
     *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("encipher_only", "decipher_only"),
@@ -60,10 +58,8 @@ class Authority:
     """Issues leaves by name. `certificate`: its own, PEM."""
 
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
-        self._scratch = scratch
-        self._key_log = scratch / "secrets"
-        self._now = now
-        self._max_leaves = max_leaves
+        self._scratch, self._key_log = scratch, scratch / "secrets"
+        self._now, self._max_leaves = now, max_leaves
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._builder(AUTHORITY_NAME, self._key).sign(self._key, hashes.SHA256())
@@ -133,7 +129,7 @@ def warm_up() -> None:
     server_context()
 
 
-def server_context() -> ssl.SSLContext:
+def server_context(on_name: Callable[..., int | None] | None = None) -> ssl.SSLContext:
     """Return a server's context: TLS 1.2 or 1.3, without renegotiation, resumption, padding."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -141,6 +137,7 @@ def server_context() -> ssl.SSLContext:
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0  # TLS 1.3's; the option ends 1.2's
     context.set_alpn_protocols([ALPN])
+    context.sni_callback = on_name
     return context
 
 
@@ -154,7 +151,7 @@ class Terminator:
 
     def __init__(self, site: Site, authority: Authority) -> None:
         self._site, self._authority = site, authority
-        self._context = self._first_context()
+        self._context = server_context(self._named)
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
         """Connection and peer; None, recorded, if it fails."""
@@ -171,7 +168,7 @@ class Terminator:
                 # A resumed TLS 1.2 session shows the first ClientHello's name, and Python can't
                 # disable the cache: such a context serves no further connection.
                 if version != "TLSv1.3":
-                    self._context = self._first_context()
+                    self._context = server_context(self._named)
                 if secure.engine.session_reused:
                     problem = "a resumed session"
                 elif not peer.labels >= _NEEDED_SECRETS[version]:
@@ -205,12 +202,6 @@ class Terminator:
             pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         secure.take_handshake_bytes()  # the client's last: nobody reads them
         return secure, hello.peer
-
-    def _first_context(self) -> ssl.SSLContext:
-        """Without a certificate: the name is judged first."""
-        context = server_context()
-        context.sni_callback = self._named
-        return context
 
     def _named(
         self, engine: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext
@@ -255,9 +246,9 @@ class _ClientHello:
         peer = self.peer
         data: dict[str, JsonValue] = {
             **peer.place_fields(),
-            "sni": None if peer.sni is None else printable_text(peer.sni, 300),
+            "sni": None if peer.sni is None else word(peer.sni, 300),
             "verdict": "refused" if reason else "allowed",
-            "reason": printable_text(reason, 200),
+            "reason": word(reason),
             "stand_in": "" if self._verdict is None else self._verdict.stand_in,
         }
         hello = self._secure.take_handshake_bytes()

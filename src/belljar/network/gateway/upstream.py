@@ -17,10 +17,10 @@ from urllib.parse import unquote_to_bytes
 import h11
 
 from belljar.dataclass import replace
-from belljar.network.gateway.reporter import TooManyRequestsError, printable_text
+from belljar.network.gateway.reporter import TooManyRequestsError
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.stream import Pipe, TcpPipe, TlsPipe
-from belljar.network.stand_ins.web import Answer, RefusedRequestError, Request
+from belljar.network.stand_ins.web import Answer, RefusedRequestError, Request, word
 from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
@@ -186,7 +186,7 @@ async def _send_all(pipe: Pipe, pieces: Iterable[bytes]) -> None:
 
 
 def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
-    return RefusedRequestError(f"{what}: {printable_text(why, 200)}", status)
+    return RefusedRequestError(f"{what}: {word(why)}", status)
 
 
 def canonical_field(name: bytes) -> bytes:
@@ -215,7 +215,7 @@ def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
     for name, value in headers:
         field = canonical_field(name)
         if field in REWRITING or field.startswith(_REWRITING_FAMILIES):
-            return f"{printable_text(name, 64)} may make another request of it"
+            return f"{word(name, 64)} may make another request of it"
         kinds |= {value.strip().lower()} if field == b"content-type" else set()
     if any(kind.startswith(b"application/x-www-form-urlencoded") for kind in kinds):
         if len(body) > MAX_FORM_BYTES:

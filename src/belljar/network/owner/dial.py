@@ -60,10 +60,6 @@ class NotAnUpstreamError(ValueError):
     """The plan lacks it: the gateway is compromised."""
 
 
-class RefusedDialError(ValueError):
-    """The upstream is unavailable; the text says why."""
-
-
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     """The request's upstream and port. Raises `NotAnUpstreamError`."""
     try:
@@ -164,7 +160,7 @@ class Dialler:
 
     def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
         self._network, self._reach, self._spending = network, reach, spending
-        self.number = spending.new_range()
+        self.number = next(spending.numbers)
         self._locks = {upstream.host: threading.Lock() for upstream in network.upstreams}
         self._pins: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}
@@ -172,31 +168,30 @@ class Dialler:
     def dial(self, body: bytes, record: Record) -> socket.socket:
         """The end of a relay, the caller's to close; recorded before it is dialled or refused.
 
-        Raises `RefusedDialError`; `NotAnUpstreamError`: the range is to be ended.
+        Raises `NotDialledError`, `OSError`; `NotAnUpstreamError`: the range is to be ended.
         """
+        upstream = port = None
         try:
             upstream, port = wanted(body, self._network)
-        except NotAnUpstreamError as exc:
-            record(_event(None, None, "refused", problem=str(exc)))
-            raise
-        try:
             with self._spending.dialling(self.number, upstream):
                 # One alone, as the resolver orders them: each dial costs budget.
                 address = self._pinned(upstream, port, record)[0]
-                record(_event(upstream, port, "dialled", address=address))
+                record(_event(upstream, port, verdict="dialled", address=address))
                 try:
                     end = self._reach.connect(address, port)
                 except OSError as exc:
                     problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
-                    record(_event(upstream, port, "failed", address=address, problem=problem))
+                    record(
+                        _event(upstream, port, verdict="failed", address=address, problem=problem)
+                    )
                     with self._locks[upstream.host]:  # last: the next request tries another
                         others = [each for each in self._pins[upstream.host] if each != address]
                         self._pins[upstream.host] = (*others, address)
-                    raise RefusedDialError(f"no answer there: {problem}") from exc
+                    raise OSError(f"no answer there: {problem}") from exc
                 return self._spending.relay(self.number, upstream, end)
-        except NotDialledError as exc:
-            record(_event(upstream, port, "refused", problem=str(exc)))
-            raise RefusedDialError(str(exc)) from exc
+        except (NotAnUpstreamError, NotDialledError) as exc:
+            record(_event(upstream, port, verdict="refused", problem=str(exc)))
+            raise
 
     def close(self) -> None:
         """End every connection. Idempotent."""
@@ -210,7 +205,7 @@ class Dialler:
                 raise NotDialledError(self._refused[host])
             addresses = self._pins.get(host)
             if not addresses:
-                record(_event(upstream, port, "looked_up"))
+                record(_event(upstream, port, verdict="looked_up"))
             try:
                 addresses = addresses or self._reach.resolve(host, port)
             except (OSError, UnicodeError) as exc:
@@ -235,14 +230,6 @@ class Dialler:
             return addresses
 
 
-def _event(
-    upstream: UpstreamPlan | None,
-    port: int | None,
-    verdict: str,
-    *,
-    address: str = "",
-    problem: str = "",
-) -> dict[str, JsonValue]:
+def _event(upstream: UpstreamPlan | None, port: int | None, **more: str) -> dict[str, JsonValue]:
     host, reason = ("", "") if upstream is None else (upstream.host, upstream.reason)
-    about: dict[str, JsonValue] = {"host": host, "port": port, "address": address}
-    return about | {"verdict": verdict, "reason": reason, "problem": problem}
+    return {"host": host, "port": port, "reason": reason, "address": "", "problem": "", **more}

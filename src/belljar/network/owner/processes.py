@@ -21,15 +21,7 @@ from belljar.dataclass import json_of
 from belljar.errors import CellError, HostError, host_errors
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import ipc
-from belljar.network.gateway.config import (
-    FILES_ROOT,
-    HTTP_PORT,
-    Bounds,
-    GatewayConfig,
-    GuardConfig,
-    as_neighbour,
-    as_stand_in,
-)
+from belljar.network.gateway import config
 from belljar.network.owner.dial import Reach
 from belljar.network.owner.relay import RunSpending
 from belljar.network.stand_ins import modules_of
@@ -48,7 +40,6 @@ TIMEOUT_S: Final = 30.0
 # What the kernel holds longer after a SIGKILL is found by the search for survivors.
 END_DEADLINE_S: Final = 5.0
 PACKETS: Final = "packets.pcapng"
-_SEED_BYTES: Final = 32
 SERVE: Final = "belljar.network.gateway.serve:serve"
 _NAME: Final = "the ranges' fork server"
 _START_TIMEOUT_S: Final = 30.0
@@ -296,7 +287,7 @@ class RangeSpec:
     serve: str = SERVE  # `module:function` of the gateway
     reach: Reach = field(default_factory=Reach)
     spending: RunSpending = field(default_factory=RunSpending)
-    guard: GuardConfig | None = None
+    guard: config.GuardConfig | None = None
     # Decoy services' secrets, by stand-in
     services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
@@ -334,7 +325,7 @@ def fork_pair(
         to_gateway, to_supervisor = pair(theirs)
         stderr, stderr_write = map(closed_by, (ours, theirs), os.pipe())
         rules, supervisor_document, gateway_document = (
-            closed_by(theirs, ipc.new_file()) for _ in range(3)
+            closed_by(theirs, os.memfd_create("document", os.MFD_CLOEXEC)) for _ in range(3)
         )
         # A record is written once.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -367,25 +358,35 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
     inside = (
         replace(
             item,
-            directory=Path(FILES_ROOT, item.id) if item.id in directories else None,
+            directory=Path(config.FILES_ROOT, item.id) if item.id in directories else None,
             settings={**item.settings, **spec.services.get(item.id, {})},
         )
         for item in network.stand_ins
         if not item.is_target
     )
-    neighbours = map(as_neighbour, network.reached_cells)
-    has_encrypted = any({*upstream.ports} - {HTTP_PORT} for upstream in network.upstreams)
-    config = GatewayConfig(
+    nothing: dict[str, Any] = {"names": (), "ports": (), "directory": None, "all_ports": False}
+    neighbours = (  # What the gateway needs of a cell: its networks.
+        replace(cell, settings={"networks": sorted(cell.networks)}, **nothing)
+        for cell in network.reached_cells
+    )
+    has_encrypted = any({*upstream.ports} - {config.HTTP_PORT} for upstream in network.upstreams)
+    document = config.GatewayConfig(
         layout=spec.layout,
-        stand_ins=(*inside, *neighbours, *map(as_stand_in, network.upstreams)),
+        stand_ins=(*inside, *neighbours, *map(config.as_stand_in, network.upstreams)),
         authorities=spec.reach.read_authorities() if has_encrypted else "",
-        range_seed=os.urandom(_SEED_BYTES).hex(),
-        bounds=Bounds.of(network.bounds, alive_every_s=spec.check_every_s),
+        range_seed=os.urandom(32).hex(),
+        bounds=config.Bounds(
+            connections=network.bounds.connections,
+            connections_per_cell=network.bounds.connections_per_cell,
+            cell_connections=network.bounds.cell_connections,
+            tls_connections=min(network.bounds.connections, 2_000),
+            alive_every_s=spec.check_every_s,
+        ),
         guard=spec.guard,
     )
     about = {"uid": uid, "directories": directories}
     memory_bytes = network.bounds.gateway_memory_bytes
-    return {"config": json_of(config), "memory_bytes": memory_bytes, **about}
+    return {"config": json_of(document), "memory_bytes": memory_bytes, **about}
 
 
 def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:

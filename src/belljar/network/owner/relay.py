@@ -41,11 +41,7 @@ class RunSpending:
         self.lock = threading.Lock()
         self._accounts: dict[tuple[int, str], _Account] = {}
         self._closed: set[int] = set()
-        self._numbers = itertools.count(1)
-
-    def new_range(self) -> int:
-        """A number unique to a range in the run."""
-        return next(self._numbers)
+        self.numbers = itertools.count(1)  # One for each range of the run.
 
     @contextmanager
     def dialling(self, number: int, upstream: UpstreamPlan) -> Iterator[None]:

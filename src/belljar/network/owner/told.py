@@ -21,14 +21,30 @@ _MAX_TOLD: Final = 131_072
 
 
 @dataclass(slots=True)
-class _Connection:
-    number: int
+class _Ends:
+    """Connections between the same addresses and ports, one after the other, as numbers.
+
+    The supervisor's word of one may come when the gateway has told of the next.
+    """
+
     is_encrypted: bool
-    is_answered: bool = False
-    is_passed_on: bool = False  # between cells: to the target
-    # What the gateway's events have: anything exchanged, the verdict on a ClientHello, secrets.
-    has_exchange: bool = False
-    has_tls: bool = False
+    told: int = 0
+    answered: int = 0
+    passed_on: int = 0  # between cells: to the target
+    long: int = 0
+    # With events of anything exchanged, or of the verdict on a ClientHello; with secrets.
+    reported: int = 0
+    with_secrets: int = 0
+
+    def unreported(self) -> int:
+        return max(0, max(self.answered, self.passed_on) - self.reported)
+
+
+@dataclass(slots=True)
+class _Connection:
+    key: bytes
+    ends: _Ends
+    is_reported: bool = False
     has_secrets: bool = False
 
 
@@ -39,8 +55,8 @@ class ToldConnections:
         self._layout = layout
         self._stand_ins = (*network.stand_ins, *map(as_stand_in, network.upstreams))
         self._addresses = {port.name: port.address for port in layout.cells}
-        self._by_key: dict[bytes, _Connection] = {}
-        self._by_number: dict[int, bytes] = {}
+        self._by_key: dict[bytes, _Ends] = {}
+        self._by_number: dict[int, _Connection] = {}
         self._forgotten = self._queries = 0
 
     def take(self, kind: str, data: Mapping[str, Any], *, has_secrets: bool) -> None:
@@ -49,63 +65,67 @@ class ToldConnections:
         self._queries += kind == Kind.NETWORK_DNS
         if kind == Kind.NETWORK_CONNECTION and number is not None:
             self._open(number, data, has_secrets=has_secrets)
-        elif (found := self._by_key.get(self._by_number.get(number or 0, b""))) is not None:
-            found.has_exchange |= kind in (Kind.NETWORK_HTTP, Kind.NETWORK_STREAM)
-            found.has_tls |= kind == Kind.NETWORK_TLS
+        elif (found := self._by_number.get(number or 0)) is not None and not found.is_reported:
+            is_tls = found.ends.is_encrypted
+            told = (Kind.NETWORK_TLS,) if is_tls else (Kind.NETWORK_HTTP, Kind.NETWORK_STREAM)
+            found.is_reported = kind in told
+            found.ends.reported += found.is_reported
 
     def _open(self, number: int, data: Mapping[str, Any], *, has_secrets: bool) -> None:
         address, cell = str(data["address"]), self._addresses[data["cell"]]
         ends = IPv4Address(address).packed + IPv4Address(cell).packed
         ports = (int(data[name]).to_bytes(2, "big") for name in ("port", "source_port"))
         key = ends + b"".join(ports)
-        found = self._by_key.get(key)
-        if self._by_number.setdefault(number, key) != key:
+        found = self._by_number.get(number)
+        if found is None:  # else its secrets follow
+            found = self._by_number[number] = _Connection(key, self._ends(key, data))
+            found.ends.told += 1
+            if len(self._by_number) > _MAX_TOLD:
+                del self._by_number[next(iter(self._by_number))]
+        if found.key != key:
             raise ValueError("two connections with one number")
-        if found is None or found.number != number:  # else its secrets follow
-            if found is not None:
-                self._forget(key)
-            flow = Flow(address=address, port=int(data["port"]))
-            protocol = decide(flow, self._layout, self._stand_ins).protocol
-            found = self._by_key[key] = _Connection(number, protocol in ENCRYPTED)
-            if len(self._by_key) > _MAX_TOLD:
-                self._forget(next(iter(self._by_key)))
+        found.ends.with_secrets += has_secrets and not found.has_secrets
         found.has_secrets |= has_secrets
 
-    def _forget(self, key: bytes) -> None:
-        old = self._by_key.pop(key)
-        self._by_number.pop(old.number, None)
-        self._forgotten += _is_unreported(old)
+    def _ends(self, key: bytes, data: Mapping[str, Any]) -> _Ends:
+        found = self._by_key.pop(key, None)
+        if found is None:
+            flow = Flow(address=str(data["address"]), port=int(data["port"]))
+            protocol = decide(flow, self._layout, self._stand_ins).protocol
+            found = _Ends(protocol in ENCRYPTED)
+        self._by_key[key] = found
+        if len(self._by_key) > _MAX_TOLD:
+            self._forgotten += self._by_key.pop(next(iter(self._by_key))).unreported()
+        return found
 
     def answer(self, connection: bytes, *, is_long: bool) -> str:
         """What is wrong with an answer that was seen on it; empty if nothing is.
 
         Told once for each connection, and once more if it is longer than any handshake.
         """
-        found, is_first = self._by_key.get(connection), not is_long
-        if found is not None:
-            is_known, found.is_answered = not found.is_answered, True
-        elif found := self._by_key.get(_swapped(connection)):
-            is_known, found.is_passed_on = not found.is_passed_on, True
-        if is_first and (found is None or not is_known):
+        answers, is_first = 0, not is_long
+        if (ends := self._by_key.get(connection)) is not None:
+            ends.answered += is_first
+            ends.long += is_long
+            answers = ends.answered
+        elif (ends := self._by_key.get(_swapped(connection))) is not None:
+            ends.passed_on += is_first
+            answers = ends.passed_on
+        if is_first and (ends is None or answers > ends.told):
             return "it has answered on a connection that it has not told of"
-        if found is None or not found.is_encrypted:
+        if ends is None or not ends.is_encrypted:
             return ""
-        if not found.has_tls:
+        if answers > ends.reported:
             return "it has answered in TLS without a word of it"
-        if is_long and not found.has_secrets:
+        if ends.long > ends.with_secrets:
             return "it has answered in TLS, and kept the secrets to itself"
         return ""
 
     def unreported(self, datagrams: int) -> int:
         """What was answered without an event of it: connections, and so many datagrams."""
-        connections = self._forgotten + sum(map(_is_unreported, self._by_key.values()))
+        connections = self._forgotten + sum(each.unreported() for each in self._by_key.values())
         return connections + max(0, datagrams - self._queries)
 
 
 def _swapped(connection: bytes) -> bytes:
     return connection[4:8] + connection[:4] + connection[10:12] + connection[8:10]
-
-
-def _is_unreported(connection: _Connection) -> bool:
-    is_told = connection.has_tls if connection.is_encrypted else connection.has_exchange
-    return connection.is_answered and not is_told

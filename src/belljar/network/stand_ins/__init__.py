@@ -19,11 +19,9 @@ from belljar.network.stand_ins.web import StandInContext
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
-_WEB_KINDS: Final = ("http", "har", "metadata", "openai", "catch_all", "mcp")
-_REGISTRIES: Final = ("pypi", "npm", "debian", "git")
-KINDS: Final[Mapping[str, str]] = {
-    kind: f"{__name__}.{kind}" for kind in (*_WEB_KINDS, *_REGISTRIES, *sorted(STREAM_KINDS))
-}
+KINDS: Final = STREAM_KINDS | frozenset(
+    {"http", "har", "metadata", "openai", "catch_all", "mcp", "pypi", "npm", "debian", "git"}
+)
 # Imported only while a kind answers. A confined gateway has no files to import them from.
 _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
     "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug"),
@@ -38,7 +36,9 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
 def modules_of(kinds: Iterable[str]) -> list[str]:
     """Return the imports of a fork server for gateways with these kinds."""
     known = [kind for kind in dict.fromkeys(kinds) if kind in KINDS]
-    return [name for kind in known for name in (KINDS[kind], *_IMPORTED_LATE.get(kind, ()))]
+    return [
+        name for kind in known for name in (f"{__name__}.{kind}", *_IMPORTED_LATE.get(kind, ()))
+    ]
 
 
 def _module(kind: str) -> ModuleType:
@@ -48,7 +48,7 @@ def _module(kind: str) -> ModuleType:
             hint=f"the kinds are {', '.join(sorted(KINDS))}",
         )
     try:
-        return import_module(KINDS[kind])
+        return import_module(f"{__name__}.{kind}")
     except ModuleNotFoundError as error:
         what = f"a stand-in of kind `{kind}` needs the Python package {error.name}"
         raise HostError(what, hint=NETWORK_EXTRA_HINT) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple
 
 from belljar.capture import body_of
 from belljar.dataclass import dataclass
@@ -15,19 +15,17 @@ from belljar.network.stand_ins import web
 MAX_NAMES: Final = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Presented:
+class Presented(NamedTuple):
     """A login. `credential`: sent or proven; empty for a wrong proof."""
 
     user: str
     credential: bytes
     ok: bool
-    mechanism: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStep:
-    """One request, `raw`, and its reply."""
+    """One request, `raw`, and its reply. `name`: of a login, its mechanism."""
 
     name: str
     raw: bytes
@@ -36,18 +34,33 @@ class ServiceStep:
     close: bool = False
 
 
-class ServiceSession(Protocol):
+class Conversation:
     """One connection's state: pure, bounded. `rest`: an incomplete step's bytes."""
 
-    rest: bytearray
+    def __init__(self) -> None:
+        self.rest = bytearray()
 
-    def feed(self, data: bytes) -> Iterable[ServiceStep]:
-        """Return the steps that these bytes complete; no bytes raise."""
-        ...
+    def feed(self, data: bytes) -> Iterator[ServiceStep]:
+        """Yield the steps that these bytes complete; no bytes raise."""
+        self.rest += data
+        while (step := self.next_step()) is not None:
+            yield step
+            if step.close:
+                return
+
+    def next_step(self) -> ServiceStep | None:
+        """Take the first step's bytes and answer it; None: they are not all there."""
+        raise NotImplementedError
+
+    def take(self, count: int | None = None) -> bytes:
+        """Return the first bytes of `rest`, or all, and remove them there."""
+        raw = bytes(self.rest[:count])
+        del self.rest[:count]
+        return raw
 
 
 def stream_app(
-    context: web.StandInContext, service: str, start: Callable[[], ServiceSession]
+    context: web.StandInContext, service: str, start: Callable[[], Conversation]
 ) -> web.StreamApp:
     """Return a stream stand-in, with a session for each connection."""
 
@@ -94,7 +107,7 @@ async def record(
     if presented := steps[0].presented:
         data |= {
             "what": "login",
-            "operation": f"{service}.{presented.mechanism}",
+            "operation": f"{service}.{steps[0].name}",
             "user": web.word(presented.user),
             "ok": presented.ok,
         }

@@ -15,8 +15,6 @@ from email.message import Message
 from email.parser import HeaderParser
 from typing import Final
 
-from belljar.capture import body_of
-from belljar.events import JsonValue
 from belljar.network.stand_ins import files, web
 
 MAX_CONTROL_BYTES: Final = 8 << 20  # Of a packed control archive.
@@ -76,10 +74,8 @@ class _Debian(files.Registry):
 
     async def handle(self, request: web.Request) -> web.Answer:
         if request.method in {"PUT", "POST"}:
-            name, content = request.path.rpartition("/")[2], request.body
-            data: dict[str, JsonValue] = {"path": web.word(request.path), "name": web.word(name)}
-            kept = body_of("file-0", content, web.MAX_KEPT_BODY_BYTES)
-            await self.publish(request, {**data, "refused": ""}, kept)
+            about = {"path": request.path, "name": request.path.rpartition("/")[2], "refused": ""}
+            await self.record(request, "publish", request.body, **about)
             return web.text_answer("", 201)
         if web.writes(request):
             return web.text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD, PUT"),))
@@ -112,12 +108,12 @@ class _Debian(files.Registry):
             base = f"{package}_{version}_{control['Architecture']}.deb"
             place = f"pool/main/{start}/{package}/{base}"
             self._pool.setdefault(place, file)
-            kept = [
+            lines = [
                 f"{name}: {text}" for name, text in control.items() if name.lower() not in _OURS
             ]
-            ours = [f"Filename: {place}", f"Size: {file.size_bytes}"]
-            ours += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
-            texts.append((control["Architecture"], "\n".join((*kept, *ours)) + "\n"))
+            lines += [f"Filename: {place}", f"Size: {file.size_bytes}"]
+            lines += [f"MD5sum: {digests['md5']}", f"SHA256: {digests['sha256']}"]
+            texts.append((control["Architecture"], "\n".join(lines) + "\n"))
         self._architectures = sorted({"amd64", "arm64"} | {arch for arch, _ in texts} - {"all"})
         for arch in self._architectures:
             own = "\n".join(text for each, text in texts if each in {arch, "all"})

@@ -21,10 +21,11 @@ from typing import IO, BinaryIO, Final, NamedTuple, TypeAlias
 
 from anyio.lowlevel import checkpoint
 
+from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
 from belljar.errors import PolicyError
-from belljar.events import Body, JsonValue
+from belljar.events import JsonValue
 from belljar.network.stand_ins import web
 from belljar.policy.files import read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
@@ -169,20 +170,16 @@ class Registry(web.Service):
             self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
         return self._digests[file.name]
 
-    async def publish(
-        self, request: web.Request, data: dict[str, JsonValue], content: Body
-    ) -> None:
-        """Put an upload on record, and the file in it."""
-        size: dict[str, JsonValue] = {"size_bytes": content.total_bytes, "sha256": content.sha256}
-        await self.record(request, "publish", {**data, **size}, [content])
-
-    async def record(
-        self, request: web.Request, what: str, data: Mapping[str, JsonValue], bodies: Sequence[Body]
-    ) -> None:
-        """Put a change on record, before the client is answered."""
-        common: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}
-        known = web.credentials(request.header("authorization"))
-        await self.context.record("network.attempt", {**common, **known, **data}, bodies)
+    async def record(self, request: web.Request, what: str, content: bytes, **words: str) -> None:
+        """Put a change, or an upload (`publish`), on record before the client is answered."""
+        is_upload = what == "publish"
+        body = body_of("file-0" if is_upload else "request", content, web.MAX_KEPT_BODY_BYTES)
+        data: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}
+        data |= web.credentials(request.header("authorization"))
+        data |= {name: web.word(text) for name, text in words.items()}
+        if is_upload:
+            data |= {"size_bytes": body.total_bytes, "sha256": body.sha256}
+        await self.context.record("network.attempt", data, [body] if content else [])
 
 
 def tar_member(source: IO[bytes], pattern: str) -> bytes:

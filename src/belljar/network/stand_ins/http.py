@@ -69,6 +69,10 @@ class _Nothing(ChainableUndefined):
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
+    def __init__(self, *, is_markup: bool) -> None:
+        super().__init__(undefined=_Nothing, autoescape=is_markup, finalize=_text_of, cache_size=0)
+        self.globals.clear()  # `range`, `lipsum` and others make text without an end.
+
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - Jinja's signature
         """Prefer a request's own field to a mapping's method (`json.items`)."""
         is_field = isinstance(obj, Mapping) and attribute in obj
@@ -81,14 +85,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _environment(*, is_markup: bool) -> _Environment:
-    made = _Environment(undefined=_Nothing, autoescape=is_markup, finalize=_text_of, cache_size=0)
-    made.globals.clear()  # `range`, `lipsum` and others make text without an end.
-    return made
-
-
-_PLAIN: Final = _environment(is_markup=False)
-_MARKUP: Final = _environment(is_markup=True)
+_PLAIN: Final = _Environment(is_markup=False)
+_MARKUP: Final = _Environment(is_markup=True)
 # Compiles the lexer's expressions where this is imported, in the fork server: once for all ranges.
 _PLAIN.from_string("{{ x }}")
 

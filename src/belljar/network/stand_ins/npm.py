@@ -13,8 +13,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from belljar.capture import body_of
-from belljar.events import JsonValue
 from belljar.network.stand_ins import files, web
 from belljar.units import iso_time
 
@@ -129,10 +127,8 @@ class _Npm(files.Registry):
         # logout's path the token that it ends.
         is_login = parts[:2] == ["-", "user"]
         path = "/-/user" if is_login else request.path
-        data = {"method": request.method, "path": web.word(path), "refused": "not found"}
-        sent = b"" if is_login else request.body
-        bodies = [body_of("request", sent, web.MAX_KEPT_BODY_BYTES)] if sent else []
-        await self.record(request, "change", data, bodies)
+        about = {"method": request.method, "path": path, "refused": "not found"}
+        await self.record(request, "change", b"" if is_login else request.body, **about)
         return _NOT_FOUND
 
     async def _publish(self, request: web.Request, name: str) -> web.Answer:
@@ -146,16 +142,12 @@ class _Npm(files.Registry):
         with suppress(LookupError, TypeError, AttributeError, StopIteration):
             filename, attachment = next(iter(document["_attachments"].items()))
             packed, version = attachment["data"], next(iter(document["versions"]))
-        data: dict[str, JsonValue] = {"name": web.word(name), "refused": refused}
-        data |= {"version": web.word(str(version)), "filename": web.word(str(filename))}
         content = request.body
         with suppress(ValueError, TypeError):
             content = base64.b64decode(packed) or content
-        kept = body_of("file-0", content, web.MAX_KEPT_BODY_BYTES)
-        if document and not filename:
-            await self.record(request, "change", data, [kept])
-        else:
-            await self.publish(request, data, kept)
+        about = {"name": name, "version": str(version), "filename": str(filename)}
+        what = "change" if document and not filename else "publish"
+        await self.record(request, what, content, **about, refused=refused)
         if refused:
             return web.json_answer({"error": refused}, 400)
         return web.json_answer({"ok": True, "success": True}, 201)

@@ -17,64 +17,54 @@ _METHODS: Final = {"/v1/models": "GET", "/v1/chat/completions": "POST"}
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
 
 
-class RefusedError(Exception):
-    """Answered with an error of the API's."""
-
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        error = {"message": message, "type": kind, "param": None, "code": code}
-        self.status, self.body = status, {"error": error}
+def _error(status: int, message: str, code: str | None = None) -> web.Answer:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    final = (("x-should-retry", "false"),) if status >= 500 else ()
+    return web.json_answer({"error": error}, status, final)
 
 
 class _OpenAi(web.Service):
     max_body_bytes = web.MAX_ASKED_BYTES
-
-    def __init__(self, context: web.StandInContext) -> None:
-        settings: Mapping[str, Any] = context.settings
-        super().__init__(context)
-        self.model: str = settings.get("model", DEFAULT_MODEL)  # As it is shown; any is taken.
 
     async def handle(self, request: web.Request) -> web.Answer:
         headers: web.Pairs = (
             ("x-request-id", f"req_{self.context.random(16).hex()}"),
             ("openai-version", "2020-10-01"),
         )
-        try:
-            answer = await self.route(request)
-        except RefusedError as exc:
-            final = (("x-should-retry", "false"),) if exc.status >= 500 else ()
-            return web.json_answer(exc.body, exc.status, (*headers, *final))
+        answer = await self.route(request)
         return replace(answer, headers=(*answer.headers, *headers))
 
     async def route(self, request: web.Request) -> web.Answer:
         scheme, _, key = request.header("authorization").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():  # Any key is right.
-            raise RefusedError(401, "You didn't provide an API key in an Authorization header.")
-        path = request.path.rstrip("/")
-        method = "GET" if path == f"/v1/models/{self.model}" else _METHODS.get(path)
+            return _error(401, "You didn't provide an API key in an Authorization header.")
+        path, model = request.path.rstrip("/"), self.context.settings.get("model", DEFAULT_MODEL)
+        method = "GET" if path == f"/v1/models/{model}" else _METHODS.get(path)
         if method is None:
             code = "model_not_found" if path.startswith("/v1/models/") else None
             message = f"There is no {request.method} {request.raw_path[:200]}"
-            raise RefusedError(404, message, code=code)
+            return _error(404, message, code=code)
         if request.method not in (method, "HEAD" if method == "GET" else method):
             message = f"Not allowed to {request.method} on {path}."
-            raise RefusedError(405, message, code="method_not_supported")
+            return _error(405, message, code="method_not_supported")
         if method == "GET":
             made = int(self.context.clock()) - 30 * 86_400
-            about = {"id": self.model, "object": "model", "created": made, "owned_by": "system"}
+            about = {"id": model, "object": "model", "created": made, "owned_by": "system"}
             is_list = path == "/v1/models"
             return web.json_answer({"object": "list", "data": [about]} if is_list else about)
         body = request.json
         if not isinstance(body, dict):
-            raise RefusedError(400, "We could not parse the JSON body of your request.")
+            return _error(400, "We could not parse the JSON body of your request.")
         if not isinstance(body.get("model"), str) or not 0 < len(body["model"]) <= 256:
-            raise RefusedError(400, "you must provide a model parameter")
+            return _error(400, "you must provide a model parameter")
         messages = body.get("messages")
         is_list = isinstance(messages, list) and all(isinstance(each, dict) for each in messages)
         if not is_list or not messages:
-            raise RefusedError(400, "Invalid value for 'messages': expected an array of objects.")
+            return _error(400, "Invalid value for 'messages': expected an array of objects.")
         completion = await self.ask(body)
+        if isinstance(completion, web.Answer):
+            return completion
         if not body.get("stream"):
             return web.json_answer(completion)
         options = body.get("stream_options")
@@ -88,26 +78,26 @@ class _OpenAi(web.Service):
         media = ("content-type", "text/event-stream; charset=utf-8")
         return web.Answer(headers=(media, ("cache-control", "no-cache")), stream=stream)
 
-    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any] | web.Answer:
         hidden = ("stream", "stream_options")
         question = {name: value for name, value in body.items() if name not in hidden}
         asked = web.compact(question).encode("utf-8", "replace")
         if len(asked) > web.MAX_ASKED_BYTES:
             message = f"Maximum content size limit ({web.MAX_ASKED_BYTES}) exceeded."
-            raise RefusedError(413, message)
+            return _error(413, message)
         try:
             answer = await self.context.ask("chat", asked)
         except ValueError:
             # The owner's reason is for the record, which the owner keeps; the guest learns what any
             # client of a failing API learns.
-            raise RefusedError(500, _DOWN) from None
+            return _error(500, _DOWN)
         try:
             found = web.parse_json(answer)
             ends = [(each["message"]["role"], each["finish_reason"]) for each in found["choices"]]
         except (LookupError, TypeError, ValueError):
             ends = []
         if not ends:
-            raise RefusedError(500, _DOWN)
+            return _error(500, _DOWN)
         name = f"chatcmpl-{self.context.random(16).hex()}"
         usage = {f"{part}_tokens": 0 for part in ("prompt", "completion", "total")}
         # The owner's answer, with what a client expects of a completion.

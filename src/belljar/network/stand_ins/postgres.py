@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hmac
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+from belljar.network.stand_ins.conversation import Conversation, Presented, ServiceStep, stream_app
 from belljar.network.stand_ins.web import StandInContext, StreamApp
 
 MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
@@ -57,50 +57,33 @@ _READY: Final = message("Z", b"I")  # I: idle, in no transaction
 _REFUSED: Final = error("42501", "permission denied for schema public")
 
 
-class PostgresSession:
+class PostgresSession(Conversation):
     """One connection. `settings`: the login's user, password, database; `key`: to cancel."""
 
     def __init__(self, settings: Mapping[str, Any], key: bytes) -> None:
-        self._user, self._password, self._database = (
-            str(settings[name]) for name in ("user", "password", "database")
-        )
-        self._key = key
-        self.rest = bytearray()
+        super().__init__()
+        self._settings, self._key = settings, key
         self._presented_user: str | None = None  # None before the startup message.
         self._presented_database = ""
         self._is_inside = self._skips = False
 
-    def feed(self, data: bytes) -> Iterator[ServiceStep]:
-        """Yield the steps that these bytes complete."""
-        self.rest += data
-        while True:
-            # The first message has no letter.
-            head = 4 if self._presented_user is None else 5
-            if len(self.rest) < head:
-                return
-            (length,) = struct.unpack_from("!i", self.rest, head - 4)
-            low, high = (8, MAX_STARTUP_BYTES) if head == 4 else (4, MAX_MESSAGE_BYTES)
-            if not low <= length <= high:
-                yield self._fatal("", self._taken(len(self.rest)), "08P01", "invalid length")
-                return
-            end = head - 4 + length
-            if len(self.rest) < end:
-                return
-            raw = self._taken(end)
-            if head == 4:
-                step = self._begin(raw)
-            elif self._is_inside:
-                step = self._refuse(chr(raw[0]), raw)
-            else:
-                step = self._log_in(raw)
-            yield step
-            if step.close:
-                return
-
-    def _taken(self, count: int) -> bytes:
-        raw = bytes(self.rest[:count])
-        del self.rest[:count]
-        return raw
+    def next_step(self) -> ServiceStep | None:
+        """See `Conversation`."""
+        is_first = self._presented_user is None
+        head = 4 if is_first else 5  # The first message has no letter.
+        if len(self.rest) < head:
+            return None
+        (length,) = struct.unpack_from("!i", self.rest, head - 4)
+        low, high = (8, MAX_STARTUP_BYTES) if is_first else (4, MAX_MESSAGE_BYTES)
+        if not low <= length <= high:
+            return self._fatal("", self.take(), "08P01", "invalid length")
+        end = head - 4 + length
+        if len(self.rest) < end:
+            return None
+        raw = self.take(end)
+        if is_first:
+            return self._begin(raw)
+        return self._refuse(chr(raw[0]), raw) if self._is_inside else self._log_in(raw)
 
     @staticmethod
     def _fatal(
@@ -132,12 +115,13 @@ class PostgresSession:
             return self._fatal("", raw, "08P01", "expected password response")
         user, credential = self._presented_user or "", raw[5:]
         password = credential.partition(b"\0")[0]
-        ok = hmac.compare_digest(password, self._password.encode()) and user == self._user
-        presented = Presented(user=user, credential=credential, ok=ok, mechanism="password")
+        ok = hmac.compare_digest(password, str(self._settings["password"]).encode())
+        ok = ok and user == self._settings["user"]
+        presented = Presented(user, credential, ok)
         if not ok:
             what = f'password authentication failed for user "{user}"'
             return self._fatal("password", raw, "28P01", what, presented)
-        if self._presented_database != self._database:
+        if self._presented_database != self._settings["database"]:
             # After the password, as the real server looks.
             what = f'database "{self._presented_database}" does not exist'
             return self._fatal("password", raw, "3D000", what, presented)

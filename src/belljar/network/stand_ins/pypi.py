@@ -13,10 +13,8 @@ from itertools import islice
 from typing import Final
 
 from packaging import utils
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from belljar.capture import body_of
-from belljar.events import JsonValue
 from belljar.network.stand_ins import files, web
 
 MAX_FILE_NAME_CHARS: Final = 255  # Linux's bound of a name
@@ -34,16 +32,10 @@ def parse_file_name(name: str) -> tuple[str, Version] | None:
             return project, version
         project, version = utils.parse_sdist_filename(name)
         return utils.canonicalize_name(project, validate=True), version
-    except (
-        utils.InvalidWheelFilename,
-        utils.InvalidSdistFilename,
-        InvalidVersion,
-        utils.InvalidName,
-    ):
+    except ValueError:  # as all of the library's are
         return None
 
 
-_NAMED: Final = ("name", "version")
 _MAX_FIELD_BYTES: Final = 4 << 10
 _FIELD: Final = re.compile(rb'; ?name="(name|version)"\r\n\r\n([^\r\n]*)')
 _FILE_PART: Final = re.compile(rb'; ?filename="([^"\r\n]*)"')
@@ -80,11 +72,10 @@ class _Pypi(files.Registry):
     async def handle(self, request: web.Request) -> web.Answer:
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
             fields, filename, content = read_form(request.body)
-            is_whole = all(fields.get(name) for name in _NAMED)
-            refused = "" if is_whole else "not a form with a name and a version"
-            data: dict[str, JsonValue] = {name: web.word(fields.get(name, "")) for name in _NAMED}
-            data |= {"refused": refused, "filename": web.word(filename)}
-            await self.publish(request, data, body_of("file-0", content, web.MAX_KEPT_BODY_BYTES))
+            words = {name: fields.get(name, "") for name in ("name", "version")}
+            refused = "" if all(words.values()) else "not a form with a name and a version"
+            about = {**words, "filename": filename, "refused": refused}
+            await self.record(request, "publish", content, **about)
             return web.text_answer(f"400 {refused}", 400) if refused else web.text_answer("")
         if web.writes(request):
             return web.text_answer("Method Not Allowed", 405, (("allow", "GET, HEAD"),))

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterator
 from typing import Final
 
-from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+from belljar.network.stand_ins.conversation import Conversation, Presented, ServiceStep, stream_app
 from belljar.network.stand_ins.web import StandInContext, StreamApp
 
 # A real server takes more. A longer command is refused as one that a real server finds too long.
@@ -60,67 +59,53 @@ def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
     return words, at
 
 
-class RedisSession:
+class RedisSession(Conversation):
     """One connection."""
 
     def __init__(self, password: bytes) -> None:
+        super().__init__()
         self._password = password
-        self.rest = bytearray()
         self._needed = 1  # So many bytes the first command in the buffer has at least.
         self._is_inside = False
 
-    def feed(self, data: bytes) -> Iterator[ServiceStep]:
-        """Yield the steps that these bytes complete."""
-        self.rest += data
-        while len(self.rest) >= self._needed:
-            try:
-                found = read_command(self.rest)
-            except ValueError as problem:
-                reply = f"-ERR Protocol error: {problem}\r\n".encode("ascii", "replace")
-                raw = bytes(self.rest)
-                self.rest.clear()
-                yield ServiceStep("", raw, reply, close=True)
-                return
-            if isinstance(found, int):
-                self._needed = found
-                return
-            words, length = found
-            raw = bytes(self.rest[:length])
-            del self.rest[:length]
-            self._needed = 1
-            # Real servers pass over an empty command; here it is a step, so that it is on record.
-            step = self._answer(words, raw) if words else ServiceStep("", raw)
-            yield step
-            if step.close:
-                return
+    def next_step(self) -> ServiceStep | None:
+        """See `Conversation`."""
+        if len(self.rest) < self._needed:
+            return None
+        try:
+            found = read_command(self.rest)
+        except ValueError as problem:
+            reply = f"-ERR Protocol error: {problem}\r\n".encode("ascii", "replace")
+            return ServiceStep("", self.take(), reply, close=True)
+        if isinstance(found, int):
+            self._needed = found
+            return None
+        words, length = found
+        raw, self._needed = self.take(length), 1
+        # Real servers pass over an empty command; here it is a step, so that it is on record.
+        return self._answer(words, raw) if words else ServiceStep("", raw)
 
     def _answer(self, words: list[bytes], raw: bytes) -> ServiceStep:
-        name, arguments = words[0].lower(), words[1:]
-        shown = name.decode("utf-8", "replace")
+        name, arguments, presented = words[0].lower(), words[1:], None
         if name == b"quit":
-            return ServiceStep(shown, raw, b"+OK\r\n", close=True)
-        if name == b"auth" and 1 <= len(arguments) <= 2:
-            return self._log_in(shown, raw, arguments)
-        if name == b"hello":  # of RESP3, from which a client goes back
-            return ServiceStep(shown, raw, b"-NOPROTO unsupported protocol version\r\n")
-        if not self._is_inside:
-            return ServiceStep(shown, raw, b"-NOAUTH Authentication required.\r\n")
-        known = re.sub(rb"[^a-z0-9._-]", b"?", name[:128])
-        refused = b"-NOPERM User default has no permissions to run the '%s' command\r\n" % known
-        return ServiceStep(shown, raw, _REPLIES.get(name, refused))
-
-    def _log_in(self, shown: str, raw: bytes, credential: list[bytes]) -> ServiceStep:
-        # The user that a server has before others are made.
-        user, password = credential if len(credential) == 2 else (b"default", credential[0])
-        ok = hmac.compare_digest(password, self._password) and user == b"default"
-        self._is_inside = self._is_inside or ok
-        presented = Presented(
-            user=user.decode("utf-8", "replace"),
-            credential=b" ".join(credential),
-            ok=ok,
-            mechanism="auth",
-        )
-        return ServiceStep(shown, raw, b"+OK\r\n" if ok else _WRONG_PASSWORD, presented)
+            reply = b"+OK\r\n"
+        elif name == b"auth" and 1 <= len(arguments) <= 2:
+            # The user that a server has before others are made.
+            user, password = (b"default", *arguments)[-2:]
+            ok = hmac.compare_digest(password, self._password) and user == b"default"
+            self._is_inside |= ok
+            reply = b"+OK\r\n" if ok else _WRONG_PASSWORD
+            presented = Presented(user.decode("utf-8", "replace"), b" ".join(arguments), ok)
+        elif name == b"hello":  # of RESP3, from which a client goes back
+            reply = b"-NOPROTO unsupported protocol version\r\n"
+        elif not self._is_inside:
+            reply = b"-NOAUTH Authentication required.\r\n"
+        else:
+            known = re.sub(rb"[^a-z0-9._-]", b"?", name[:128])
+            refused = b"-NOPERM User default has no permissions to run the '%s' command\r\n" % known
+            reply = _REPLIES.get(name, refused)
+        shown = name.decode("utf-8", "replace")
+        return ServiceStep(shown, raw, reply, presented, close=name == b"quit")
 
 
 def make(context: StandInContext) -> StreamApp:

@@ -10,11 +10,11 @@ import base64
 import binascii
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
 from belljar.capture import Capture
-from belljar.events import JsonValue
+from belljar.events import Body, JsonValue
 from belljar.network.stand_ins import web
 
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
@@ -34,25 +34,18 @@ _OFFERS: Final = (
 _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
-@dataclass
-class _Mail:
-    """A message and its envelope, so far; dots undone."""
-
-    sender: str
-    recipients: list[str]
-    content: Capture
-
-
 class _MailConnection:
     """One connection. It holds a line, an envelope, and 64 KiB of a message."""
 
     def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
-        self._context, self._stream, self._held = context, stream, bytearray()
+        self._context, self._stream, self._cell = context, stream, cell
         host = next((name for name in context.names if "*" not in name), "mail.localdomain")
-        self._host, self._cell = host.encode("ascii", "replace"), cell
+        self._host, self._held = host.encode("ascii", "replace"), bytearray()
         self._client = self._user = ""
-        self._mail: _Mail | None = None
-        self._is_over = self._is_in_content = False
+        self._sender: str | None = None  # None: no envelope is begun.
+        self._recipients = list[str]()
+        self._content: Capture | None = None  # Of a message that comes, dots undone.
+        self._is_over = False
 
     async def serve(self) -> None:
         """Answer commands until the end."""
@@ -62,88 +55,83 @@ class _MailConnection:
                 verb, _, rest = line.partition(b" ")
                 await self._stream.send(await self._answer(verb.upper(), rest.strip()))
         finally:
-            # A message that breaks off is on record, too.
-            if self._is_in_content and self._mail is not None:
-                self._mail.content.feed(bytes(self._held))
-                await self._record_mail(self._mail, complete=False)
+            if self._content is not None:  # A message that breaks off is on record, too.
+                self._content.feed(bytes(self._held))
+                await self._record_mail(self._content, complete=False)
 
-    async def _piece(self) -> tuple[bytes, bool]:
-        """Return a line or its piece, and whether it ends; b"": the end."""
-        is_over = False
-        while not (end := self._held.find(b"\n") + 1) and len(self._held) <= MAX_LINE_BYTES:
+    async def _piece(self) -> bytes:
+        """Return a line with its end, or a piece of one; b"": the connection's end."""
+        data = b"\n"
+        while data and b"\n" not in self._held and len(self._held) <= MAX_LINE_BYTES:
             data = await self._stream.receive()
             self._held += data
-            if is_over := not data:
-                break
-        piece = bytes(self._held[: end or None])
-        del self._held[: end or None]
-        return piece, bool(end) or is_over
+        end = self._held.find(b"\n") + 1 or len(self._held)
+        piece = bytes(self._held[:end])
+        del self._held[:end]
+        return piece
 
     async def _line(self) -> bytes | None:
         """Return a command's line without its end, or None."""
-        while True:
-            line, is_whole = await self._piece()
-            if is_whole and len(line) <= MAX_LINE_BYTES:
+        while line := await self._piece():
+            if len(line) <= MAX_LINE_BYTES:
                 return line.rstrip(b"\r\n") if line.endswith(b"\n") else None
-            while line and not is_whole:
-                line, is_whole = await self._piece()
+            while line and not line.endswith(b"\n"):
+                line = await self._piece()
             await self._stream.send(b"500 5.5.6 Error: line too long\r\n")
+        return None
 
     async def _answer(self, verb: bytes, rest: bytes) -> bytes:
-        mail = self._mail
+        has_begun = self._sender is not None
         match verb:
             case b"QUIT":
                 self._is_over = True
                 return b"221 2.0.0 Bye\r\n"
-            case b"NOOP":
-                return _OK
-            case b"RSET":
-                self._mail = None
+            case b"NOOP" | b"RSET":
+                self._sender = None if verb == b"RSET" else self._sender
                 return _OK
             case b"HELO" | b"EHLO" if rest:
-                self._client, self._mail = rest[:255].decode("utf-8", "replace"), None
+                self._client, self._sender = rest[:255].decode("utf-8", "replace"), None
                 offers = _OFFERS if verb == b"EHLO" else b""
                 return b"250%s%s\r\n%s" % (b"-" if offers else b" ", self._host, offers)
-            case b"MAIL" if self._client and mail is None:
-                if (sender := _address(rest, b"FROM:")) is not None:
-                    content = Capture("message", max_kept_bytes=web.MAX_KEPT_BODY_BYTES)
-                    self._mail = _Mail(sender, [], content)
+            case b"MAIL" if self._client and not has_begun:
+                self._sender, self._recipients = _address(rest, b"FROM:"), []
+                if self._sender is not None:
                     return b"250 2.1.0 Ok\r\n"
-            case b"RCPT" if mail is not None and (recipient := _address(rest, b"TO:")):
-                if len(mail.recipients) >= MAX_RECIPIENTS:
+            case b"RCPT" if has_begun and (recipient := _address(rest, b"TO:")):
+                if len(self._recipients) >= MAX_RECIPIENTS:
                     return b"452 4.5.3 Error: too many recipients\r\n"
-                mail.recipients.append(recipient)
+                self._recipients.append(recipient)
                 return b"250 2.1.5 Ok\r\n"
-            case b"DATA" if mail is not None and mail.recipients:
-                return await self._data(mail)
-            case b"AUTH" if self._client and not self._user and mail is None:
+            case b"DATA" if has_begun and self._recipients:
+                return await self._data()
+            case b"AUTH" if self._client and not self._user and not has_begun:
                 return await self._log_in(rest)
         return _WRONG if verb in _COMMANDS else _UNKNOWN
 
-    async def _data(self, mail: _Mail) -> bytes:
+    async def _data(self) -> bytes:
         await self._stream.send(b"354 End data with <CR><LF>.<CR><LF>\r\n")
-        self._is_in_content = begins = True
-        while True:
-            piece, _ = await self._piece()
+        self._content = content = Capture("message", max_kept_bytes=web.MAX_KEPT_BODY_BYTES)
+        begins = True
+        # A client that goes on and on is cut; one that ends somewhat late gets its 552.
+        while content.total_bytes <= 2 * MAX_MESSAGE_BYTES:
+            piece = await self._piece()
             if not piece:
                 self._is_over = True  # The end records what had come.
                 return b""
             if begins and piece in {b".\r\n", b".\n"}:
                 break
             # The client doubles a dot that begins a line (RFC 5321 section 4.5.2).
-            mail.content.feed(piece[1:] if begins and piece.startswith(b".") else piece)
+            content.feed(piece[1:] if begins and piece.startswith(b".") else piece)
             begins = piece.endswith(b"\n")
-            # A client that goes on and on is cut; one that ends somewhat late gets its 552.
-            if mail.content.total_bytes > 2 * MAX_MESSAGE_BYTES:
-                self._is_over = True
-                break
-        self._is_in_content, self._mail = False, None
-        complete = mail.content.total_bytes <= MAX_MESSAGE_BYTES
-        await self._record_mail(mail, complete=complete)
+        else:
+            self._is_over = True
+        self._content = None
+        complete = content.total_bytes <= MAX_MESSAGE_BYTES
+        await self._record_mail(content, complete=complete)
+        self._sender = None
         if not complete:
             return b"552 5.3.4 Error: message too big\r\n"
-        queued = mail.content.sha256[:10].upper().encode()
-        return b"250 2.0.0 Ok: queued as %s\r\n" % queued
+        return b"250 2.0.0 Ok: queued as %s\r\n" % content.sha256[:10].upper().encode()
 
     async def _log_in(self, rest: bytes) -> bytes:
         mechanism, _, text = rest.partition(b" ")
@@ -154,38 +142,30 @@ class _MailConnection:
             text = await self._line() or b""
         try:
             # authorization NUL user NUL password (RFC 4616)
-            answers = base64.b64decode(text, validate=True).split(b"\0", 2)[1:]
+            answers = (*base64.b64decode(text, validate=True).split(b"\0", 2), b"", b"")
         except binascii.Error:  # `*` among it, which cancels
             return b"501 5.7.0 Authentication aborted\r\n"
-        answers += [b""] * (2 - len(answers))
-        self._user = answers[0].decode("utf-8", "replace") or "?"
-        data: dict[str, JsonValue] = {
-            "cell": self._cell,
-            "client": web.word(self._client),
-            "what": "login",
-            "mechanism": "PLAIN",
-            "user": web.word(self._user),
-            "secret_sha256": hashlib.sha256(answers[1]).hexdigest(),
-        }
-        await self._context.record("network.attempt", data, [])
+        self._user = answers[1].decode("utf-8", "replace") or "?"
+        digest = hashlib.sha256(answers[2]).hexdigest()
+        await self._record("login", {"mechanism": "PLAIN", "secret_sha256": digest})
         return b"235 2.7.0 Authentication successful\r\n"
 
-    async def _record_mail(self, mail: _Mail, *, complete: bool) -> None:
-        message = mail.content.body()
-        addresses = (web.word(address, 512) for address in mail.recipients)
+    async def _record_mail(self, content: Capture, *, complete: bool) -> None:
+        addresses = (web.word(address, 512) for address in self._recipients)
         data: dict[str, JsonValue] = {
-            "cell": self._cell,
-            "client": web.word(self._client),
-            "what": "mail",
-            "user": web.word(self._user),
-            "sender": web.word(mail.sender, 512),
+            "sender": web.word(self._sender or "", 512),
             "recipients": web.bounded(addresses, 16 << 10),
-            "recipient_count": len(mail.recipients),
-            "size_bytes": mail.content.total_bytes,
-            "sha256": message.sha256,
+            "recipient_count": len(self._recipients),
+            "size_bytes": content.total_bytes,
+            "sha256": content.sha256,
             "complete": complete,
         }
-        await self._context.record("network.attempt", data, [message])
+        await self._record("mail", data, content.body())
+
+    async def _record(self, what: str, data: Mapping[str, JsonValue], *bodies: Body) -> None:
+        client: dict[str, JsonValue] = {"cell": self._cell, "client": web.word(self._client)}
+        known = {**client, "user": web.word(self._user), "what": what}
+        await self._context.record("network.attempt", {**known, **data}, bodies)
 
 
 def _address(rest: bytes, key: bytes) -> str | None:

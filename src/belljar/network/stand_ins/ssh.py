@@ -76,8 +76,9 @@ class _SshConnection(asyncssh.SSHServerConnection):
         """Keep the options: asyncssh would rebuild them in a thread; there is none."""
 
     async def validate_password(self, username: str, password: str) -> bool:
-        wanted, secret = str(self._context.settings["password"]), password.encode()
-        ok = hmac.compare_digest(secret, wanted.encode()) and self._is_user(username)
+        settings, secret = self._context.settings, password.encode()
+        is_right = hmac.compare_digest(secret, str(settings["password"]).encode())
+        ok = is_right and username == settings["user"]
         return await self._judged(username, secret, "password", ok=ok)
 
     async def change_password(self, username: str, old_password: str, new_password: str) -> bool:
@@ -88,9 +89,9 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
         """Record a key that opens nothing immediately, the right one when proven."""
-        known = self._context.settings["fingerprint"]
+        settings = self._context.settings
         named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
-        if fingerprint(key_data) != known or not self._is_user(username):
+        if fingerprint(key_data) != settings["fingerprint"] or username != settings["user"]:
             return await self._judged(username, named, "publickey", ok=False)
         if not msg:
             # Without the fingerprint: an offer is no use of the key.
@@ -99,13 +100,9 @@ class _SshConnection(asyncssh.SSHServerConnection):
         ok = await super().validate_public_key(username, key_data, msg, signature)
         return await self._judged(username, named if ok else b"", "publickey", ok=ok)
 
-    def _is_user(self, username: str) -> bool:
-        return username == self._context.settings["user"]
-
     async def _judged(self, user: str, credential: bytes, mechanism: str, *, ok: bool) -> bool:
-        presented = Presented(user=user, credential=credential, ok=ok, mechanism=mechanism)
         self._attempts += not ok
-        await self.record(ServiceStep("login", b"", presented=presented))
+        await self.record(ServiceStep(mechanism, b"", presented=Presented(user, credential, ok)))
         if self._attempts >= MAX_ATTEMPTS:
             why = "Too many authentication failures"
             self.disconnect(asyncssh.DISC_PROTOCOL_ERROR, why)
@@ -130,8 +127,10 @@ class _Server(asyncssh.SSHServer):
         self._connection.sessions += 1
         return self._connection.sessions <= MAX_SESSIONS and _Session(self._connection)
 
-    def connection_requested(self, *where: Any) -> Any:  # noqa: ANN401 - asyncssh's union
-        return self._refuse_channel(":".join(map(str, where[:2])))
+    async def connection_requested(self, *where: Any) -> NoReturn:  # noqa: ANN401 - of two kinds
+        named = f"forward to {':'.join(map(str, where[:2]))}".encode("utf-8", "replace")
+        await self._connection.record(ServiceStep("forward", named))
+        raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
 
     unix_connection_requested: Any = connection_requested
 
@@ -141,11 +140,6 @@ class _Server(asyncssh.SSHServer):
         return False
 
     unix_server_requested: Any = server_requested
-
-    async def _refuse_channel(self, what: str) -> NoReturn:
-        named = f"forward to {what}".encode("utf-8", "replace")
-        await self._connection.record(ServiceStep("forward", named))
-        raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, _PROHIBITED)
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):

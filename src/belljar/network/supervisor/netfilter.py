@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from belljar.errors import HostError
+from belljar.errors import HostError, host_errors
 from belljar.network import syscalls
 from belljar.network.supervisor import netlink
 from belljar.plan.addresses import RangeLayout
@@ -44,12 +44,11 @@ _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 13
 # Both ports are the first four bytes of their headers.
 _WITH_PORTS: Final = frozenset({6, 17, 132})
 _MAX_PREFIX_CHARS: Final = 32
-_Packet: TypeAlias = bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """One logged packet; `bytes` by its IP header. `packet`: its beginning."""
+    """One logged packet; `size_bytes` by its IP header. `packet`: its beginning."""
 
     reason: str
     device: int
@@ -57,8 +56,8 @@ class Logged:
     source: str
     destination: str
     port: int | None
-    bytes: int
-    packet: _Packet = field(default=b"", compare=False, repr=False)
+    size_bytes: int
+    packet: bytes = field(default=b"", compare=False, repr=False)
 
 
 def open_log(group: int, snap_bytes: int) -> socket.socket:
@@ -172,10 +171,8 @@ def list_rules(nft: str) -> dict[str, Any]:
 @contextmanager
 def _started(nft: str, *words: str, stdin: int) -> Iterator[subprocess.Popen[bytes]]:
     command, pipe, env = (nft, "-j", *words), subprocess.PIPE, {"LC_ALL": "C"}
-    try:
+    with host_errors("nft can't be run", where=nft):
         process = subprocess.Popen(command, stdin=stdin, stdout=pipe, stderr=pipe, env=env, cwd="/")
-    except OSError as exc:
-        raise HostError(f"nft can't be run: {exc}", where=nft) from exc
     with process:
         try:
             yield process
@@ -229,10 +226,10 @@ class Flows:
         most = FIRST_ALLOWED if _verdict(reason) == "allowed" else FIRST_LISTED
         if destination in seen or len(seen) >= most:
             packets, size = self._counted.get((cell, reason), (0, 0))
-            self._counted[cell, reason] = packets + 1, size + logged.bytes
+            self._counted[cell, reason] = packets + 1, size + logged.size_bytes
             return None
         seen.add(destination)
-        flow = self._flow(cell, reason, destination, logged.bytes, 1)
+        flow = self._flow(cell, reason, destination, logged.size_bytes, 1)
         return flow | {"source": logged.source}
 
     def flush(self) -> Iterator[Flow]:

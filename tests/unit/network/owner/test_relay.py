@@ -58,7 +58,7 @@ def take(end: socket.socket, count: int) -> bytes:
 def test_all_bytes_pass_and_are_counted() -> None:
     """In both directions at once, more than any buffer; what was sent is counted by itself."""
     spending, plan = RunSpending(), upstream(8 << 20, 8 << 20)
-    number = spending.new_range()
+    number = next(spending.numbers)
     with relayed(spending, number, plan) as (end, theirs):
         assert end.family == socket.AF_UNIX
         for source, sink in ((end, theirs), (theirs, end)):
@@ -80,7 +80,7 @@ def test_all_bytes_pass_and_are_counted() -> None:
 def test_a_budget_ends_a_connection_to_the_byte(is_sent: bool) -> None:
     """Whatever a gateway does: not one byte more passes, both sides see its end."""
     spending, plan = RunSpending(), upstream(DIAL_BYTES + 1000, 1 << 20)
-    number = spending.new_range()
+    number = next(spending.numbers)
     with relayed(spending, number, plan) as (end, theirs):
         source, sink = (end, theirs) if is_sent else (theirs, end)
         source.sendall(b"x" * 1001)
@@ -94,7 +94,7 @@ def test_a_budget_ends_a_connection_to_the_byte(is_sent: bool) -> None:
 def test_a_run_has_its_budget_over_all_ranges() -> None:
     """To the byte, whichever range uses it; also after a range's end."""
     spending, plan = RunSpending(), upstream(10_000, 16_000)
-    first, second, last = (spending.new_range() for _ in range(3))
+    first, second, last = (next(spending.numbers) for _ in range(3))
     with relayed(spending, first, plan) as (end, theirs):
         end.sendall(b"x" * 8000)
         assert len(take(theirs, 8000)) == 8000
@@ -135,7 +135,7 @@ def test_no_order_of_dials_spends_more_than_a_budget(
 ) -> None:
     """Neither a range's nor the run's; a refusal costs nothing, and another host has its own."""
     spending, plan = RunSpending(), upstream(budget, budget + more)
-    numbers = [spending.new_range() for _ in range(5)]
+    numbers = [next(spending.numbers) for _ in range(5)]
     cost = 0
     by_range = dict.fromkeys(numbers, 0)
     for which in dials:

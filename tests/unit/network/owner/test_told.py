@@ -66,22 +66,48 @@ def test_what_was_told_before_is_no_violation() -> None:
 
 @pytest.mark.promise("2.6", "5.4")
 def test_what_was_not_told_is_a_violation() -> None:
-    """No event, the event of an earlier connection with the same ends, no verdict, no secrets."""
+    """No event, the events of earlier connections with the same ends, no verdict, no secrets."""
     told = Told()
     assert told.answer(frame(80, 40_001), is_long=False) == UNTOLD
-    told.open(1, 80)
+    for number in (1, 2):
+        told.open(number, 80, source_port=40_001)
     for to_target in (False, True):
         again = frame(80, 40_001, to_target=to_target)
-        assert [told.answer(again, is_long=False) for _ in range(2)] == ["", UNTOLD]
-    told.open(2, 80, source_port=40_001)
-    assert told.answer(frame(80, 40_001), is_long=False) == ""
-    assert told.unreported(0) == 2
+        assert [told.answer(again, is_long=False) for _ in range(3)] == ["", "", UNTOLD]
     for number, address in ((3, ADDRESS), (4, UPSTREAM)):
         told.open(number, 443, address=address)
         seen = frame(443, 40_000 + number, address=address)
         assert "without a word" in told.answer(seen, is_long=False)
         told.say(number, Kind.NETWORK_TLS)
         assert "kept the secrets" in told.answer(seen, is_long=True)
+
+
+@pytest.mark.promise("2.6", "5.4")
+@pytest.mark.parametrize("port", [80, 443])
+def test_the_next_connection_may_have_the_same_ends(port: int) -> None:
+    """A client with a port of its own (`curl --local-port`): the gateway tells of the second before
+    the supervisor tells of the first one's answer, and tells of the first one's secrets then."""
+    told, seen = Told(), frame(port, 40_001)
+    told.open(1, port)
+    told.say(1, Kind.NETWORK_TLS if port == 443 else Kind.NETWORK_HTTP)
+    told.open(2, port, source_port=40_001)
+    told.open(1, port, has_secrets=True)
+    assert [told.answer(seen, is_long=is_long) for is_long in (False, True)] == ["", ""]
+    told.say(2, Kind.NETWORK_TLS if port == 443 else Kind.NETWORK_STREAM)
+    assert told.answer(seen, is_long=False) == ""
+    assert told.unreported(0) == 0
+    assert told.answer(seen, is_long=False) == UNTOLD
+
+
+@pytest.mark.promise("5.4")
+def test_what_went_to_a_target_without_an_event_is_counted() -> None:
+    """Between two cells, one way alone."""
+    told = Told()
+    told.open(1, 80)
+    assert told.answer(frame(80, 40_001, to_target=True), is_long=False) == ""
+    assert told.unreported(0) == 1
+    told.say(1, Kind.NETWORK_STREAM)
+    assert told.unreported(0) == 0
 
 
 @pytest.mark.promise("5.4")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.registries import Ledger, context_for
 
-from belljar.network.stand_ins.conversation import Presented, ServiceStep, stream_app
+from belljar.network.stand_ins.conversation import Conversation, Presented, ServiceStep, stream_app
 
 
 class Gone:
@@ -27,11 +27,12 @@ class Gone:
             raise ConnectionResetError
 
 
-class Script:
+class Script(Conversation):
     """A session of steps that are given."""
 
     def __init__(self, steps: Iterator[ServiceStep]) -> None:
-        self._steps, self.rest = steps, bytearray()
+        super().__init__()
+        self._steps = steps
 
     def feed(self, _data: bytes) -> Iterator[ServiceStep]:
         return self._steps
@@ -47,7 +48,7 @@ async def _converse(steps: Iterator[ServiceStep], sent: bytes, ledger: Ledger) -
 def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
     """A login behind a command whose reply nobody takes is recorded as a login, once."""
     ledger = Ledger()
-    login = Presented(user="u", credential=b"decoy", ok=False, mechanism="auth")
+    login = Presented(user="u", credential=b"decoy", ok=False)
     steps = [
         ServiceStep(name="echo", raw=b"echo"),
         ServiceStep(name="auth", raw=b"auth", presented=login),

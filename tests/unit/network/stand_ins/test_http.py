@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 from tests.fakes.web import Client, context
 
 from belljar.network.stand_ins import http, make
-from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.policy.guarding import DecoyKind
+from belljar.policy.model import DecoySpec
 from belljar.signals.decoys import mint_service
 
 SITE = """\

@@ -14,7 +14,8 @@ from tests.fakes.web import Client, Recorded, answered, context, request_to
 
 from belljar.network.stand_ins import mcp
 from belljar.network.stand_ins.web import App
-from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.policy.guarding import DecoyKind
+from belljar.policy.model import DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, mint_service
 

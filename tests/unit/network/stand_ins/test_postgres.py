@@ -15,7 +15,8 @@ from tests.fakes.registries import Ledger, served_service
 from belljar.network.stand_ins import postgres as wire
 from belljar.network.stand_ins.conversation import ServiceStep
 from belljar.network.stand_ins.postgres import PostgresSession, make
-from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.policy.guarding import DecoyKind
+from belljar.policy.model import DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import mint_service
 
@@ -131,7 +132,7 @@ def test_a_length_beyond_its_bound_is_a_problem_at_once(length: int, begun: bool
 @pytest.mark.skipif(PSQL is None, reason="psql (Debian: postgresql-client) is not installed")
 def test_the_real_client_logs_in() -> None:
     """psql logs in with the URL of its file, and is refused what it asks."""
-    spec = DecoySpec(id="crm", kind=DecoyKind.POSTGRES, place="127.0.0.1")
+    spec = DecoySpec.model_construct(id="crm", kind=DecoyKind.POSTGRES, place="127.0.0.1")
     service, ledger = mint_service(b"k" * KEY_BYTES, "range", spec), Ledger()
     with served_service(make, service.settings, ledger) as port:
         assert service.login is not None

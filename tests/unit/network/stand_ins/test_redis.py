@@ -13,7 +13,8 @@ from tests.fakes.registries import Ledger, served_service
 
 from belljar.network.stand_ins.conversation import ServiceStep
 from belljar.network.stand_ins.redis import MAX_COMMAND_BYTES, RedisSession, make
-from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.policy.guarding import DecoyKind
+from belljar.policy.model import DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, mint_service
 
@@ -24,7 +25,7 @@ PASSWORD = b"s3cret-s3cret"
 @pytest.fixture
 def service() -> Minted:
     """As it is minted for a range."""
-    spec = DecoySpec(id="cache", kind=DecoyKind.REDIS, place="cache.example")
+    spec = DecoySpec.model_construct(id="cache", kind=DecoyKind.REDIS, place="cache.example")
     return mint_service(b"k" * KEY_BYTES, "range", spec)
 
 

@@ -23,7 +23,8 @@ from tests.fakes.registries import Ledger, served_service
 
 from belljar.events import JsonValue
 from belljar.network.stand_ins.ssh import MAX_ATTEMPTS, make
-from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.policy.guarding import DecoyKind
+from belljar.policy.model import DecoySpec
 from belljar.signals.credentials import KEY_BYTES
 from belljar.signals.decoys import Minted, mint, mint_service
 
@@ -35,7 +36,7 @@ Client = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def service() -> Minted:
     """As it is minted for a range."""
-    spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place="127.0.0.1")
+    spec = DecoySpec.model_construct(id="jump", kind=DecoyKind.SSH, place="127.0.0.1")
     return mint_service(b"k" * KEY_BYTES, "range", spec)
 
 
@@ -43,7 +44,9 @@ def key_files(service: Minted, directory: Path, port: int) -> Minted:
     """The decoy file that holds the login of a service at this port."""
     assert service.login is not None
     login = replace(service.login, port=port)
-    spec = DecoySpec(id="key", kind=DecoyKind.SSH_KEY, service="jump", place=f"{directory}/id")
+    spec = DecoySpec.model_construct(
+        id="key", kind=DecoyKind.SSH_KEY, service="jump", place=f"{directory}/id"
+    )
     minted = mint(b"k" * KEY_BYTES, "cell", spec, login=login)
     for file in minted.files:
         Path(file.path).write_bytes(file.content)
@@ -147,7 +150,7 @@ def test_nothing_is_answered_that_is_not_on_record(service: Minted, tmp_path: Pa
 @settings(deadline=None, max_examples=30)
 def test_any_bytes_end_within_bounds(head: bytes, data: bytes) -> None:
     """Before there are keys, whatever is sent: the server closes once the client does."""
-    spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place="127.0.0.1")
+    spec = DecoySpec.model_construct(id="jump", kind=DecoyKind.SSH, place="127.0.0.1")
     made = mint_service(b"k" * KEY_BYTES, "range", spec)
     with (
         served_service(make, made.settings, Ledger()) as port,

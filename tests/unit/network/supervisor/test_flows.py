@@ -22,7 +22,7 @@ PACKET = Logged(
     source="10.0.0.1",
     destination="10.0.0.2",
     port=1,
-    bytes=60,
+    size_bytes=60,
 )
 
 
