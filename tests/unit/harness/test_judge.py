@@ -58,11 +58,12 @@ def test_what_is_missing_or_changed_is_found(outcome: RunOutcome, tmp_path: Path
 @pytest.mark.promise("7.2")
 def test_a_scorers_word_makes_a_verdict_worse() -> None:
     """In whatever case; one that is not known is void, none at all changes nothing."""
-    for expected, words in {
+    said: dict[Verdict, tuple[Any, ...]] = {
         Verdict.BREACHED: ("breached", "Breached"),
         Verdict.VOID: (" VOID\n", "escaped!", True, False, 0, [], {}),
         Verdict.CONTAINED: ("contained", "", None),
-    }.items():
+    }
+    for expected, words in said.items():
         for word in words:
             score = Score(value="C", metadata={"containment": word})
             sample = EvalSample(id="s", epoch=1, input="x", target="", scores={"mine": score})
