@@ -252,6 +252,68 @@ def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:
     drain(relay.tap)
 
 
+def test_datagrams_that_are_no_frames(relay: Relay) -> None:
+    """Empty ones, and the longest that a socket takes, are counted and go nowhere."""
+    before = relay.counters().sent
+    for size in (0, 1, LEAST - 1, MOST + 1, 1 << 16, 150_000):
+        relay.guest.send(bytes(size))
+    after = relay.until(lambda seen: seen.sent.judged == before.judged + 6).sent
+    assert after.since(before) == (0, 0, 3, 3, 0)
+
+
+def test_a_guest_that_is_slow(relay: Relay) -> None:
+    """Of a burst that fits into the guest's queue and the link's, nothing is lost or out of order."""
+    burst = [frame_of(MOST, number) for number in range(400)]
+    for frame in burst:
+        relay.tap.send(frame)
+    assert [relay.guest.recv(1 << 17) for _ in burst] == burst
+    drain(relay.tap)
+
+
+def flood(end: socket.socket, size: int) -> None:
+    frame = frame_of(size, 1)
+    for _ in range(30_000):
+        with contextlib.suppress(OSError):
+            end.send(frame, socket.MSG_DONTWAIT)
+
+
+def test_a_flood_from_both_sides_at_once() -> None:
+    """Its memory stays what it was, and it carries on."""
+    with relaying() as relay:
+        before = status_of(relay.process.pid)["VmSize"]
+        ends = ((relay.guest, MOST), (relay.tap, MOST), (relay.guest, 1), (relay.tap, LARGE_MTU))
+        threads = [threading.Thread(target=flood, args=one) for one in ends]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert relay.counters().sent.frames > 0
+        assert status_of(relay.process.pid)["VmSize"] == before
+        while select.select([relay.guest], [], [], 0.5)[0]:
+            relay.guest.recv(1 << 17)
+        relay.tap.send(frame_of(100, 8))
+        assert frame_of(100, 8) in iter(lambda: relay.guest.recv(1 << 17), b"")
+
+
+def test_no_link_or_two() -> None:
+    """With anything but one link it does not begin, and says so."""
+    relay = start()
+    assert relay.heard() == b"n"
+    relay.control.sendall(b"g")
+    _, said = relay.process.communicate(timeout=TIMEOUT_S)
+    assert (relay.process.returncode, said) == (3, b"wire: one link was expected: No such device\n")
+    for end in (relay.guest, relay.control):
+        end.close()
+    os.close(relay.held)
+
+
+@pytest.mark.parametrize("words", [(), ("3",), ("-1", "2", "3", "4", "1500")])
+def test_called_wrongly(words: tuple[str, ...]) -> None:
+    """Nothing is begun with arguments that can't be."""
+    done = subprocess.run([str(program_path("wire")), *words], check=False, capture_output=True)
+    assert done.returncode in {2, 3}
+
+
 def test_what_it_holds(relay: Relay) -> None:
     """No capability, none to be had; a filter; sockets and a pipe."""
     directory = Path(f"/proc/{relay.process.pid}")
