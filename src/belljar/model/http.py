@@ -28,6 +28,8 @@ Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[ByteStream]]
 MAX_HEAD_BYTES: Final = 8 << 10
 # Of one server-sent event: a tool call comes whole in one.
 MAX_LINE_BYTES: Final = 4 << 20
+# No API nests so deep, and a reader of JSON that recurses runs out of stack far beyond it.
+MAX_DEPTH: Final = 64
 # Of `,`, `[` and `{` in one document: each may be a value of a hundred bytes here.
 MAX_MARKS: Final = 1_000_000
 _INLINE_BYTES: Final = 64 << 10  # parsed at once
@@ -195,7 +197,7 @@ class ServerAnswer:
         return None
 
     async def _take_json(self, data: bytes) -> None:
-        parse = partial(parse_json, data, max_commas=MAX_MARKS)
+        parse = partial(parse_json, data, MAX_DEPTH, max_commas=MAX_MARKS)
         try:
             is_large = len(data) > _INLINE_BYTES  # other samples go on meanwhile
             document = await anyio.to_thread.run_sync(parse) if is_large else parse()
