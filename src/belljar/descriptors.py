@@ -36,7 +36,7 @@ _Found = TypeVar("_Found")
 
 
 def patiently(look: Callable[[], _Found], within_s: float) -> _Found:
-    """What the look finds; made again for want of descriptors or memory."""
+    """Look, again for want of descriptors or memory; return what is found."""
     give_up = time.monotonic() + within_s
     while True:
         try:

@@ -245,7 +245,7 @@ _BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stag
 
 
 def kept_output(stdout: Capture, stderr: Capture) -> OutputTexts:
-    """What these have kept so far."""
+    """Return what these have kept so far."""
     return OutputTexts(
         stdout=stdout.kept,
         stderr=stderr.kept,

@@ -130,7 +130,7 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """What each tier and `network` would run on here, or obstacles."""
+    """Return what each tier and `network` would run on here, or obstacles."""
     for tier in Tier:
         found = tuple(tier_obstacles(tier, facts))
         # The others replace nothing stronger.

@@ -299,7 +299,7 @@ def _health(check: Healthcheck) -> dict[str, Any]:
 
 
 def waits_of(services: Mapping[str, Service]) -> Waits:
-    """What each service awaits. Raises `CannotKeepError` for an unknown service."""
+    """Return what each service awaits. Raises `CannotKeepError` for an unknown service."""
     waits: dict[str, dict[str, Condition]] = {}
     for name, service in services.items():
         waits[name] = {}

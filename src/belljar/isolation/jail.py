@@ -361,6 +361,18 @@ _HINTS: Final = {
 }
 
 
+def find_agent(jail_pid: int) -> int | None:
+    """The first below the jail in another mount namespace."""
+    pid, jail = jail_pid, namespaces_of(jail_pid, ("mnt",))
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for _ in range(8):
+            with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123
+                pid = int(file.read(64).split()[0])
+            if (mounts := namespaces_of(pid, ("mnt",))) and jail and mounts != jail:
+                return pid
+    return None
+
+
 def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
     """A failed start's error, from status and diagnosis."""
     where, more = f"jail of cell {cell_id}", f": {diagnosis}" if diagnosis else ""

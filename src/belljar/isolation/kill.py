@@ -52,7 +52,7 @@ EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What became of an entry. `halted_ms` None: some process was left."""
+    """One entry and its end. `halted_ms` None: some process was left."""
 
     cell_id: str
     kind: str

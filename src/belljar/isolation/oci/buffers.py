@@ -28,7 +28,7 @@ class Buffers:
     """A container's sockets, seen by its guest agent's `/proc/PID/net`. `end`: from any thread."""
 
     agent: int
-    most_bytes: int
+    max_bytes: int
     end: Callable[[], None]
 
 
@@ -51,8 +51,8 @@ def forget(cell_id: str) -> None:
         _watched.pop(cell_id, None)
 
 
-def held_bytes(agent: int, most_bytes: int) -> int:
-    """What waits in them, or more than the most; what can't be read counts as nothing."""
+def held_bytes(agent: int, max_bytes: int) -> int:
+    """Return what waits in them, or more than `max_bytes`; the unreadable counts as nothing."""
     total = 0
     for name, base in _FILES.items():
         with (
@@ -61,7 +61,7 @@ def held_bytes(agent: int, most_bytes: int) -> int:
         ):
             listed = file.read(_MAX_READ_BYTES)
             if len(listed) == _MAX_READ_BYTES:
-                return most_bytes + 1
+                return max_bytes + 1
             words = (line.split(None, _COLUMN + 1)[_COLUMN] for line in listed.splitlines()[1:])
             total += sum(int(word.rpartition(b":")[2], base) for word in words)
     return total
@@ -74,6 +74,6 @@ def _look() -> None:
                 return
             cells = tuple(_watched.values())
         for each in cells:
-            if held_bytes(each.agent, each.most_bytes) > each.most_bytes:
+            if held_bytes(each.agent, each.max_bytes) > each.max_bytes:
                 each.end()
         time.sleep(_PERIOD_S)

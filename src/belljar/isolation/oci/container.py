@@ -21,7 +21,7 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.image.store import Image
 from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_range
-from belljar.isolation.jail import JailEnd
+from belljar.isolation.jail import JailEnd, find_agent
 from belljar.isolation.oci import buffers
 from belljar.isolation.oci.trees import ImageTree, ensure_tree, inner_tmp
 from belljar.isolation.program_root import CONFIG_PATH, STORE_HINT, ProgramRoot, ensure_runtime_root
@@ -144,12 +144,10 @@ class Container(Sandbox):
             raise await self._start_error(exc, time.monotonic() - began) from exc
         await self.wait_running()
         cgroup.set_limits(self.groups, self.limits)  # before anything of the workload's has run
-        from belljar.isolation.oci.marks import find_agent
-
         agent = None if self._is_gvisor or self.host_pid is None else find_agent(self.host_pid)
         if agent is not None:
-            most_bytes = self.limits.memory_max_bytes // cgroup.SOCKETS_SHARE
-            watched = buffers.Buffers(agent=agent, most_bytes=most_bytes, end=self._end_full)
+            max_bytes = self.limits.memory_max_bytes // cgroup.SOCKETS_SHARE
+            watched = buffers.Buffers(agent=agent, max_bytes=max_bytes, end=self._end_full)
             buffers.watch(self.cell_id, watched)
         if self._recorder is not None:
             self._recorder.record(renewed)

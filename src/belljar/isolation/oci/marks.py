@@ -27,6 +27,7 @@ import anyio.to_thread
 
 from belljar.channel.operations import OwnReads
 from belljar.errors import CellError, host_errors
+from belljar.isolation.jail import find_agent
 from belljar.isolation.touches import (
     FULL_READ,
     Access,
@@ -35,7 +36,6 @@ from belljar.isolation.touches import (
     QueueThread,
     QueueWatch,
 )
-from belljar.process import namespaces_of
 
 # struct inotify_event without its name, which a mark on a file hasn't (inotify(7)).
 _ENTRY: Final = struct.Struct("<iIII")
@@ -191,15 +191,3 @@ def _watch(jail_pid: int | None, paths: Sequence[str], own_reads: OwnReads) -> M
         watch = MarkWatch(queue, files, missing, own_reads)
         undo.pop_all()
     return watch
-
-
-def find_agent(jail_pid: int) -> int | None:
-    """The first below the jail in another mount namespace."""
-    pid, jail = jail_pid, namespaces_of(jail_pid, ("mnt",))
-    with suppress(OSError, ValueError, IndexError):
-        for _ in range(8):
-            with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123
-                pid = int(file.read(64).split()[0])
-            if (mounts := namespaces_of(pid, ("mnt",))) and jail and mounts != jail:
-                return pid
-    return None

@@ -138,12 +138,12 @@ class RangeWatch:
 
     def counters(self) -> Mapping[str, int]:
         """The supervisor's last counts, and what was recorded."""
-        untold = self._told.unreported(self._supervisor_counters.get("datagrams_answered", 0))
+        unreported = self._told.unreported(self._supervisor_counters.get("datagrams_answered", 0))
         return {
             **self._supervisor_counters,
             "events_recorded": self._recorded_events,
             "recorded_bytes": self._recorded_bytes,
-            "unreported_at_end": self._unreported + untold,
+            "unreported_at_end": self._unreported + unreported,
         }
 
     def diagnosis(self) -> str:
