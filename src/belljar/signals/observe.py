@@ -181,7 +181,7 @@ def _is_scanned_first(event: Event, part: str) -> bool:
             return data.get("complete") is True or url.startswith(("ws://", "wss://"))
         case Kind.NETWORK_WEBSOCKET:
             return data.get("complete") is not False and "control" not in data
-        case Kind.NETWORK_STREAM:  # not the sink, nor what a refused connection sent
+        case Kind.NETWORK_STREAM:  # not what a refused connection sent
             return bool(data.get("stand_in")) and data.get("verdict") == "allowed"
         case Kind.NETWORK_DNS:
             return part in {"label", "query"} and "names" not in data

@@ -175,7 +175,6 @@ UNSEEN: dict[str, tuple[Kind, dict[str, JsonValue]]] = {
     "names over the rate": (Kind.NETWORK_DNS, {"name": "", "names": [VALUE]}),
     "unfinished message": (Kind.NETWORK_WEBSOCKET, {"direction": "sent", "complete": False}),
     "control frame": (Kind.NETWORK_WEBSOCKET, {"direction": "sent", "control": "ping"}),
-    "sink": (Kind.NETWORK_STREAM, {"stand_in": "", "verdict": "allowed"}),
     "decrypted": (
         Kind.NETWORK_ATTEMPT,
         {"stand_in": "ssh", "what": "exec", "operation": "ssh.exec"},
