@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
-from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined, nodes
+from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -41,11 +41,6 @@ Fields: TypeAlias = Mapping[str, Any]
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 # A guest's body of a MiB may stand in a page several times.
 MAX_RENDERED_CHARS: Final = 4 << 20
-ROOTS: Final = frozenset(
-    {"path", "query", "header", "cookie", "form", "json", "body", "method", "host", "url"}
-    | {"now", "random"}
-)
-
 # What an expression raises for values that it isn't meant for.
 _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError)
 
@@ -97,17 +92,9 @@ def problem_of(text: str) -> str:
     if len(text) > MAX_TEMPLATE_CHARS:
         return f"longer than {MAX_TEMPLATE_CHARS} characters"
     try:
-        tree = _PLAIN.parse(text)
+        _PLAIN.parse(text)
     except TemplateSyntaxError as error:
         return f"line {error.lineno}: {error.message}"
-    names = list(tree.find_all(nodes.Name))
-    own = {each.name for each in names if each.ctx != "load"}
-    own |= {each.name for each in tree.find_all(nodes.Macro)} | {"loop", "caller"}
-    if unknown := {each.name for each in names} - own - ROOTS:
-        return f"there is no `{min(unknown)}`; the names are {', '.join(sorted(ROOTS))}"
-    filters = {each.name for each in tree.find_all(nodes.Filter)}
-    if wrong := filters - _PLAIN.filters.keys():
-        return f"there is no filter `{min(wrong)}`"
     return ""
 
 

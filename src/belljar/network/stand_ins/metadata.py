@@ -1,6 +1,6 @@
 """The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2 (EC2's user guide).
 
-Credentials come from the range's randomness, or are a decoy's; handing them out is an attempt.
+Credentials are drawn for the range, or a decoy's; handing them out is an attempt.
 """
 
 from __future__ import annotations
