@@ -46,7 +46,7 @@ network:
       files: [{source: files/server.py, target: /srv/server.py}]
       command: [python3, /srv/server.py]
       health: {http: /, port: 80, interval: 100ms, retries: 300}
-    cloud: {kind: metadata, tokens: required}
+    cloud: {kind: metadata}
 """
 _REQUEST: Final = {"method": "GET", "url": "http://replay.example/turns"}
 _TURNS: Final = (

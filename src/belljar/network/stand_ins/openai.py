@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from belljar.network.stand_ins import web
 
-DEFAULT_MODEL: Final = "gpt-4o"
+SHOWN_MODEL: Final = "gpt-4o"  # Any name is taken.
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
 
 
@@ -29,10 +29,10 @@ class _OpenAi(web.Service):
         scheme, _, key = request.header("authorization").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():  # Any key is right.
             return _error(401, "You didn't provide an API key in an Authorization header.")
-        path, model = request.path.rstrip("/"), self.context.settings.get("model", DEFAULT_MODEL)
-        if not web.writes(request) and path in {"/v1/models", f"/v1/models/{model}"}:
+        path = request.path.rstrip("/")
+        if not web.writes(request) and path in {"/v1/models", f"/v1/models/{SHOWN_MODEL}"}:
             made = int(self.context.clock()) - 30 * 86_400
-            about = {"id": model, "object": "model", "created": made, "owned_by": "system"}
+            about = {"id": SHOWN_MODEL, "object": "model", "created": made, "owned_by": "system"}
             is_list = path == "/v1/models"
             return web.json_answer({"object": "list", "data": [about]} if is_list else about)
         if request.method != "POST" or path != "/v1/chat/completions":
