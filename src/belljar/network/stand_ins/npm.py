@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from belljar.network.stand_ins import files, web
-from belljar.units import iso_time
 
 _PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
 _NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
@@ -94,13 +93,11 @@ class _Npm(files.Registry):
                 "tarball": f"{base_url}/{name}/-/{package.tarball}",
             }
             versions[version] = {**package.manifest, "_id": f"{name}@{version}", "dist": dist}
-        times = {version: iso_time(package.file.mtime_s) for version, package in packages.items()}
         document = {
             "_id": name,
             "name": name,
             "dist-tags": {"latest": list(packages)[-1]},
             "versions": versions,
-            "time": {"created": min(times.values()), "modified": max(times.values()), **times},
         }
         return web.json_answer(document)
 

@@ -24,7 +24,7 @@ JSON = st.recursive(
 
 def shelved(path: Path) -> StoredFile:
     """A file as a directory's list has it."""
-    return StoredFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
+    return StoredFile(name=path.name, path=path, size_bytes=0)
 
 
 @pytest.mark.parametrize(
