@@ -184,12 +184,11 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
                 if entry.isfile() and re.fullmatch(pattern, entry.name):
                     opened = stream.extractfile(entry)
                     content = opened.read(MAX_MEMBER_BYTES + 1) if opened else b""
-                    if len(content) > MAX_MEMBER_BYTES:
-                        raise ValueError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
-                    return content
+                    if len(content) <= MAX_MEMBER_BYTES:
+                        return content
     except (OSError, *_BROKEN) as error:
-        raise ValueError(f"it can't be unpacked: {error}") from None
-    raise ValueError("it lacks the file that describes it")
+        raise ValueError(str(error)) from None
+    raise ValueError("no such file of at most a MiB")
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
