@@ -32,6 +32,7 @@ from belljar.units import format_duration, printable
 
 # How much of each direction the ledger keeps: a cell may have many streams.
 KEEP_STREAM_BYTES: Final = 1 << 20
+_CONNECT: Final = (Kind.CONNECT_STARTED, Kind.CONNECT_COMPLETED, Kind.CONNECT_FAILED)
 # A server that never reads must not keep the block from being left.
 _CLOSE_TIMEOUT_S: Final = 10.0
 _MAX_PATH_BYTES: Final = 107  # sockaddr_un
@@ -65,10 +66,7 @@ def connect_error(code: int, shown: str) -> OSError | None:
 
 
 class CellStream(ByteStream):
-    """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams.
-
-    `unread_bytes`: of the server's, never received; known after `aclose`.
-    """
+    """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams."""
 
     def __init__(
         self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int
@@ -76,48 +74,43 @@ class CellStream(ByteStream):
         self.sent, self.received = (
             Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
         )
-        self.unread_bytes = 0
         self._running = running
         self._died = died
         self._held = b""
-        self._sending = anyio.ResourceGuard("sending to")
-        self._receiving = anyio.ResourceGuard("receiving from")
         self._sent_eof = self._closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """At least one byte. Raises `anyio.EndOfStream` when the server has ended its side or reset
         the connection, `CellError` when the cell died.
         """
-        with self._receiving:
-            self._check_open()
+        self._check_open()
+        if not self._held:
+            with self._death_reported():
+                self._held = await self._running.receive_stdout() or b""
             if not self._held:
-                with self._death_reported():
-                    self._held = await self._running.receive_stdout() or b""
-                if not self._held:
-                    raise anyio.EndOfStream
-            taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
-            self.received.feed(taken)
-            return taken
+                raise anyio.EndOfStream
+        taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
+        self.received.feed(taken)
+        return taken
 
     async def send(self, item: bytes) -> None:
         """Send all of it; waits while the server doesn't read. Raises `anyio.BrokenResourceError`
         when the server is gone, `CellError` when the cell died.
         """
-        with self._sending:
-            self._check_open()
-            if self._sent_eof:
-                raise anyio.ClosedResourceError
-            self.sent.feed(item)
-            try:
-                with self._death_reported():
-                    await self._running.send_stdin(item)
-            except BrokenPipeError as error:
-                raise anyio.BrokenResourceError from error
+        self._check_open()
+        if self._sent_eof:
+            raise anyio.ClosedResourceError
+        self.sent.feed(item)
+        try:
+            with self._death_reported():
+                await self._running.send_stdin(item)
+        except BrokenPipeError as error:
+            raise anyio.BrokenResourceError from error
 
     async def send_eof(self) -> None:
         """End this side; the server's remaining data can be received."""
-        with self._sending, self._death_reported():
-            self._check_open()
+        self._check_open()
+        with self._death_reported():
             self._sent_eof = True
             await self._running.close_stdin()
 
@@ -125,17 +118,11 @@ class CellStream(ByteStream):
         """Close both sides; allows 10 s for delivery."""
         if self._closed:
             return
-        self.abort()
+        self._closed = True
         with suppress(CellError), anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
             await self._running.close_stdin()
             await self._running.signal(SIGTERM)
-            self.unread_bytes += (await self._running.wait()).stdout_dropped_bytes
-
-    def abort(self) -> None:
-        """Take and send no more; leaving the block cuts the connection."""
-        self._closed = True
-        self.unread_bytes += len(self._held)
-        self._held = b""
+            await self._running.wait()
 
     @contextmanager
     def _death_reported(self) -> Iterator[None]:
@@ -306,38 +293,16 @@ class Cell(ExecOperations, FileOperations):
         no absolute path), `CellError`.
         """
         (kind, name), who = parse_target(target), self._user(user)
-        operation = self._operation()
         started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}
-        self._recorder.record(operation.event(Kind.CONNECT_STARTED, started))
-        began = anyio.current_time()
-        stream: CellStream | None = None
-
-        def record_end(error: BaseException | None = None) -> None:
-            captures = () if stream is None else (stream.sent, stream.received)
-            bodies = [each.body() for each in captures if each.total_bytes]
-            if error is not None and (stream is None or isinstance(error, CellError)):
-                kind = Kind.CONNECT_FAILED
-                self._recorder.record(record.failed(operation, kind, error, bodies=bodies))
-                return
-            data: dict[str, JsonValue] = {f"{c.name}_bytes": c.total_bytes for c in captures}
-            data["unread_bytes"] = 0 if stream is None else stream.unread_bytes
-            data["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
-            self._recorder.record(operation.event(Kind.CONNECT_COMPLETED, data, bodies=bodies))
-
-        try:
+        seen = list[Capture]()
+        bodies = lambda: [each.body() for each in seen if each.total_bytes]  # noqa: E731
+        with self._recorded(_CONNECT, started, seen=bodies) as result:
             async with AsyncExitStack() as stack:
                 stream = await self._connected(stack, kind, name, who, timeout_s)
-                try:
-                    yield stream
-                except BaseException:
-                    stream.abort()
-                    raise
+                seen += stream.sent, stream.received
+                yield stream
                 await stream.aclose()
-        except BaseException as error:
-            record_end(error)
-            self._end_if_dead(error)
-            raise
-        record_end()
+            result |= {f"{each.name}_bytes": each.total_bytes for each in seen}
 
     async def _connected(
         self, stack: AsyncExitStack, kind: str, name: str, user: str, timeout_s: float
