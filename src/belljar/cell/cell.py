@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 from signal import SIGTERM
 from typing import Any, Final, Literal
 
@@ -22,6 +22,7 @@ from belljar.cell import record
 from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
 from belljar.channel import ExecRequest, Operation
+from belljar.dataclass import dataclass, field
 from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.isolation.hold import killed_error
@@ -154,8 +155,10 @@ class Snapshot:
     key: str
     cell: str
     size_bytes: int
-    saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
-    origin: Any = field(repr=False)  # a `cell.range.CellOrigin`, whose module knows this one
+    directory: Path = field(repr=False)
+    # A `SavedMachine` or None, and a `CellOrigin`, whose module knows this one
+    machine: Any = field(repr=False)
+    origin: Any = field(repr=False)
 
     @asynccontextmanager
     async def fork(self) -> AsyncIterator[Cell]:
@@ -176,6 +179,11 @@ class Cell(ExecOperations, FileOperations):
         image_command: the image's entrypoint and command, often nothing.
         image_health: the image's check, as `health` of a target cell; empty where it has none.
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
+        tier, emulated: how it is isolated; without hardware virtualisation of guest and VMM.
+        env: a command's default variables: the image's with the policy's on top.
+        timings_ms: of each phase of its making.
+        guard: what looks at all that leaves it.
+        failure: the error of its death; None until an operation has met it.
         destruction: what its end found, once it has ended.
     """
 
@@ -207,7 +215,7 @@ class Cell(ExecOperations, FileOperations):
     def mark_failed(self, error: BelljarError) -> None:
         """End all its operations, now and later, with `error`. From any thread."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
-        self._dead = self._dead or killed or error
+        self.failure = self.failure or killed or error
         self._live.kill()
         self._live.client.disconnect()
 
@@ -222,8 +230,8 @@ class Cell(ExecOperations, FileOperations):
             CellError: a command runs in it; or it died; or the image has no GNU find and tar.
             HostError: no space; it goes on.
         """
-        if self._dead is not None:
-            raise self._dead
+        if self.failure is not None:
+            raise self.failure
         if self.origin is None:
             raise PolicyError(
                 "a cell on a network, or a target cell, can't be saved: its range has state",
@@ -232,7 +240,7 @@ class Cell(ExecOperations, FileOperations):
             )
         from belljar.cell.snapshot import take_snapshot
 
-        return await take_snapshot(self, Snapshot, name)
+        return await take_snapshot(self, name)
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
@@ -268,7 +276,7 @@ class Cell(ExecOperations, FileOperations):
         try:
             for command in self._background:
                 await command.end()
-            if self.destruction is None and self._dead is None:
+            if self.destruction is None and self.failure is None:
                 self._record_death_limit()
         finally:
             with anyio.CancelScope(shield=True):

@@ -335,8 +335,8 @@ class ExecOperations(CellBase):
             max_stderr_bytes=MAX_OUTPUT_BYTES,
         )
         try:
-            if self._dead is not None:
-                raise self._dead
+            if self.failure is not None:
+                raise self.failure
             return read_health(await self._exec_unrecorded(request, None))
         except CellError as error:
             return HealthFinding(died=error.what)

@@ -218,7 +218,7 @@ class FileTooLargeError(OSError):
         super().__init__(
             self.CODE, f"the file has {size_bytes} bytes or more; {max_bytes} may be read", path
         )
-        self.size_bytes = size_bytes
+        self.max_bytes, self.size_bytes = max_bytes, size_bytes
 
 
 # A helper that failed in these stages has not looked at the file.
