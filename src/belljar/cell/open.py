@@ -230,8 +230,8 @@ def _sandbox(
         return open_container(parts.plan, parts.image, **options)
     from belljar.isolation.microvm.clone import open_vm
 
-    if snapshot is not None and snapshot.state == "machine":
-        options["saved"] = snapshot.saved
+    if snapshot is not None:
+        options["saved"] = snapshot.machine
     return open_vm(parts.plan, parts.image, parts.kernel, **options)
 
 

@@ -15,13 +15,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, Self, TypeAlias, TypeVar, cast
+from typing import Final, Self, TypeVar, cast
 
 import anyio
 
-from belljar.capture import Capture, Keep
+from belljar.capture import Keep
 from belljar.channel import frames
-from belljar.channel.frames import FrameType, OpKind, Outcome, Stream
+from belljar.channel.frames import FrameType, OpKind, Outcome
 from belljar.channel.messages import (
     Done,
     GuestEvent,
@@ -32,14 +32,16 @@ from belljar.channel.messages import (
     Watched,
     Welcome,
 )
-from belljar.channel.operations import Contents, Operation, OwnReads, feed, feed_file, judge
-from belljar.channel.outcomes import (
-    ExecOutput,
-    ExecRequest,
-    FileTooLargeError,
-    exec_body,
-    kept_output,
+from belljar.channel.operations import (
+    Contents,
+    OnOutput,
+    Operation,
+    OwnReads,
+    feed,
+    feed_file,
+    judge,
 )
+from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError, first_of
@@ -51,7 +53,6 @@ _MAX_OPS: Final = 64
 _GRACE_S: Final = 10.0
 # So little fits the guest's window, and needs no second task.
 _SMALL_INPUT_BYTES: Final = 64 << 10
-OnOutput: TypeAlias = Callable[[Stream, bytes], None]
 _Answer = TypeVar("_Answer", Ready, Welcome, Done, Renewed, Watched)
 
 
@@ -280,20 +281,12 @@ class GuestClient:
         If it raises or is cancelled, the guest has killed the command's whole tree. Raises
         `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
         """
-
-        def capture(limit: int) -> Capture:
-            most = limit if keep_bytes is None else min(limit, keep_bytes)
-            return Capture(max_kept_bytes=most, keep=keep, hashed=False)
-
-        stdout, stderr = capture(request.max_stdout_bytes), capture(request.max_stderr_bytes)
+        most = max(request.max_stdout_bytes, request.max_stderr_bytes)  # more does not come
         request = replace(request, stdin=request.stdin or input is not None)
         async with self.open_exec(request) as operation:
+            operation.kept = captures(most if keep_bytes is None else keep_bytes, keep)
             async with _feeding(operation, b"" if input is None else input):
-                while (chunk := await operation.next_chunk()) is not None:
-                    if on_output is not None:
-                        on_output(*chunk)
-                    (stdout if chunk[0] is Stream.STDOUT else stderr).feed(chunk[1])
-            return operation.output(kept_output(stdout, stderr))
+                return await operation.wait(on_output)
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:

@@ -166,6 +166,12 @@ def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
     return b"".join((HEADER.pack(len(payload), kind, 0, 0, op), payload))
 
 
+def check_size(rows: int, cols: int) -> None:
+    """Raise `ValueError` for a terminal's size that can't be."""
+    if not (1 <= rows <= 0xFFFF and 1 <= cols <= 0xFFFF):
+        raise ValueError(f"{rows} rows and {cols} columns; 1 to 65535 are allowed")
+
+
 def text_bytes(value: str | bytes, what: str) -> bytes:
     """Text as bytes. Raises `ValueError` for a NUL."""
     # Names that Python read from a file system may hold bytes that are no UTF-8 (PEP 383).

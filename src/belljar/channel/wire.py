@@ -441,8 +441,7 @@ class HostConnection:
 
     def send_resize(self, op: int, rows: int, columns: int) -> bytes:
         """A terminal's size, each 1 to 65,535; `b""` when dead."""
-        if not (1 <= rows <= 0xFFFF and 1 <= columns <= 0xFFFF):
-            raise ValueError(f"{rows} rows and {columns} columns; 1 to 65535 are allowed")
+        frames.check_size(rows, columns)
         size = struct.pack("<HH", rows, columns)
         return frames.frame(FrameType.RESIZE, op, size) if op in self._live else b""
 

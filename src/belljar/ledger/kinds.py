@@ -208,7 +208,7 @@ exec.failed             op:count reason:text stdin_times?:times stdout_times?:ti
 exec.timed_out          op:count stdin_times?:times stdout_times?:times stderr_times?:times
                         size_times?:sizes timeout_s:number-or-null
 connect.started         op:count target:tcp|unix name:text user:text
-connect.completed       op:count sent_bytes:count received_bytes:count unread_bytes:count
+connect.completed       op:count sent_bytes:count received_bytes:count unread_bytes?:count
 connect.failed          op:count reason:text
 model.request.started   request:count path:text bytes:count sha256:sha256
 model.request.completed request:count path:text bytes:count sha256:sha256 duration_ms:number
