@@ -26,7 +26,7 @@ from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
 from belljar.model.serve import load_model
 from belljar.policy.limits import Risk, Tier, demanded_tier
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 from belljar.waiting import print_status
 
@@ -357,7 +357,7 @@ def select_task(
 def _memory_mib(policy: Policy | PresetPolicy) -> int:
     """Return the memory of a sample's cells, targets included."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
-    targets = [each.resources for each in stand_ins if isinstance(each, CellStandIn)]
+    targets = [each.resources for each in stand_ins if isinstance(each, TargetStandIn)]
     return -(-sum(map(cell_bytes, [policy.resources, *targets])) >> 20)
 
 

@@ -31,7 +31,10 @@ _TIMEOUT_S: Final = 5.0
 # Linux's value, where /proc doesn't say it.
 _USUAL_OPEN_FILES: Final = 1 << 20
 # Import names of the extras `network` and `stand-ins`.
-NETWORK_MODULES: Final = ("h11", "wsproto", "asyncssh", "dulwich", "jinja2", "packaging")
+NETWORK_MODULES: Final = (
+    *("h11", "uvicorn", "wsproto"),
+    *("asyncssh", "dulwich", "jinja2", "packaging"),
+)
 # Only Ubuntu's kernels have it.
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 

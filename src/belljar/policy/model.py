@@ -57,7 +57,7 @@ from belljar.policy.sections import (
     ResourcesField,
     Rights,
 )
-from belljar.policy.stand_ins import CellStandIn, MetadataStandIn
+from belljar.policy.stand_ins import MetadataStandIn, TargetStandIn
 from belljar.units import listed, quoted
 
 # Each is minted, placed and watched before a sample begins.
@@ -420,7 +420,7 @@ class Policy(Strict):
                 raise AtError(f"risk `{risk}` reaches nothing real: use a stand-in", "upstreams")
             least = demanded_tier(risk, info.data.get("tier"))
             for name, item in network.stand_ins.items():
-                if isinstance(item, CellStandIn) and item.tier is not None and item.tier < least:
+                if isinstance(item, TargetStandIn) and item.tier is not None and item.tier < least:
                     why = f"tier `{item.tier}` is less than this range's, `{least}`; a tier can"
                     raise AtError(f"{why} only be raised", "stand_ins", name, "tier")
         return network
@@ -475,7 +475,7 @@ class Policy(Strict):
     def images(self) -> tuple[str, ...]:
         """The images of its cell and target cells, unique."""
         others = self.network.stand_ins.values() if self.network else ()
-        targets = (item.image for item in others if isinstance(item, CellStandIn))
+        targets = (item.image for item in others if isinstance(item, TargetStandIn))
         return tuple(dict.fromkeys((self.image, *targets)))
 
     @property

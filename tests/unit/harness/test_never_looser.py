@@ -30,7 +30,7 @@ from belljar.policy.load import resolve_policy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record
 from belljar.policy.sections import Rights
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.stand_ins import TargetStandIn
 
 STOPS = ("nothing", "stop_sample", "stop_run", "stop_all")
 SETUID = ("off", "auto", "on")
@@ -284,13 +284,13 @@ def reaches_more(network: Network, bound: Policy, made: Policy) -> bool:
             bool(network.upstreams)
             or network.sink
             or network.default != "deny"
-            or not all(isinstance(each, CellStandIn) for each in cells)
+            or not all(isinstance(each, TargetStandIn) for each in cells)
             or any(
                 has_more(each.resources, bound.resources)
                 or has_more_rights(each.rights, bound.rights)
                 or (each.tier is not None and each.tier < tier_of(made))
                 for each in cells
-                if isinstance(each, CellStandIn)
+                if isinstance(each, TargetStandIn)
             )
         )
     known = {each.host: each for each in theirs.upstreams}
