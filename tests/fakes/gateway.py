@@ -157,7 +157,7 @@ class Owner:
 
 @dataclass
 class Gateway:
-    """A running gateway. `ports`: http, tls, tcp, smtp, smtps, sink, dns_udp."""
+    """A running gateway. `ports`: http, tls, tcp, smtp, smtps, dns_udp."""
 
     owner: Owner
     process: subprocess.Popen[bytes]
@@ -245,7 +245,7 @@ def running(
     protocols = ("http", "tls", "smtp", "smtps", "tcp")
     tcp = {name: listener() for name in protocols}
     ports = {name: int(sock.getsockname()[1]) for name, sock in tcp.items()}
-    rest = {"dns_udp": listener(socket.SOCK_DGRAM), "sink": listener()}
+    rest = {"dns_udp": listener(socket.SOCK_DGRAM)}
     ports |= {name: int(sock.getsockname()[1]) for name, sock in rest.items()}
     web = tuple(PortPlan(number=ports[name], protocol=name) for name in ("http", "tls"))
     raw = tuple(PortPlan(number=ports[name], protocol=name) for name in ("smtp", "smtps", "tcp"))
@@ -257,7 +257,6 @@ def running(
     config = GatewayConfig(
         layout=layout(),
         stand_ins=tuple(stand_ins),
-        range_seed="00" * 16,
         scratch=directory,
         bounds=replace(bounds or Bounds(), **changes),
     )

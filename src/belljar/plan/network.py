@@ -130,7 +130,6 @@ class NetworkPlan:
 
     stand_ins: tuple[StandInPlan, ...] = ()
     default: Default = "deny"
-    sink: bool = False
     upstreams: tuple[UpstreamPlan, ...] = ()
     bounds: NetworkBounds = field(default_factory=NetworkBounds)
     controllers: tuple[str, ...] = ()
@@ -204,7 +203,6 @@ def plan_network(
             *(_service(decoy) for decoy in decoys if decoy.is_service),
         ),
         default=network.default,
-        sink=network.sink,
         upstreams=tuple(
             UpstreamPlan(
                 host=item.host,

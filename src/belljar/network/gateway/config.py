@@ -50,10 +50,9 @@ class Bounds:
     questions: int = 64
     # Kept of each body in a record: the rest is counted, and in the digest.
     kept_body_bytes: int = 64 << 10
-    kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
+    kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream.
     # Likewise between two cells, where no stand-in records what was meant.
     kept_between_bytes: int = 256 << 10
-    sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
     # Queries that wait for the record: a further datagram waits in the kernel.
     dns_pending: int = 1_000
@@ -79,13 +78,11 @@ class GatewayConfig:
     """A gateway's part of a range.
 
     `stand_ins`: with `directory` as in the gateway's root; of cells, the networks alone.
-    `range_seed`: at least 32 hex digits, never for keys. `authorities`: PEM.
-    `scratch`: in memory, for a leaf's key while OpenSSL reads it.
+    `authorities`: PEM. `scratch`: in memory, for a leaf's key while OpenSSL reads it.
     """
 
     layout: RangeLayout
     stand_ins: tuple[StandInPlan, ...]
-    range_seed: str
     scratch: Path = Path("/t")
     bounds: Bounds = field(default_factory=Bounds)
     authorities: str = ""
@@ -106,6 +103,6 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
     )
 
 
-# Bound to 0.0.0.0 in the range's namespace, by port or name: `dns_udp`, `sink`, and `cells`, which
-# takes connections to cells; `dialled` brings their other halves from the supervisor.
+# Bound to 0.0.0.0 in the range's namespace, by port or name: `dns_udp`, and `cells`, which takes
+# connections to cells; `dialled` brings their other halves from the supervisor.
 Listeners: TypeAlias = Mapping[str, socket.socket]

@@ -29,7 +29,7 @@ from belljar.units import printable
 INNER_DEVICE: Final = "eth0"
 _LOCAL_TABLE: Final = 100
 # Before the kernel's own rule for the main table (32766), behind that for the local one (0).
-_OWN_PRIORITY, _LOCAL_PRIORITIES = 99, (100, 98, 97)
+_OWN_PRIORITY, _LOCAL_RULES = 99, ((100, LOCAL_MARK), (98, ENTER_MARK), (97, REFUSE_MARK))
 _SIOCETHTOOL: Final = 0x8946  # linux/sockios.h
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
 _ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
@@ -101,15 +101,13 @@ def prepare_namespace(layout: RangeLayout) -> socket.socket:
     kernel = netlink.open_socket()
     loopback = socket.if_nametoindex("lo")
     netlink.exchange(kernel, netlink.set_link(loopback, up=True))
-    local = (netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
-    netlink.exchange(kernel, *local)
-    if layout.sink_port is not None or layout.proxy_port is not None:
-        taken = layout.prefix if layout.sink_port is None else "0.0.0.0/0"
-        route = netlink.local_route(loopback, taken, table=_LOCAL_TABLE)
+    for prefix in layout.local_prefixes:
+        netlink.exchange(kernel, netlink.route(loopback, prefix, local_table=netlink.TABLE_LOCAL))
+    if layout.proxy_port is not None:
+        route = netlink.route(loopback, layout.prefix, local_table=_LOCAL_TABLE)
         # Answers bear the mark too, and are to leave; first segments are sent again by loopback.
         netlink.exchange(kernel, route, netlink.rule(_OWN_PRIORITY))
-        of_cells = () if layout.proxy_port is None else (ENTER_MARK, REFUSE_MARK)
-        for priority, mark in zip(_LOCAL_PRIORITIES, (LOCAL_MARK, *of_cells), strict=False):
+        for priority, mark in _LOCAL_RULES:
             netlink.exchange(kernel, netlink.rule(priority, _LOCAL_TABLE, mark=mark))
     return kernel
 
@@ -154,13 +152,11 @@ def make_port(
             netlink.address(index, port.address),
             netlink.neighbour(index, resolver, port.gateway_mac),
             netlink.set_link(index, up=True),
-            netlink.route_on_link(index, resolver),
-            netlink.default_route(index, resolver),
+            netlink.route(index, resolver),
+            netlink.route(index, "0.0.0.0/0", gateway=resolver),
         )
         netlink.exchange(
-            kernel,
-            netlink.set_link(outer_index, up=True),
-            netlink.route_on_link(outer_index, port.address),
+            kernel, netlink.set_link(outer_index, up=True), netlink.route(outer_index, port.address)
         )
     except BaseException:
         with contextlib.suppress(OSError):
@@ -257,7 +253,7 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
-    own = {netlink.as_listed(netlink.route_on_link(*port)) for port in ports.items()}
+    own = {netlink.as_listed(netlink.route(*port)) for port in ports.items()}
     changed = [
         f"a route that was not there: {new}"
         for new in sorted(found.routes - baseline.routes - own, key=str)
