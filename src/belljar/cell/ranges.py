@@ -89,8 +89,9 @@ class RangeRouter:
         self._network, self._name = network, name
         self.mac = network.layout.cell(name).mac
         has_metadata = any(name.address == METADATA_ADDRESS for name in network.layout.names)
-        simulates = plan.default == "simulate"
-        self.known = known_answers(simulates=simulates, metadata=has_metadata)
+        self.known = known_answers(
+            sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata
+        )
 
     @property
     def namespace(self) -> int | None:

@@ -382,6 +382,8 @@ def _reached(network: NetworkPlan) -> Iterator[str]:
         yield f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated (`default: simulate`)"
     else:
         yield "no other name: it doesn't exist (NXDOMAIN)"
+    if network.sink:
+        yield "ANY other TCP port of any address: a sink that records and closes (`sink: true`)"
     yield f"the range's gateway, which answers all this: a confined process, {gateway}"
     yield from _real(network)
 

@@ -132,7 +132,7 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
 
 def is_closed(network: Network) -> bool:
     """Return True if it reaches only its own range's cells."""
-    is_plain = not network.upstreams and network.default == "deny"
+    is_plain = not network.upstreams and not network.sink and network.default == "deny"
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
 

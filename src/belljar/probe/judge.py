@@ -174,6 +174,10 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
     return []
 
 
+# Probes that a sink answers: reaching it is no way out.
+_TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
+
+
 class Router(Protocol):
     """The other end of a cell's port; a range's network is one.
 
@@ -221,9 +225,12 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     return tuple(by_router(probe) if probe.beyond else probe for probe in probes)
 
 
-def known_answers(*, simulates: bool, metadata: bool) -> Mapping[str, str]:
+def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
     """The probes that the policy itself has answered, and why."""
     known: dict[str, str] = {}
+    if sinks:
+        sink = "the range's sink takes what no other host has"
+        known |= {f"network.{name}": sink for name in _TCP}
     if simulates:
         known["network.dns_configured"] = "the range simulates unknown names"
     if metadata:

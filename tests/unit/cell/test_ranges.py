@@ -25,7 +25,7 @@ belljar: 1
 risk: low
 env: {NODE_EXTRA_CA_CERTS: /mine.pem}
 network:
-  default: simulate
+  sink: true
   stand_ins:
     page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
 """
@@ -64,7 +64,7 @@ def test_what_a_look_at_the_router_means(
     sight = router.look()
     assert sight.touched is touched
     assert word in sight.what
-    assert "network.dns_configured" in router.known
+    assert "network.tcp4" in router.known
     assert "network.metadata" not in router.known
     assert (router.mac, router.namespace) == (layout.cell(OWN_CELL).mac, 17)
 

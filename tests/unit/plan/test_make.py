@@ -73,6 +73,7 @@ name: real
 risk: low
 network:
   default: simulate
+  sink: true
   stand_ins: {mail: {kind: smtp, names: [mail.example]}}
   upstreams:
     - {host: real.example, ports: [443], methods: [GET], budget: 10MiB,

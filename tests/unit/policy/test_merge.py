@@ -55,7 +55,7 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     (f"network: {{stand_ins: {{{CELL}, {SHOP}}}}}\n", "", ("network",)),
     ("network: {record: {packets: 1MiB}}\n", "network: {record: {packets: 1GiB}}\n", ("network.record.packets",)),
     (f"network: {{stand_ins: {{{CELL}}}, record: {{packets: 1MiB}}}}\n", "network: {}\n", ("network.record.packets",)),
-    ("network: {default: simulate}\n", "network: {}\n", ("network",)),
+    ("network: {sink: true}\n", "network: {}\n", ("network",)),
     (upstreams(ONE), "network: {}\n", ("network.upstreams (a.example)",)),
     (upstreams(LESS), upstreams(ONE), ()),
     (upstreams(ONE), upstreams(LESS), ("network.upstreams (a.example)",)),
@@ -126,9 +126,7 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
     assert bounded(policy("", ours), floor).base == ours
     (ours / "f").touch()
     with pytest.raises(PolicyError, match="files"):
-        bounded(
-            policy("network: {default: simulate}\nfiles: [{source: f, target: f}]\n", ours), floor
-        )
+        bounded(policy("network: {sink: true}\nfiles: [{source: f, target: f}]\n", ours), floor)
 
 
 def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:

@@ -18,7 +18,7 @@ class ARouter(NoRouter):
 
 def in_range(name: str, **known: bool) -> Probe:
     """A probe as it is meant there."""
-    answers = known_answers(**{"simulates": False, "metadata": False, **known})
+    answers = known_answers(**{"sinks": False, "simulates": False, "metadata": False, **known})
     (probe,) = routed([BY_NAME[name]], ARouter(interface="eth0", known=answers), tier="container")
     return probe
 
@@ -48,7 +48,12 @@ D, R = AttemptOutcome.DENIED, AttemptOutcome.REACHED
 
 @pytest.mark.promise("2.5")
 @pytest.mark.parametrize(
-    ("name", "by"), [("network.dns_configured", "simulates"), ("network.metadata", "metadata")]
+    ("name", "by"),
+    [
+        ("network.tcp4", "sinks"),
+        ("network.dns_configured", "simulates"),
+        ("network.metadata", "metadata"),
+    ],
 )
 def test_silence_and_answers_count_only_with_the_routers_word(name: str, by: str) -> None:
     """Rules as planned: silence is contained, and an answer that the policy wants."""
