@@ -5,9 +5,8 @@ A guest chose what events quote, and may have compromised the gateway: it is esc
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 from belljar.events import Kind
 from belljar.ledger.schema import Line
@@ -17,25 +16,6 @@ from belljar.units import printable
 MAX_WORD_CHARS: Final = 120
 # Answers of the resolver by which a name doesn't exist for the cell.
 NO_NAME: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
-T = TypeVar("T")
-
-
-class Kept(Generic[T]):
-    """The first and last of many things; `count` is of all."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.count = 0
-        self.first: list[T] = []
-        self.last: deque[T] = deque(maxlen=last)
-        self._max_first = first
-
-    def add(self, item: T) -> None:
-        """Keep it among the first, or the last."""
-        self.count += 1
-        (self.first if len(self.first) < self._max_first else self.last).append(item)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter((*self.first, *self.last))
 
 
 class ProbeTracker:

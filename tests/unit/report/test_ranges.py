@@ -131,7 +131,7 @@ def test_a_gateway_makes_no_report_grow() -> None:
         to = {"class": f"k{number}", "to": f"h{number % 1000}"}
         left.take(line(Kind.GUARD_HIT, **guarded, **to))
     (edges,) = timelines.edges.values()
-    assert (len(edges), sum(edges.values())) == (2 * MAX_EDGES + 1, count)
+    assert (len(edges), sum(edges.values())) == (MAX_EDGES + 1, count)
     assert len(timelines._pending) == MAX_PENDING
     found = left.end().destinations
     classes = [actions["flag"] for each in found for actions in each.protected.values()]
