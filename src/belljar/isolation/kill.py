@@ -244,59 +244,44 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     left = {entry.cell_id: entry for entry in entries if entry.boot_id == boot_id()}
     halted = {entry.cell_id: 0.0 for entry in entries if entry.cell_id not in left}
     # It only grows: a dying process has no command line any more, and still runs.
-    started = dict[str, set[ProcessId]]()
-    while left and time.monotonic() < give_up:
-        is_early = time.monotonic() < first_look
-        may_live = is_early
+    started: dict[str, set[ProcessId]] = {name: set() for name in left}
+    # A look at everything would only delay the dying.
+    while time.monotonic() < first_look:
         with contextlib.suppress(OSError):
-            may_live = is_early and any(map(is_alive, itertools.chain(*map(_known, left.values()))))
-        if may_live:
-            time.sleep(_PAUSE_S)  # A look at everything would only delay the dying.
-            continue
+            if not any(map(is_alive, itertools.chain(*map(_known, left.values())))):
+                break
+        time.sleep(_PAUSE_S)
+    while left and time.monotonic() < give_up:
         try:
             for name, processes in started_for(set(left)).items():
-                started.setdefault(name, set()).update(processes)
+                started[name].update(processes)
             is_blind = False
         except OSError:
             # Without a look at /proc nothing proves an end: all count as running.
             is_blind = True
         for name, entry in tuple(left.items()):
-            alive: Iterable[ProcessId] = _named(entry, started.get(name, ()))
-            try:
-                if not is_blind:
-                    entry = left[name] = journal.read(name) or entry
-                    alive = _running(entry, started.get(name, ()))
-            except OSError:
-                pass  # It counts as running; what is known of it is struck again.
-            else:
-                if not (is_blind or alive):
+            found = {*_known(entry), *started[name]}
+            # A supervisor ends with its child.
+            spared = {entry.supervisor} if entry.child else set()
+            # What can't be looked at counts as running; what is known of it is struck again.
+            with contextlib.suppress(OSError):
+                entry = left[name] = journal.read(name) or entry
+                found |= {*_known(entry)}
+                for group in entry.cgroups:
+                    pids = cgroup.processes_in(group, threads=False)
+                    found |= set(filter(None, map(identify, pids)))
+                spared = {entry.supervisor} if entry.child else set()
+                if not is_blind and not any(map(is_alive, found - spared)):
                     halted[name] = round((time.monotonic() - began) * 1000, 1)
                     del left[name]
                     continue
-            is_range = entry.kind == "range"
-            for process in alive:
-                # The range supervisor was asked to take its ports down, and has until `first_look`
-                # for it.
-                if not (is_range and is_early and process == entry.child):
-                    _send(process, signal.SIGKILL)
-            for group in () if is_range else entry.cgroups:
+            for process in found - spared:
+                _send(process, signal.SIGKILL)
+            for group in () if entry.kind == "range" else entry.cgroups:
                 cgroup.halt(group)
         if left:
             time.sleep(_PAUSE_S)
     return halted
-
-
-def _running(entry: JournalEntry, started: Iterable[ProcessId]) -> list[ProcessId]:
-    found = {*started}
-    for group in entry.cgroups:
-        found |= set(filter(None, map(identify, cgroup.processes_in(group, threads=False))))
-    return [process for process in _named(entry, found) if is_alive(process)]
-
-
-def _named(entry: JournalEntry, others: Iterable[ProcessId]) -> set[ProcessId]:
-    """All of its processes, except a supervisor, which ends with its child."""
-    found = {*_known(entry), *others}
-    return found if entry.child is None or entry.supervisor is None else found - {entry.supervisor}
 
 
 def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
