@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from belljar.isolation.reap import CellListing
     from belljar.live.feed import Feed
 
-_ENDED_BY: Final = {
-    "owner": "by its owner",
-    "kill": "by this command: its owner did not react",
-    "reap": "by this command: its owner is dead",
-}
 _PRUNED: Final = {
     "unneeded": "would remove",
     "removed": "removed",
@@ -190,9 +185,7 @@ def _print_killed(report: KillReport, *, held: bool) -> None:
         click.echo(f"{'CELL':16} {'KIND':9} {'HALTED':>9}  DESTROYED")
     for cell in report.cells:
         after = "NO" if cell.halted_ms is None else f"{cell.halted_ms:.0f} ms"
-        destroyed = _ENDED_BY.get(cell.ended_by, "NOT PROVEN")
-        if cell.remaining:
-            destroyed = f"NOT PROVEN: {', '.join(cell.remaining)}"
+        destroyed = f"NOT PROVEN: {', '.join(cell.remaining)}" if cell.remaining else "proven"
         click.echo(f"{cell.cell_id:16} {cell.kind:9} {after:>9}  {destroyed}")
     for problem in report.problems:
         click.echo(f"not proven: {printable(problem, max_chars=300)}")

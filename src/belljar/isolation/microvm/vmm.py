@@ -23,7 +23,7 @@ from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
-from belljar.isolation.survivors import Destruction, NotChecked, together
+from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
@@ -156,8 +156,8 @@ class Vmm(Sandbox):
         wire = self.wire
         if wire is None:
             return destruction
-        missed = (NotChecked("the wire", "its destruction failed"),)
-        return together(destruction, wire.destruction or Destruction(unproven=missed))
+        missed = Destruction(unproven=("the wire: its destruction failed",))
+        return together(destruction, wire.destruction or missed)
 
     def _release(self) -> None:
         self._theirs.close()
