@@ -25,7 +25,7 @@ def anyio_backend() -> str:
 
 def unused(home: Path, kind: str) -> int:
     """How many parts of this kind no cell uses."""
-    return [part.kind for part in unneeded(home, 0.0)].count(kind)
+    return sum(part.kind == kind for part in unneeded(home, 0.0))
 
 
 @pytest.mark.promise("6.5")
