@@ -186,7 +186,7 @@ CONFIG_PATH: Final = "/bundle/config.json"
 DIRECTORY_POINTS: Final = tuple(
     f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
 )
-_HINT: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
+_HINT: Final = "install it again; `belljar doctor` tries it"
 PACKAGE_HINT: Final = "install the package again; its build compiles it"
 # A script would need its interpreter, and all that it calls, in the root.
 _ELF: Final = b"\x7fELF"
