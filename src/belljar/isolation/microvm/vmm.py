@@ -57,7 +57,7 @@ class Vmm(Sandbox):
             undo.callback(self._release)
             self._fds = self._open_ends()
             undo.pop_all()
-        super().__init__(spec, identity=hold_identity(home), home=home, recorder=recorder)
+        super().__init__(spec, identity=hold_identity(), home=home, recorder=recorder)
         self.qmp = Qmp(self._ours["qmp"], where=f"VMM of cell {spec.cell_id}")
         self.agent, self.state = self._ours["agent"], self._ours.get("state")
         self.net, self.state_fd = self._ours.get("net"), self._fds.state

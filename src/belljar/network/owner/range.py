@@ -176,7 +176,7 @@ class NetworkRange:
 
     def _make(self) -> None:
         # Root's range has two uids of its own, held by the supervisor's copies of their locks
-        held = [self._held.enter_context(hold_identity(self._home)) for _ in range(2)]
+        held = [self._held.enter_context(hold_identity()) for _ in range(2)]
         supervisor_uid, gateway_uid = (each.own_uid for each in held)
         locks = [each.lock_fd for each in held if each.lock_fd is not None]
         groups = cgroup.plan_groups(self.id, self._spec.network.controllers)
