@@ -80,33 +80,28 @@ class RangePort:
         await self._network.attach(self._name, pid, offloads=not self._is_machine)
 
 
-class RangeRouter:
+def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
     """The other end of a cell's port, for probes."""
 
-    interface = PORT_NAME
-
-    def __init__(self, network: Network, plan: NetworkPlan, name: str) -> None:
-        self._network, self._name = network, name
-        self.mac = network.layout.cell(name).mac
-        has_metadata = any(name.address == METADATA_ADDRESS for name in network.layout.names)
-        self.known = known_answers(
-            sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata
-        )
-
-    @property
-    def namespace(self) -> int | None:
-        """Where the port's inner end was put."""
-        return self._network.namespace_of(self._name)
-
-    def look(self) -> Sight:
-        """Ask the range's supervisor whether rules and links match the plan."""
+    def look() -> Sight:
         try:
-            self._network.check_now()
+            network.check_now()
         except BelljarError as error:
             is_breach = isinstance(error, ContainmentBreach)
             what = "the range's network is not as planned" if is_breach else "it can't be looked at"
             return Sight(touched=True if is_breach else None, what=f"{what}: {error.what}")
         return Sight(touched=False, what="the range's rules are the plan's")
+
+    has_metadata = any(each.address == METADATA_ADDRESS for each in network.layout.names)
+    return Router(
+        interface=PORT_NAME,
+        mac=network.layout.cell(name).mac,
+        known=known_answers(
+            sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata
+        ),
+        namespace=partial(network.namespace_of, name),
+        look=look,
+    )
 
 
 async def open_with_network(
@@ -161,7 +156,7 @@ async def open_with_network(
             make(policy, parts, recorder=recorder, port=port, place=place, part_of=part_of)
         )
         if attached is not None:
-            routers[cell.id] = RangeRouter(attached, plan, name)
+            routers[cell.id] = range_router(attached, plan, name)
             await attached.check()  # before anything of its own runs
             if plan.has_tls:
                 await trust(cell, attached.certificate)

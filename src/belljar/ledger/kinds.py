@@ -231,7 +231,7 @@ cell.metrics            op:count cpu_s:number-or-null memory_bytes:count-or-null
 limit.hit               limit:text
 probe.started           which:text phase:text user:text
 probe.completed         which:text phase:text user:text duration_ms:number
-                        verdict:breached|contained|void probes:count digest:sha256 problem:text
+                        verdict:breached|contained|void probes:count problem:text
 protocol.violation      reason:text
 sample.started          sample:text differences?:differences
 sample.running          sample:text

@@ -61,7 +61,7 @@ class Wire(Sandbox):
             address_space_bytes=_ADDRESS_SPACE_BYTES,
         )
         spec = SandboxSpec(cell_id=new_cell_id(), kind="wire", limits=limits, part_of=vmm.cell_id)
-        super().__init__(spec, identity=hold_identity(home), home=home)
+        super().__init__(spec, identity=hold_identity(), home=home)
 
     async def start(self) -> None:
         """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
