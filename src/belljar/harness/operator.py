@@ -132,14 +132,9 @@ class SamplePolicy:
     differences: tuple[Difference, ...]
 
 
-def load(
-    config: BaseModel | str | None,
-    *,
-    metadata: Mapping[str, object] | None = None,
-    **options: Unpack[OperatorOptions],
-) -> LoadedPolicy:
+def load(config: BaseModel | str | None, **options: Unpack[OperatorOptions]) -> LoadedPolicy:
     """A configuration's policy. Raises `PolicyError`."""
-    return within(settled(as_config(config), metadata), read_operator(**options)).policy
+    return within(settled(as_config(config), None), read_operator(**options)).policy
 
 
 def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:

@@ -302,13 +302,8 @@ def select_task(
         if each.error is not None and not isinstance(each.error, HostError):
             raise each.error  # what a node lacks, each node says itself
     selection = read_selection(options)
-    specs = options.params["tasks"]
-    if len(tasks) != 1 or len(specs) != 1:
-        what = f"a fleet runs one task, and {len(tasks)} are named"
-        hint = "name one, as in file.py@task, and run the others after it"
-        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
-    spec, task = specs[0], tasks[0]
-    _check_shared(options, selection, task)
+    _check_shared(options, selection, tasks)
+    spec, task = options.params["tasks"][0], tasks[0]
     samples = _samples(task, selection)
     path, at, name = spec.partition("@")
     root = Path(path).absolute().parent if Path(path).is_file() else None
@@ -316,17 +311,7 @@ def select_task(
     kinds = {each.policy: each.sample for each in previews if each.policy is not None}
     if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
-    own = [
-        *(["--policy", request.policy] if request.policy else []),
-        *(["--allow-upstreams"] if request.allow_upstreams else []),
-        *(["--tier", request.tier] if request.tier else []),
-    ]
-    rest, words = list[str](), iter(request.inspect_args)
-    for word in words:  # without the task, and what chooses samples
-        if word in _CHOSEN:
-            next(words, None)
-        elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
-            rest.append(word)
+    own, rest = _words(request, spec)
     _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
     params = options.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
@@ -344,14 +329,31 @@ def select_task(
         memory_mib=max(_memory_mib(each.policy) for each in kinds),
         images=frozenset(name for each in kinds for name in each.policy.images),
         needs_hardware=any(each.policy.risk is Risk.CRITICAL for each in kinds),
-        policies=tuple(
-            hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()
-            for each in kinds
-        ),
+        policies=tuple(_digest(each.policy) for each in kinds),
         time_limit_s=None if limit is None else float(limit),
         retries=int(params.get("retry_on_error") or 0),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
+
+
+def _words(request: RunRequest, spec: str) -> tuple[list[str], list[str]]:
+    """Belljar's options, and Inspect's without the task and what chooses samples."""
+    own = [
+        *(["--policy", request.policy] if request.policy else []),
+        *(["--allow-upstreams"] if request.allow_upstreams else []),
+        *(["--tier", request.tier] if request.tier else []),
+    ]
+    rest, words = list[str](), iter(request.inspect_args)
+    for word in words:
+        if word in _CHOSEN:
+            next(words, None)
+        elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
+            rest.append(word)
+    return own, rest
+
+
+def _digest(policy: Policy | PresetPolicy) -> str:
+    return hashlib.sha256(json.dumps(policy.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def _memory_mib(policy: Policy | PresetPolicy) -> int:
@@ -376,15 +378,19 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _check_shared(options: click.Context, selection: Selection, task: Task) -> None:
-    """Refuse what would differ between units."""
+def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[Task]) -> None:
+    """Refuse several tasks, and what would differ between units."""
+    if len(tasks) != 1 or len(options.params["tasks"]) != 1:
+        what = f"a fleet runs one task, and {len(tasks)} are named"
+        hint = "name one, as in file.py@task, and run the others after it"
+        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
     model = model_of(options)
     if isinstance(model, str) and ("," in model or model.startswith(_IN_A_CELL)):
         what = "a fleet asks one model of a provider"
         hint = "run several models one after the other; a model in a cell runs on one machine"
         raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
     given = options.params.get("fail_on_error")
-    bound = task.fail_on_error if given is None else given
+    bound = tasks[0].fail_on_error if given is None else given
     # True means the first error, and is a number in Python, too.
     if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
         what = "errors can't be counted over all units"

@@ -196,12 +196,12 @@ def outlooks(
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
     """Each group with images and plan; reads host facts when needed."""
-    from belljar.harness.source import command_of, differences_of_images, missing_images
+    from belljar.harness.source import RealCells, command_of
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan
 
-    facts = cache(facts)
-    whole = with_images(previews, lambda policy: differences_of_images(policy, home))
+    facts, cells = cache(facts), RealCells(home)
+    whole = with_images(previews, cells.image_differences)
     found: list[Outlook] = []
     for same in grouped(whole):
         missing: list[MissingImage] = []
@@ -209,7 +209,7 @@ def outlooks(
         error, loaded = first.error, first.policy
         if error is None and loaded is not None:
             builds = {each.image: each for each in first.asked.builds}
-            for each in missing_images([loaded], home):
+            for each in cells.missing_images([loaded]):
                 if each.image in builds:
                     missing.append(replace(each, command=command_of(builds[each.image])))
                 elif PLACEHOLDER not in each.image:  # else only a sample's metadata names it

@@ -24,7 +24,7 @@ from belljar.harness.preview import (
     outlooks,
     preview,
 )
-from belljar.harness.source import build_missing, differences_of_images
+from belljar.harness.source import RealCells, build_missing
 from belljar.host import settings
 from belljar.host.settings import Settings
 from belljar.image.buildah import BuildRequest, read_recipe
@@ -89,7 +89,7 @@ def test_what_becomes_of_set_user_id_programs(
     rights = f"rights: {{setuid_programs: '{asks}'}}\n"
     text = f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\n{rights}"
     (tmp_path / "policy.yaml").write_text(text)
-    found = differences_of_images(load_policy(str(tmp_path / "policy.yaml")), tmp_path)
+    found = RealCells(tmp_path).image_differences(load_policy(str(tmp_path / "policy.yaml")))
     assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds
 
 

@@ -49,8 +49,8 @@ def add(home: Path, name: str, content: bytes) -> None:
 @pytest.mark.promise("1.8")
 def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     """A name that is given to another image meanwhile is an error for the samples that follow."""
-    home, cells = tmp_path / "home", RealCells()
-    cells.home = home
+    home = tmp_path / "home"
+    cells = RealCells(home)
     add(home, "team/tool", b"one")
     (tmp_path / "p.yaml").write_text("belljar: 1\nrisk: low\nimage: team/tool\n")
     policy = load_policy(tmp_path / "p.yaml")
@@ -59,9 +59,7 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     add(home, "team/tool", b"two")
     with pytest.raises(HostError, match="team/tool"):
         cells.check_unchanged(policy)
-    another = RealCells()
-    another.home = home
-    another.check_unchanged(policy)
+    RealCells(home).check_unchanged(policy)
 
 
 @pytest.mark.promise("6.4", "7.5")
