@@ -24,7 +24,6 @@ from belljar.errors import HostError, PolicyError
 from belljar.harness.operator import OperatorOptions, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
-from belljar.model.serve import load_model
 from belljar.policy.limits import Risk, Tier, demanded_tier
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from inspect_ai import Task
 
     from belljar.harness.config import Preview
-    from belljar.policy.loaded import LoadedPolicy, PresetPolicy
+    from belljar.policy.loaded import PresetPolicy
     from belljar.policy.model import Policy
 
 
@@ -87,22 +86,6 @@ class RunRequest:
 def model_of(context: click.Context) -> object:
     """The model that Inspect's options name, if any."""
     return context.params.get("model") or context.params.get("model_spec")
-
-
-def models_of(context: click.Context) -> list[str]:
-    """The names of all models in the options, also for roles."""
-    from inspect_ai._util.config import parse_cli_args
-
-    waiting, names = [model_of(context)], list[str]()
-    with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
-        waiting.append(parse_cli_args(context.params.get("model_role"), force_str=False))
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict | list):  # its settings are no model's name
-            waiting += each.values() if isinstance(each, dict) else each
-        else:
-            names += str(each or "").split(",")
-    return names
 
 
 def read_options(arguments: Sequence[str]) -> click.Context:
@@ -239,20 +222,12 @@ def read_selection(options: click.Context) -> Selection:
     )
 
 
-def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
-    """The cell models' policies. Raises `PolicyError`, `HostError`: one is wrong."""
-    files = [name.removeprefix(_IN_A_CELL) for name in names if name.startswith(_IN_A_CELL)]
-    return [load_model(Path(file), home=home) for file in files]
-
-
 # --- a fleet runs the samples in parts
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
 # An id without a sign that `--sample-id` reads.
 _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
-# Options of Inspect that several processes can't share, or that are read from a file there.
-_NOT_SHARED: Final = ("acp_server", "generate_config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +287,6 @@ def select_task(
     if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
     own, rest = _words(request, spec)
-    _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
     params = options.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
     sent = f"{Path(path).name}{at}{name}" if root else spec
@@ -400,24 +374,3 @@ def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[
         what = "samples in a random order can't be shared among nodes"
         hint = "give it a seed: --sample-shuffle 42"
         raise PolicyError(what, where="--sample-shuffle", hint=hint)
-    for name in _NOT_SHARED:
-        if options.params.get(name):
-            option = f"--{name.replace('_', '-')}"
-            hint = "give its options on the command line"
-            raise PolicyError("it can't be used with --fleet", where=option, hint=hint)
-
-
-def _check_files(words: Iterable[str], root: Path | None) -> None:
-    """Refuse words that name files of this machine missing on nodes."""
-    here = Path.cwd()
-    for word in words:
-        named = word.rpartition("=")[2]
-        # An option's value, if it has one without `=`, is the next word.
-        if not named or (word.startswith("-") and "=" not in word):
-            continue
-        is_here = os.path.exists(named)  # noqa: PTH110 - a value may be longer than any name
-        # A relative path is right on a node only if it starts at the task's directory.
-        if is_here and (Path(named).is_absolute() or here != root):
-            what = f"`{printable(named)}` is a file of this machine, which no node has"
-            hint = "put it beside the task, and run belljar in that directory"
-            raise PolicyError(what, where=printable(word), hint=hint)

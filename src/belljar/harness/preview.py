@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
-from belljar.dataclass import dataclass, json_of, replace
+from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, samples_named, sentences
-from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.harness.config import (
     BelljarConfig,
     Preview,
@@ -55,7 +55,8 @@ def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Previe
         made = each.error or known.get(key)
         try:
             if made is None:
-                made = known[key] = within(settled(each.asked, each.metadata), operator)
+                config = settled(each.asked, each.metadata, where=each.where)
+                made = known[key] = within(config, operator)
             if isinstance(made, SamplePolicy):
                 for_sample(made.policy, each.metadata)
         except BelljarError as error:
@@ -241,8 +242,7 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
     """For `--json`; documented in docs/check.md."""
     groups: list[dict[str, Any]] = []
     for each in found:
-        first, is_lacking = each.first, isinstance(each.error, HostError)
-        absent = {missing.image for missing in each.missing}
+        first, absent = each.first, {missing.image for missing in each.missing}
         images = first.policy.policy.images if first.policy is not None else ()
         groups.append(
             {
@@ -250,10 +250,8 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
                 "samples": list(each.samples),
                 "outcome": each.outcome,
                 "differences": [fact.data() for fact in first.differences],
-                "error": None if is_lacking else _error_json(each.error),
+                "error": _error_json(each.error),
                 "images": [{"image": name, "present": name not in absent} for name in images],
-                "plan": None if each.plan is None else _plan_json(each.plan),
-                "lacking": _error_json(each.error) if is_lacking else None,
             }
         )
     return {
@@ -273,15 +271,3 @@ def _error_json(error: BelljarError | None) -> dict[str, str] | None:
         return None
     texts = {"what": error.what, "where": error.where, "hint": error.hint}
     return {name: printable(text, max_chars=2000) for name, text in texts.items()}
-
-
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    network = plan.policy.network
-    limits = ("cpus", "memory_bytes", "disk_bytes", "processes", "lifetime_s")
-    own = ("risk", "tier", "emulated", "user", "workdir", "warnings")
-    return {
-        **{name: json_of(getattr(plan, name)) for name in own},
-        **{name: getattr(plan.limits, name) for name in limits},
-        "services": list(network.stand_ins) if network is not None else [],
-        "upstreams": [each.host for each in network.upstreams] if network is not None else [],
-    }

@@ -83,12 +83,7 @@ class ModelCells:
                 # At least the tier of the samples so far: `need` refuses a lower one.
                 raised = with_tier(policy, max(own, self.tier or own))
                 owner = AsyncExitStack()
-
-                def report_end(error: CellError) -> None:
-                    what = printable(f"{error.where}: {error.what}")
-                    print_status(f"belljar: the model answers no more: {what}")
-
-                opening = open_model(raised, run=run, home=home, on_end=report_end)
+                opening = open_model(raised, run=run, home=home)
                 try:
                     found = await owner.enter_async_context(opening)
                     print_status(f"belljar: the model answers, in {found.cell!r}")

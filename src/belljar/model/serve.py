@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ import h11
 from anyio.abc import ByteStream, Listener
 
 from belljar.capture import Capture, body_of
-from belljar.cell.base import spawn_task
 from belljar.cell.health import HealthWatch
 from belljar.cell.open import open_cell
 from belljar.errors import (
@@ -263,12 +262,10 @@ async def open_model(
     run: RunDirectory,
     home: Path | None = None,
     actor: Actor = Actor.HARNESS,
-    on_end: Callable[[CellError], object] = lambda _error: None,
 ) -> AsyncIterator[ModelCell]:
     """A model cell whose server answers; destroyed with proof when the block is left.
 
-    `policy`: of `load_model`. `on_end`: called at once when the server or the cell ends before.
-    No task group or cancel scope is open across the yield.
+    `policy`: of `load_model`. No task group or cancel scope is open across the yield.
 
     Raises as `open_cell`, `HostError` for weights that are not what was added, `CellError` when the
     server does not become healthy, `ContainmentBreach` for a way out or something left.
@@ -281,21 +278,13 @@ async def open_model(
         cpus, name = policy.policy.resources.cpus, policy.policy.name
         argv = server_argv(model, served=stored.served, threads=cpus, name=name)
         served = ModelCell(cell, policy, await cell.start(argv), run.recorder)
-        watching = anyio.CancelScope()
-
-        async def watch() -> None:
-            with watching:
-                on_end(await served.wait_ended())
-
         failure: BaseException | None = None
         try:
             try:
                 await _wait_healthy(served, stored)
                 await served.health.take_baseline()
-                spawn_task(watch)
                 yield served
             finally:  # also when `model serve` is interrupted
-                watching.cancel()
                 with anyio.CancelScope(shield=True), suppress(CellError):
                     if cell.destruction is None:  # the verdict knows that a dead one has no probe
                         await served.health.look("end")

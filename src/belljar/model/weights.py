@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import sys
@@ -46,8 +45,6 @@ DIRECTORY: Final = "weights"
 MAX_FILES: Final = 10_000
 # A slow line needs long for 100 MB, and no command may wait for ever.
 _FETCH_TIMEOUT_S: Final = 3600.0
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _FICLONE: Final = 0x40049409  # linux/fs.h
 
 
@@ -110,20 +107,15 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
-    """The entry of a digest, of the unique beginning of one, or of a name. Files are not looked at.
+    """The entry of a digest, or of the unique beginning of one. Files are not looked at.
 
-    A whole digest is never a name: caches of models name files by what they should hold.
     Raises `HostError`.
     """
-    match = _PREFIX.fullmatch(ref)
-    prefix = match[1] if match else "-"
-    listed = list_weights(home)
-    found = [each for each in listed if each.digest.startswith(prefix)]
-    if not found and _DIGEST.fullmatch(prefix) is None:
-        found = [each for each in listed if each.name == ref]
+    prefix = ref.removeprefix("sha256:")
+    found = [each for each in list_weights(home) if each.digest.startswith(prefix or "-")]
     if len(found) == 1:
         return found[0]
-    shown = f"sha256:{prefix[:12]}" if match else printable(ref, max_chars=100)
+    shown = f"sha256:{printable(prefix[:12])}"
     if found:
         raise HostError(f"{shown} means several weights", hint="`belljar model ls` lists them")
     hint = "add them: `belljar model add FILE`, or `belljar model get smollm2` for the example's"

@@ -27,13 +27,13 @@ from belljar.harness.attach import (
     release_cells,
     remove_dead_sockets,
 )
-from belljar.harness.options import check_models
 from belljar.harness.session import CloseModels, ModelCells, Session
 from belljar.harness.source import RealCells
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
 from belljar.ledger.rundir import RunDirectory
+from belljar.model.serve import load_model
 from belljar.policy.limits import Tier
 from belljar.policy.load import load_policy, policy_of
 from belljar.policy.loaded import LoadedPolicy
@@ -137,12 +137,11 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
     file = tmp_path / "model.yaml"
     file.write_text("belljar: 1\nrisk: low\n")
     with pytest.raises(PolicyError, match="model cell"):
-        check_models(["openai/x", f"belljar/{file}"], tmp_path)
-    assert check_models(["openai/x"], tmp_path) == []
+        load_model(file, home=tmp_path)
     digest = "ab" * 32
     file.write_text(f"belljar: 1\nrisk: low\nmodel: {{weights: {{sha256: {digest}}}}}\n")
     with pytest.raises(HostError, match="not in the store"):
-        check_models([f"belljar/{file}"], tmp_path)
+        load_model(file, home=tmp_path)
 
 
 def frames_in(data: bytes, step: int) -> list[tuple[FrameKind, bytes]]:
