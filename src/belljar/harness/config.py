@@ -168,18 +168,14 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
         return BelljarConfig(is_generic=replaced)
     if isinstance(config, BelljarConfig):
         return config
-    from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
+    from inspect_ai.util import SandboxEnvironmentSpec
 
-    if not isinstance(config, str):
-        if isinstance(config, ComposeConfig):
-            return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
-        what = f"a {type(config).__name__} is another version's configuration, or not Belljar's"
-        raise PolicyError(what, where="the task's sandbox", hint=_START_AGAIN)
-    path = Path(config)
     # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
+    path = Path(str(config))
     is_preset = path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
     spec = SandboxEnvironmentSpec(OURS, path.name if is_preset else config)
-    return stand_in(spec, directory=Path.cwd(), where=config)  # Inspect works in the task's then
+    where = config if isinstance(config, str) else "the task's sandbox"
+    return stand_in(spec, directory=Path.cwd(), where=where)  # Inspect works in the task's then
 
 
 # ---- compose files
@@ -399,21 +395,37 @@ def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
     """The sandbox's replacement. Raises `PolicyError`."""
+    from inspect_ai.util import ComposeConfig
+
     base = beside_policy(directory)
     if spec is None:
         return base
-    config = spec.config
-    if (compose := _description(spec, directory)) is not None:
-        return of_compose(compose, base, where=where)
-    if spec.type != OURS:
-        return of_other(base, spec.type, has_config=config is not None, where=where)
-    if config is None:
-        return base
+    kind, config, document = spec.type, spec.config, None
     if isinstance(config, BaseModel):
-        return as_config(config)
-    path = (directory / str(config)).absolute()
-    check_below(path, directory)
-    return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
+        if kind != OURS or isinstance(config, ComposeConfig):
+            document = as_document(config)
+    elif isinstance(config, str):
+        path = (directory / config).absolute()
+        check_below(path, directory)
+        document = named_document(path)
+        if document is None and kind == OURS:
+            return BelljarConfig(policy=str(path) if os.path.lexists(path) else config)
+        if document is None and path.suffix in {".yaml", ".yml"}:
+            document = read_document(path)
+    elif config is None and (kind == "docker" or (kind == OURS and not base.policy)):
+        path = directory.absolute() / "Dockerfile"
+        if (found := beside(directory)) is not None:  # as Inspect finds it
+            document = read_document(found)
+        elif os.path.lexists(path):
+            document = dockerfile_document(path)
+    if document is not None:
+        return of_compose(document, base, where=where)
+    if kind != OURS:
+        return of_other(base, kind, has_config=config is not None, where=where)
+    if config is None or isinstance(config, BelljarConfig):
+        return config or base
+    what = f"a {type(config).__name__} is another version's configuration, or not Belljar's"
+    raise PolicyError(what, where=where, hint=_START_AGAIN)
 
 
 def of_active_sample(
@@ -442,26 +454,3 @@ def of_active_sample(
         hint = "run one task after the other, or name the file by its whole path"
         raise PolicyError(what, where=where, hint=hint)
     return stand_in(written, directory=found[0] if found else Path.cwd(), where=where)
-
-
-def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
-    """The sandbox's compose file, parsed or generated."""
-    from inspect_ai.util import ComposeConfig
-
-    config = spec.config
-    if isinstance(config, BaseModel):
-        is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
-        return None if is_other else as_document(config)
-    if config is None:
-        is_ours = spec.type == OURS and not beside_policy(directory).policy
-        if spec.type != "docker" and not is_ours:
-            return None
-        if (found := beside(directory)) is not None:  # as Inspect finds it
-            return read_document(found)
-        path = directory.absolute() / "Dockerfile"
-        return dockerfile_document(path) if os.path.lexists(path) else None
-    path = directory / str(config)
-    check_below(path.absolute(), directory)
-    document = named_document(path)
-    is_compose = document is None and spec.type != OURS and path.suffix in {".yaml", ".yml"}
-    return read_document(path) if is_compose else document

@@ -22,7 +22,6 @@ from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, fi
 from belljar.harness.config import Preview
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
-from belljar.harness.operator import read_operator
 from belljar.harness.options import (
     RunRequest,
     Selection,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from inspect_ai import Task
     from inspect_ai._util.error import PrerequisiteError
 
-    from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger.rundir import RunDirectory
 
 # Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
@@ -86,20 +84,12 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     with contextlib.ExitStack() as stack:
         if request.quiet:
             stack.enter_context(standard_output_to_error())
-        if request.policy:
-            check_policy(request.policy, request.tier)
-        options = read_options(request.inspect_args)
-        session = Session(
-            operator_options={**request.operator_options, "run_policy": _absolute(request.policy)},
-            home=request.home,
-            source=request.source,
-        )
+        options, session = _begin(request)
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
         stack.enter_context(_controlled(session))
-        operator = read_operator(**session.operator_options)
         with _stops(session):
             models = _set_active_model(options, is_needed=True)
-            tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
+            tasks, previews = load_tasks(options, session, read_selection(options), runs=True)
             if not previews:
                 where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
                 raise PolicyError("no sample is selected", where=printable(where), hint=hint)
@@ -114,29 +104,23 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             raise session.stopped from error
 
 
-def check_policy(policy: str, tier: str) -> None:
-    """Check as `belljar policy check`, whole: also what tasks' own policies would leave unused.
+def _begin(request: RunRequest) -> tuple[click.Context, Session]:
+    if request.policy:  # whole, as by `policy check`: also what tasks would leave unused
+        check_stand_ins(resolve_here(with_tier(resolve_policy(request.policy), request.tier)))
+    options = read_options(request.inspect_args)
+    operator = request.operator()
+    return options, Session(given_operator=operator, home=request.home, source=request.source)
 
-    Raises `PolicyError` for an invalid policy or tier, `HostError` for one refused here.
-    """
-    check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
 
-
-def load_only(
-    arguments: Sequence[str], operator: OperatorOptions
-) -> tuple[click.Context, list[Task], list[Preview]]:
+def load_only(request: RunRequest) -> tuple[click.Context, list[Task], list[Preview]]:
     """Load tasks without running, and preview samples. Raises as `run_evaluation`."""
-    if run_policy := operator.get("run_policy", ""):
-        check_policy(run_policy, operator.get("tier", ""))
-    session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
-    options = read_options(arguments)
+    options, session = _begin(request)
     selection = read_selection(options)
     if selection.shuffle is True:
         selection = Selection(ids=selection.ids)
     with standard_output_to_error(), _controlled(session), _stops(session):
         _set_active_model(options, is_needed=False)
-        loaded = load_tasks(options, read_operator(**session.operator_options), selection)
-    return (options, *loaded)
+        return (options, *load_tasks(options, session, selection))
 
 
 @contextlib.contextmanager
@@ -245,14 +229,8 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
         return evidence, []
 
 
-def _absolute(policy: str) -> str:
-    # Inspect changes directory for a task: a file must be found from anywhere.
-    path = Path(policy)
-    return str(path.absolute()) if policy and os.path.lexists(path) else policy
-
-
 def load_tasks(
-    options: click.Context, operator: Operator, selection: Selection, *, runs: bool = False
+    options: click.Context, session: Session, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
@@ -292,7 +270,7 @@ def load_tasks(
         selection.order(task)
         made = adapt_task(task, directory=Path(task_run_dir(task)))
         chosen = selection.positions(task, [each.name for each in tasks])
-        previews += preview([made[each] for each in chosen], operator)
+        previews += preview([made[each] for each in chosen], session.operator)
         if model_of(options):
             task.model = None
     return tasks, previews

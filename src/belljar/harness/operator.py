@@ -17,12 +17,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.compose.interpolate import expand_metadata
 from belljar.compose.values import CannotKeepError
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import (
@@ -32,6 +32,8 @@ from belljar.harness.config import (
     metadata_variables,
     settled,
 )
+from belljar.host import settings as host_settings
+from belljar.host.settings import Settings, Upstreams
 from belljar.policy.files import read_regular
 from belljar.policy.load import resolve_policy, with_changes
 from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
@@ -41,57 +43,34 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from belljar.host.settings import Settings
-
 # Who says nothing gets a strict wall: looser ones are asked for.
 DEFAULT_POLICY: Final = "high"
 DEFAULT_IMAGE: Final = "default"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """The operator's settings, outside of any task.
-
-    `policy`: `$BELLJAR_POLICY` at process start. `run_policy`, `tier`: `--policy`, `--tier`.
-    """
-
-    settings: Settings
-    policy: str = ""
-    allow_upstreams: bool = False
-    run_policy: str = ""
-    tier: str = ""
-
-
-class OperatorOptions(TypedDict, total=False):
-    """Options of the command line: arguments of `read_operator`."""
-
-    run_policy: str
-    tier: str
-    allow_upstreams: bool
-
-
-def read_operator(
-    *, run_policy: str = "", tier: str = "", allow_upstreams: bool = False
-) -> Operator:
-    """From the settings files and the start environment, which no `.env` file changes.
-
-    Raises `PolicyError` or `HostError` for invalid settings.
-    """
-    from belljar.host.settings import environment_at_start, read_settings
-
-    policy = environment_at_start().get(POLICY_VARIABLE, "")
+def _policy_at_start() -> str:
+    policy = host_settings.environment_at_start().get(POLICY_VARIABLE, "")
     # Inspect changes into a task's directory, where a relative file would be the task's.
     if policy and policy not in PRESETS and not policy.startswith(("/", "~")):
         what = f"{printable(policy)} is neither a preset nor an absolute path"
         raise PolicyError(what, where=f"${POLICY_VARIABLE}", hint="give the whole path of the file")
-    return Operator(
-        settings=read_settings(),
-        policy=policy,
-        allow_upstreams=allow_upstreams,
-        run_policy=run_policy,
-        tier=tier,
-    )
+    return policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """The operator's word, outside of any task. `run_policy`, `tier`: `--policy`, `--tier`.
+
+    The rest is read when it is made, which raises `PolicyError` or `HostError`: `policy`, of
+    `$BELLJAR_POLICY` when the process started, and the host's settings.
+    """
+
+    run_policy: str = ""
+    tier: str = ""
+    allow_upstreams: bool = False
+    policy: str = field(default_factory=_policy_at_start)
+    settings: Settings = field(default_factory=lambda: host_settings.read_settings())
 
 
 def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
@@ -99,10 +78,9 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
 
     Raises `PolicyError` for upstreams that are not allowed.
     """
-    from belljar.host.settings import Upstreams, within_settings
     from belljar.plan.explain import announcements
 
-    made = within_settings(loaded, operator.settings)
+    made = host_settings.within_settings(loaded, operator.settings)
     upstreams = made.policy.network.upstreams if made.policy.network is not None else ()
     is_allowed = operator.allow_upstreams or operator.settings.upstreams is Upstreams.ALLOW
     if upstreams and not is_named and not is_allowed:
@@ -129,11 +107,6 @@ class SamplePolicy:
     differences: tuple[Difference, ...]
 
 
-def load(config: BaseModel | str | None, **options: Unpack[OperatorOptions]) -> LoadedPolicy:
-    """A configuration's policy. Raises `PolicyError`."""
-    return within(settled(as_config(config), None), read_operator(**options)).policy
-
-
 def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
     """A settled configuration under the operator's word. Raises `PolicyError`."""
     check_own_files(ours)
@@ -143,9 +116,7 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         run_policy = resolve_policy(operator.run_policy)
         made, found = under_policy(run_policy, own, asked)
     else:
-        # The variable as it is now comes late: a task's `.env` file may set it.
-        named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
-        base = resolve_policy(named or DEFAULT_POLICY)
+        base = resolve_policy(ours.policy or operator.policy or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
         made, found = above_floor(base, asked, ours.tier, floor)
     changed: list[tuple[str, str, str]] = []
@@ -172,12 +143,10 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
 
 
 def sample_policy(
-    config: BaseModel | str | None,
-    metadata: Mapping[str, object],
-    **options: Unpack[OperatorOptions],
+    config: BaseModel | str | None, metadata: Mapping[str, object], operator: Operator
 ) -> SamplePolicy:
     """One sample's policy, with metadata. Raises `PolicyError`."""
-    made = within(settled(as_config(config), metadata), read_operator(**options))
+    made = within(settled(as_config(config), metadata), operator)
     return replace(made, policy=for_sample(made.policy, metadata))
 
 
@@ -273,9 +242,7 @@ def restore_start() -> None:
     """
     if not sys.argv[0].endswith(("/inspect", "/inspect_ai/__main__.py")):
         return
-    from belljar.host.settings import environment_at_start
-
-    start = environment_at_start()
+    start = host_settings.environment_at_start()
     for name in filter(_OF_THE_HOST.fullmatch, {*os.environ, *start}):
         if name in start:
             os.environ[name] = start[name]

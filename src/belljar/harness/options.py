@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import HostError, PolicyError
-from belljar.harness.operator import OperatorOptions, read_dotenv
+from belljar.harness.operator import Operator, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
 from belljar.policy.limits import Risk, Tier, demanded_tier
@@ -73,14 +73,12 @@ class RunRequest:
     home: Path | None = None
     source: RealCells = field(default_factory=RealCells)
 
-    @property
-    def operator_options(self) -> OperatorOptions:
+    def operator(self) -> Operator:
         """The operator's own part of it."""
-        return {
-            "run_policy": self.policy,
-            "tier": self.tier,
-            "allow_upstreams": self.allow_upstreams,
-        }
+        # Inspect changes directory for a task: a file must be found from anywhere.
+        is_file = self.policy and os.path.lexists(self.policy)
+        policy = str(Path(self.policy).absolute()) if is_file else self.policy
+        return Operator(run_policy=policy, tier=self.tier, allow_upstreams=self.allow_upstreams)
 
 
 def model_of(context: click.Context) -> object:

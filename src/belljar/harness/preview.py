@@ -25,14 +25,7 @@ from belljar.harness.config import (
     of_compose,
     settled,
 )
-from belljar.harness.operator import (
-    Operator,
-    OperatorOptions,
-    SamplePolicy,
-    for_sample,
-    read_operator,
-    within,
-)
+from belljar.harness.operator import Operator, SamplePolicy, for_sample, within
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -154,16 +147,15 @@ def kind_of(target: str) -> str:
     return "policy" if target in PRESETS or suffix in {".yaml", ".yml"} else "task"
 
 
-def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
+def check_policy(target: str, operator: Operator) -> list[Preview]:
     """A policy, as `--policy` of an empty task."""
-    alone: OperatorOptions = {**options, "run_policy": target}
-    return _one(BelljarConfig(), read_operator(**alone), target)
+    return list(preview([Preview(target)], replace(operator, run_policy=target)))
 
 
-def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
+def check_compose(target: str, operator: Operator) -> list[Preview]:
     """A compose file or a Dockerfile; placeholders replace metadata."""
-    path = Path(target).absolute()
-    operator = read_operator(**options)
+    path, error = Path(target).absolute(), None
+    config = BelljarConfig()
     try:
         if not path.is_file():
             raise PolicyError("no such file", where=printable(target))
@@ -175,14 +167,8 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
             names = references(config.compose or {})
             prefix = len("SAMPLE_METADATA_")
             config = settled(config, {name[prefix:]: PLACEHOLDER for name in names})
-        return _one(config, operator, target)
-    except PolicyError as error:
-        return _one(BelljarConfig(), operator, target, error)
-
-
-def _one(
-    config: BelljarConfig, operator: Operator, target: str, error: PolicyError | None = None
-) -> list[Preview]:
+    except PolicyError as refused:
+        error = refused
     return list(preview([Preview(target, asked=config, error=error)], operator))
 
 

@@ -63,9 +63,8 @@ LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
 HEALTH: Final = Question(method="GET", path="/health", may_be_empty=True)  # vLLM's is
 # One look: a server that loads weights on an emulated processor answers late.
 _HEALTH_TIMEOUT_S: Final = 10.0
-# Weights load for seconds: looking more often would only take their processor.
-_HEALTH_INTERVAL_S: Final = 0.2
-_MAX_INTERVAL_S: Final = 2.0  # each look is a process in the cell, which an emulated one feels
+# Weights load for seconds, and each look is a process in the cell, which an emulated one feels.
+_HEALTH_INTERVAL_S: Final = 0.5
 # Of the server's last words in an error: enough for its reason, and no page of a log.
 _SHOWN_CHARS: Final = 600
 _END_SHOWS_S: Final = 1.0  # a server's connections end a little before its own end is known
@@ -311,12 +310,13 @@ async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
 
 async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
     """Wait until the server reports ready. Raises `CellError` with its output."""
-    timeout_s, interval_s = served.model.start_timeout, _HEALTH_INTERVAL_S
+    timeout_s = served.model.start_timeout
     give_up = anyio.current_time() + timeout_s
     why = "it did not listen"
     while anyio.current_time() < give_up and served.command.running:
-        bound_s = _HEALTH_TIMEOUT_S
-        asking = ask_server(served.connect, HEALTH, max_bytes=KEEP_BYTES, timeout_s=bound_s)
+        asking = ask_server(
+            served.connect, HEALTH, max_bytes=KEEP_BYTES, timeout_s=_HEALTH_TIMEOUT_S
+        )
         try:
             async with asking as answer:
                 while await answer.next_part() is not None:
@@ -328,8 +328,7 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
             raise await served.end(error) from error
         except (OSError, BrokenOffError) as error:
             why = _reason(error)
-        await anyio.sleep(interval_s)
-        interval_s = min(1.5 * interval_s, _MAX_INTERVAL_S)
+        await anyio.sleep(_HEALTH_INTERVAL_S)
     what = f"the model server did not become healthy in {format_duration(timeout_s)}: {why}"
     if not served.command.running:
         what = "the model server ended"

@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def select(*words: str, **more: object) -> SelectedTask:
     arguments = ["task.py@names", "--model", "mockllm/model", *words]
     request = RunRequest(inspect_args=arguments, **more)  # type: ignore[arg-type]
-    return select_task(request, load_only(arguments, request.operator_options))
+    return select_task(request, load_only(request))
 
 
 def test_the_selection_and_what_a_unit_runs(folder: Path) -> None:
