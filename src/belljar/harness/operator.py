@@ -116,7 +116,9 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         run_policy = resolve_policy(operator.run_policy)
         made, found = under_policy(run_policy, own, asked)
     else:
-        base = resolve_policy(ours.policy or operator.policy or DEFAULT_POLICY)
+        # The variable as it is now comes late: a task's `.env` file may set it.
+        named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
+        base = resolve_policy(named or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
         made, found = above_floor(base, asked, ours.tier, floor)
     changed: list[tuple[str, str, str]] = []

@@ -129,7 +129,8 @@ def test_leave_is_given_by_the_settings(
     with pytest.raises(PolicyError, match="allow-upstreams"):
         sample_policy(config, {}, Operator())
     monkeypatch.setenv("BELLJAR_POLICY", config.policy)
-    assert real_hosts(sample_policy(None, {}, Operator()).policy) == []
+    with pytest.raises(PolicyError, match="allow-upstreams"):
+        sample_policy(None, {}, Operator())
     (tmp_path / "settings.yaml").write_text("upstreams: allow\n")
     assert real_hosts(sample_policy(config, {}, Operator()).policy) == ["a.example"]
 
