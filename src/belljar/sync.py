@@ -42,12 +42,9 @@ from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
 from belljar.channel import ExecOutput, Stream
 from belljar.errors import CellError, ContainmentBreach
-from belljar.events import Actor
-from belljar.host.settings import PolicyLike
 from belljar.isolation.hold import release as release
 from belljar.isolation.kill import KillReport, kill_now
 from belljar.isolation.survivors import Destruction
-from belljar.ledger.rundir import RunDirectory
 from belljar.plan.model import Plan
 from belljar.policy.guarding import OWN_CELL
 from belljar.store.home import belljar_home
@@ -405,17 +402,7 @@ class Pool(_Facade[AsyncPool]):
 
 open_cell = _opening(cell_open.open_cell, Cell)
 open_pool = _opening(open_async_pool, Pool)
-
-
-def open_range(
-    policy: PolicyLike = None,
-    *,
-    run: RunDirectory | None = None,
-    home: Path | None = None,
-    actor: Actor = Actor.OPERATOR,
-) -> AbstractContextManager[Range]:
-    """See `belljar.open_range`. Ctrl-C destroys the range first."""
-    return _entered(cell_open.open_range(policy, run=run, home=home, actor=actor), Range, None)
+open_range = _opening(cell_open.open_range, Range)
 
 
 def kill(
