@@ -163,7 +163,6 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("--base", default="default", help="What --apt and --pip add their packages to.")
 @click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
 @click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
-@click.option("--mirror", default="", metavar="URL", help="Debian's, for Belljar's own images.")
 @console.json_option("Print the image as one JSON object.")
 def build(
     context: str,
@@ -177,7 +176,6 @@ def build(
     base: str,
     apt: tuple[str, ...],
     pip: tuple[str, ...],
-    mirror: str,
     as_json: bool,
 ) -> None:
     """Build an image from the Dockerfile in CONTEXT, without Docker.
@@ -214,7 +212,7 @@ def build(
 
         own = context or "default"
         report_line = console.progress(f"Building {own}", quiet=as_json)
-        made = build_image(home, RECIPES[own], mirror=mirror, report=report_line)
+        made = build_image(home, RECIPES[own], report_line)
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
 

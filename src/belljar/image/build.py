@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -118,15 +118,13 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 }
 
 
-def build_image(
-    home: Path, recipe: Recipe, *, mirror: str = "", report: Report = lambda _line: None
-) -> Image:
+def build_image(home: Path, recipe: Recipe, report: Report = lambda _line: None) -> Image:
     """Build a recipe and put it into the store under its name.
 
     `report` is called from any thread. Raises `HostError`; then the store is as it was.
     """
     source = f"mmdebstrap {_CODENAME}"
-    sources = debian_sources(host_sources(), _CODENAME, mirror=mirror)
+    sources = debian_sources(host_sources(), _CODENAME)
     mode = "root" if os.geteuid() == 0 else "unshare"
     if mode == "unshare" and first_subordinate_id(Path("/etc/subuid")) is None:
         what = "an ordinary user can't build an image here: no subordinate user ids"
@@ -222,7 +220,7 @@ def build_packages(
     with scratch_dir(home) as context:
         sources = debian_sources(host_sources(), _CODENAME)
         # Without the paths of this host's keyrings: the base has Debian's own.
-        unsigned = "\n".join(replace(source, signed_by="").deb822() for source in sources)
+        unsigned = "\n".join(source.deb822(has_keyring=False) for source in sources)
         (context / "belljar.sources").write_text(unsigned)
         acquire = (f'{key} "{value}";\n' for key, value in host_acquire_options().items())
         (context / "belljar.conf").write_text("".join(acquire))
