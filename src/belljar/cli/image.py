@@ -31,8 +31,7 @@ def image() -> None:
     """Build, import, name, list, inspect and remove images.
 
     An image is the read-only root file system of cells. REF is a name as in Docker (NAME,
-    NAME:TAG, NAME@sha256:DIGEST), or a digest of `belljar image ls`; its first characters do if
-    they are unique.
+    NAME:TAG, NAME@sha256:DIGEST), or a digest of `belljar image ls --json`.
     """
 
 
@@ -100,7 +99,8 @@ def ls(*, as_json: bool) -> None:
     rows = [_COLUMNS]
     for entry in images:
         names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
-        rows.append((names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source))
+        digest = entry.digest[:_DIGEST_CHARS] if entry.names else entry.digest
+        rows.append((names, digest, size, entry.created, entry.source))
     click.echo("\n".join(console.table_lines(rows)))
 
 

@@ -174,13 +174,14 @@ def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
     log = home / "setup.log"
     log.write_text("")
     log.chmod(0o600)
-    run_logged(["/bin/sh", "-c", line], log=log, on_line=report)
+    report("apt's output is in setup.log")
+    run_logged(["/bin/sh", "-c", line], log=log)
 
 
 def _fetch_kernel(home: Path, codename: str, report: Callable[[str], None]) -> None:
     report("fetching and checking the package")
     sources = kernel_sources(host_sources(), codename)
-    fetch_kernel(home, sources, REQUIRED_MODULES)
+    fetch_kernel(home, sources)
 
 
 def _build_image(home: Path, report: Callable[[str], None]) -> None:

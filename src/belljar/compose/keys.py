@@ -207,7 +207,7 @@ def _init(value: object, converted: Converted) -> None:
 
 def _reported(kind: DifferenceKind, key: str, detail: str) -> Convert:
     def convert(value: object, converted: Converted) -> None:
-        if value:
+        if value and value != "no":  # of `restart`
             converted.note(kind, key, detail)
 
     return convert

@@ -274,34 +274,17 @@ def place_of(target: str) -> str:
     return found
 
 
-_RESTART: Final = re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?")
-
-
-def restart_of(value: object) -> str | None:
-    """Return a restart policy in Docker's words; None: `no`, YAML's false."""
-    found = "no" if value is False else text(value) or "no"
-    if not _RESTART.fullmatch(found):
-        raise ValueError("none of no, always, unless-stopped, on-failure and on-failure:TIMES")
-    return None if found == "no" else found
-
-
 TMPFS: Final = (
     "is a directory of the cell, which ends with the cell; mode and owner are kept, the other "
     "options are not, and what the image has there stays"
 )
-# Only what a directory has too: sizes and flags of a mount mean nothing for it.
-_TMPFS_OPTION: Final = re.compile(r"mode=0*[0-7]{3,4}|[ug]id=[0-9]{1,5}")
 
 
 def tmpfs_of(value: object) -> str:
     """A tmpfs, `PATH:OPTIONS`, as a directory of a cell: anybody's, unless its options say
     otherwise."""
-    target, _, options = text(value).partition(":")
-    path, named = place_of(target), {"mode": "1777"}
-    for option in filter(None, options.split(",")):
-        name, _, value = option.partition("=")
-        if name in ("mode", "uid", "gid"):
-            if not _TMPFS_OPTION.fullmatch(option):
-                raise ValueError(f"`{option}` is no mode or id of a cell")
-            named[name] = value
-    return f"{path}:{','.join(f'{name}={value}' for name, value in named.items())}"
+    target, _, written = text(value).partition(":")
+    options = dict(option.partition("=")[::2] for option in written.split(","))
+    # Only what a directory has too: sizes and flags of a mount mean nothing for it.
+    named = {"mode": "1777", **{k: v for k, v in options.items() if k in {"mode", "uid", "gid"}}}
+    return f"{place_of(target)}:{','.join(f'{k}={v}' for k, v in named.items())}"

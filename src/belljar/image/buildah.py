@@ -44,8 +44,8 @@ _EXPORT: Final = f"""
 container=$({{buildah}} from --pull=never {RESULT})
 mounted=$({{buildah}} mount "$container")
 (ulimit -f {_MAX_BLOCKS}; exec tar --create --file={WORK}/out/layer --one-file-system \\
-  --numeric-owner --xattrs \\
-  --xattrs-include='*' --format=posix --pax-option=delete=atime,delete=ctime,delete=mtime \\
+  --numeric-owner --xattrs --xattrs-include=security.capability --format=posix \\
+  --pax-option=delete=atime,delete=ctime,delete=mtime \\
   --directory="${{{{mounted:?}}}}" .)
 {{buildah}} rm "$container"
 {{buildah}} inspect --type image {RESULT} > {WORK}/out/image
@@ -136,10 +136,7 @@ def build_dockerfile(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
             tools = storage.Tools(
-                inside=inside,
-                report=report,
-                driver=next((base.driver for base in bases.values()), ""),
-                bases=tuple(dict.fromkeys(bases.values())),
+                inside=inside, report=report, bases=tuple(dict.fromkeys(bases.values()))
             )
             try:
                 tools.prepare()

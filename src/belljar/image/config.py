@@ -146,7 +146,7 @@ def image_health(
         return None
     from belljar.compose.translate import read_health
 
-    names = ("interval", "timeout", "start_period", "start_interval")
+    names = ("interval", "timeout", "start_period")
     written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in names}
     found = read_health({"test": check.test, "retries": check.retries, **written, **(times or {})})
     if check.test[0] == "CMD-SHELL":

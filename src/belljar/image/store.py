@@ -36,8 +36,6 @@ from belljar.store.scratch import remove_tree, retire, scratch_dir
 from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-# Six digits tell a store's images apart; a name that looks like them is refused.
-_PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 # Images that Belljar makes, and their commands.
 MADE_HERE: Final = {
     "default": "belljar setup",
@@ -94,7 +92,7 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """The image of a reference, a digest, or a unique beginning of one (≥ 6 hex digits).
+        """The image of a reference or a digest.
 
         A reference's digest must be one that the image was imported from; its tag is ignored, as in
         Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
@@ -102,11 +100,14 @@ class Store:
         names, origins = self._names(), self._origins()
         reference = _parsed(ref)
         if reference is not None and reference.digest:
-            digest = origins.get(reference.digest)
+            digest = origins.get(reference.digest, "")
         else:
             name = reference.familiar if reference else ref
-            digest = names.get(name) or self._by_prefix(ref) or origins.get(ref)
-        if digest is None or not (self._images / digest / "image.json").exists():
+            digest = names.get(name) or origins.get(ref) or ref.removeprefix("sha256:")
+        if (
+            not _DIGEST.fullmatch(digest or "")
+            or not (self._images / digest / "image.json").exists()
+        ):
             raise self._missing(ref)
         return self._read(digest, names, origins)
 
@@ -271,17 +272,6 @@ class Store:
             return ()
         return tuple(sorted(filter(_DIGEST.fullmatch, os.listdir(self._images))))  # noqa: PTH208
 
-    def _by_prefix(self, ref: str) -> str | None:
-        match = _PREFIX.fullmatch(ref)
-        if match is None:
-            return None
-        found = [digest for digest in self._digests() if digest.startswith(match[1])]
-        if len(found) > 1:
-            what = f"{printable(ref)} is the beginning of {len(found)} images' digests"
-            hint = "give more digits; `belljar image ls` lists them"
-            raise HostError(what, where=str(self._images), hint=hint)
-        return found[0] if found else None
-
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"
         try:
@@ -320,7 +310,7 @@ def verify(image: Image) -> None:
         sealed = file.read(hashlib.sha256().digest_size)
     if file_sha256(image.rootfs) != image.digest or sealed != _seal_of(image.config):
         what = "the image's bytes are not those of its digest: it was changed, or the disk fails"
-        hint = f"`belljar image rm {image.digest[:12]}`, then build or import it again"
+        hint = f"`belljar image rm {image.digest}`, then build or import it again"
         raise HostError(what, where=str(image.rootfs), hint=hint)
 
 
@@ -328,18 +318,11 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
     """A digest must be among `origins`. Raises `PolicyError`."""
     try:
         reference = parse_reference(name)
-        if is_like_digest(name):
-            raise ValueError(f"`{printable(name)}` could be the beginning of a digest")
         if reference.digest and reference.digest not in origins:
             raise ValueError(f"`{printable(name)}`: it was not imported by this digest")
     except ValueError as error:
         raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
     return reference.familiar
-
-
-def is_like_digest(name: str) -> bool:
-    """Return whether a name could be a digest's beginning."""
-    return _PREFIX.fullmatch(name) is not None
 
 
 def _parsed(ref: str) -> Reference | None:

@@ -80,13 +80,7 @@ def _polled(
             raise HostError(what, where=_name(argv))
 
 
-def run_logged(
-    argv: Sequence[str],
-    *,
-    log: Path,
-    on_line: Callable[[str], None] = lambda _line: None,
-    timeout_s: float = 3600,
-) -> None:
+def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> None:
     """Run an installer to its end, its output appended to `log`. Raises `HostError` when it fails.
 
     An interruption is raised only after it has ended: half of a package would be left.
@@ -94,15 +88,7 @@ def run_logged(
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(argv)}\n".encode())
         file.flush()
-
-        def keep(line: str) -> None:
-            file.write(line.encode("utf-8", "replace") + b"\n")
-            on_line(line)
-
-        with (
-            started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
-            drained(process, on_line=keep) as output,
-        ):
+        with started(argv, stdout=file, stderr=subprocess.STDOUT) as process:
             try:
                 status = _polled(process.wait, argv, timeout_s)
             except KeyboardInterrupt:
@@ -110,7 +96,7 @@ def run_logged(
                 raise
     if status != 0:
         hint = "the log has the whole story; then run it again"
-        raise HostError(failed(argv, status, bytes(output)).what, where=str(log), hint=hint)
+        raise HostError(failed(argv, status, log.read_bytes()).what, where=str(log), hint=hint)
 
 
 @contextmanager
