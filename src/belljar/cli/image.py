@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,14 +77,13 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@console.json_option("Print the image as one JSON object.")
-def tag(*, ref: str, name: str, as_json: bool) -> None:
+def tag(ref: str, name: str) -> None:
     """Give the image REF an additional NAME; another image that has the name loses it.
 
     Policies and tasks that name no image use the name `default`.
     """
     store = Store(belljar_home())
-    print_image(store.name(store.find(ref), name), as_json=as_json)
+    print_image(store.name(store.find(ref), name), as_json=False)
 
 
 @image.command()
@@ -106,22 +104,14 @@ def ls(*, as_json: bool) -> None:
 
 @image.command()
 @click.argument("ref")
-@console.json_option()
-def inspect(ref: str, *, as_json: bool) -> None:
-    """Show the image REF."""
-    found = Store(belljar_home()).find(ref)
-    if as_json:
-        print_image(found, as_json=True)
-        return
-    for name, value in found.to_json().items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        click.echo(f"{name:11} {printable(text)}")
+def inspect(ref: str) -> None:
+    """Print the image REF as one JSON object."""
+    print_image(Store(belljar_home()).find(ref), as_json=True)
 
 
 @image.command()
 @click.argument("ref")
-@console.json_option("Print what was removed as one JSON object.")
-def rm(ref: str, *, as_json: bool) -> None:
+def rm(ref: str) -> None:
     """Remove an image, or one of its names.
 
     Removing its last name, or its digest, removes the image.
@@ -129,11 +119,8 @@ def rm(ref: str, *, as_json: bool) -> None:
     store = Store(belljar_home())
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
-    if as_json:
-        console.print_json({"digest": removed.digest, "ref": ref, "image_removed": gone})
-    else:
-        what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
-        click.echo(f"removed the {what}")
+    what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
+    click.echo(f"removed the {what}")
 
 
 def print_image(made: Image, *, as_json: bool) -> None:

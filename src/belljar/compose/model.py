@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from belljar.compose import values
 from belljar.compose.values import OUTSIDE_TASK, Refusals, each, limit, names_in, switch, text
-from belljar.units import printable
+from belljar.units import parse_duration, printable
 
 UNKNOWN: Final = "Compose has no such key"
 # Each is read whole, for every service that names it.
@@ -71,7 +71,7 @@ Size = Annotated[str | None, BeforeValidator(values.size)]
 Names = Annotated[list[str], BeforeValidator(names_in)]
 Command = Annotated[list[str], BeforeValidator(values.words)]
 Tmpfs = Annotated[list[Annotated[str, BeforeValidator(values.tmpfs_of)]], BeforeValidator(each)]
-Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if value else 0.0)]
+Time = Annotated[float, BeforeValidator(lambda value: parse_duration(text(value or "0s")))]
 # They only say how strongly a container is isolated
 _RUNTIMES: Final = r"runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2"
 Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]

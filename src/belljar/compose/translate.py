@@ -264,7 +264,7 @@ def _health(check: Healthcheck) -> dict[str, Any]:
         return dict(UNCHECKED)
     if not check.test:
         given = {name: getattr(check, name) for name in _TIMES}
-        times = {name: f"{value:.9f}s" for name, value in given.items() if value}
+        times = {name: f"{value:.6f}s" for name, value in given.items() if value}
         times |= {"retries": str(check.retries)} if check.retries else {}
         found = {"image": True, **({"times": times} if times else {})}
         return {} if written == {"test"} else found

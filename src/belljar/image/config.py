@@ -147,7 +147,7 @@ def image_health(
     from belljar.compose.translate import read_health
 
     names = ("interval", "timeout", "start_period")
-    written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in names}
+    written = {name: f"{getattr(check, f'{name}_ns') / 1e9:.6f}s" for name in names}
     found = read_health({"test": check.test, "retries": check.retries, **written, **(times or {})})
     if check.test[0] == "CMD-SHELL":
         found["command"] = [*(config.shell or _SHELL), check.test[1]]

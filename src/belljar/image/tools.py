@@ -58,7 +58,7 @@ def run_tool(
     Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
-        output, complaint = _polled(
+        output, complaint = polled(
             lambda poll_s: process.communicate(timeout=poll_s), argv, timeout_s, watch
         )
     if process.returncode != 0:
@@ -66,7 +66,7 @@ def run_tool(
     return output
 
 
-def _polled(
+def polled(
     wait: Callable[[float], _T], argv: Sequence[str], timeout_s: float, watch: Watch = lambda: None
 ) -> _T:
     """Return `wait`'s result, calling `watch` meanwhile. Raises `HostError` at `timeout_s`."""
@@ -90,7 +90,7 @@ def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> No
         file.flush()
         with started(argv, stdout=file, stderr=subprocess.STDOUT) as process:
             try:
-                status = _polled(process.wait, argv, timeout_s)
+                status = polled(process.wait, argv, timeout_s)
             except KeyboardInterrupt:
                 process.wait(timeout_s)
                 raise
@@ -337,7 +337,7 @@ class Inside:
             drained(process, on_line=on_line) as output,
         ):
             try:
-                _polled(process.wait, argv, timeout_s, watch)
+                polled(process.wait, argv, timeout_s, watch)
             except BaseException:
                 # Process 1 ends, and is gone only after all others: then their files are too.
                 if process.stdin is not None:
