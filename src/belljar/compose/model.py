@@ -34,6 +34,12 @@ def _names_as_keys(value: object) -> object:
     return value if isinstance(value, Mapping) else dict.fromkeys(names_in(value))
 
 
+def _only_names(value: object) -> list[str]:
+    if isinstance(value, Mapping) and any(item is not None for item in value.values()):
+        raise ValueError("only the networks' names are read")
+    return names_in(value)
+
+
 def _mount(value: object) -> object:
     """`[SOURCE:]TARGET[:OPTIONS]`."""
     parts = value.split(":") if isinstance(value, str) else []
@@ -68,7 +74,6 @@ Number = Annotated[
     float | None, Field(strict=False, gt=0, allow_inf_nan=False), BeforeValidator(limit)
 ]
 Size = Annotated[str | None, BeforeValidator(values.size)]
-Names = Annotated[list[str], BeforeValidator(names_in)]
 Command = Annotated[list[str], BeforeValidator(values.words)]
 Tmpfs = Annotated[list[Annotated[str, BeforeValidator(values.tmpfs_of)]], BeforeValidator(each)]
 Time = Annotated[float, BeforeValidator(lambda value: parse_duration(text(value or "0s")))]
@@ -154,14 +159,6 @@ class Dependency(Part):
     condition: Annotated[Condition, BeforeValidator(Condition)] = Condition.STARTED
 
 
-class NetworkPlace(Part):
-    """A service's place in a network; addresses differ by range."""
-
-    ignored: ClassVar[str] = "priority gw_priority"
-
-    aliases: Names = []
-
-
 class ComposeNetwork(Part):
     """A declared network; a range has its own addresses and never joins others'."""
 
@@ -244,7 +241,7 @@ class Service(Part):
     runtime: Runtime | None = Field(default=None, description=FOR_HOST)
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
-    networks: Annotated[dict[str, NetworkPlace], BeforeValidator(_names_as_keys)] = {}
+    networks: Annotated[list[str], BeforeValidator(_only_names)] = []
     volumes: list[Annotated[Mount, BeforeValidator(_mount)]] = []
     init: Switch = False
     expose: list[Any] = []

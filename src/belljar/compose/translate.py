@@ -358,13 +358,13 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
         where = f"service {name}"
         if "networks" in service.model_fields_set and service.network_mode is not None:
             refused.add(where, "networks", "it has both networks and network_mode")
-        if unknown := service.networks.keys() - {*declared, _DEFAULT}:
+        if unknown := {*service.networks} - {*declared, _DEFAULT}:
             why = f"it joins a network that is not declared: {printable(min(unknown))}"
             refused.add(where, "networks", why)
         if service.network_mode == "none":
             alone[name] = []
         else:
-            joined[name] = list(service.networks) or [_DEFAULT]
+            joined[name] = service.networks or [_DEFAULT]
     refused.raise_all()
     # With a network for all there is nothing to keep apart.
     is_shared = len(services) == 1 or (joined and set.intersection(*map(set, joined.values())))
@@ -378,8 +378,7 @@ def _network(
 
     def reached(name: str) -> dict[str, Any]:
         service = cells[name].model
-        aliases = [alias for place in service.networks.values() for alias in place.aliases]
-        given = [name, service.hostname, service.container_name, *aliases]
+        given = [name, service.hostname, service.container_name]
         # DNS compares names without regard to case (RFC 4343).
         names = list(dict.fromkeys(item.lower() for item in given if item))
         networks = {"networks": joined[name]} if name in joined else {}

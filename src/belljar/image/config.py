@@ -162,14 +162,13 @@ def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
 
     health = "it is asked, at least once a second, until the program is healthy for the first time"
     stop = "a cell is destroyed at once: no signal is sent to its program first"
-    facts = (
-        (config.healthcheck, DifferenceKind.CHANGED, "HEALTHCHECK", health),
-        (config.stop_signal, DifferenceKind.DROPPED, "STOPSIGNAL", stop),
-    )
+    found = []
+    if config.healthcheck:
+        found.append((DifferenceKind.CHANGED, "HEALTHCHECK", health))
+    if config.stop_signal:
+        found.append((DifferenceKind.DROPPED, "STOPSIGNAL", stop))
     return tuple(
-        Difference(kind=kind, where="image", key=key, detail=detail)
-        for stated, kind, key, detail in facts
-        if stated
+        Difference(kind=kind, where="image", key=key, detail=detail) for kind, key, detail in found
     )
 
 
