@@ -221,7 +221,7 @@ def install_bundle(
         if packages:
             argv = [tool("sh"), str(copy / SCRIPT), "--packages", sys.prefix]
             log = home / "bundle.log"
-            run_logged(argv, log=log, on_line=report)
+            run_logged(argv, log=log)
         facts = {"created": about["created"], "digest": bundle.digest, "signer": bundle.signer}
         (copy / INSTALLED).write_text(json.dumps(facts) + "\n")
         (copy / INSTALLED).replace(home / INSTALLED)

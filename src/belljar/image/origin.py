@@ -56,8 +56,8 @@ _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.imag
 _BUILT_HERE: Final = "localhost/"
 # Without encrypted layers, and those whose bytes are not in the image (`foreign`).
 _LAYER_TYPES: Final = re.compile(
-    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?"
-    r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
+    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+gzip)?"
+    r"|docker\.image\.rootfs\.diff\.tar(?:\.gzip)?)"
 )
 # No other name is opened: none of these leads out of the directory.
 _BLOB: Final = re.compile(r"(?:blobs/sha256/)?[0-9a-f]{64}|index\.json|manifest\.json")
@@ -153,7 +153,6 @@ def is_index(document: Mapping[str, Any]) -> bool:
 
 def instance_of(index: Mapping[str, Any], arch: str) -> str:
     """The digest of the manifest for `linux/arch`. Raises `LayerError`."""
-    offered: list[str] = []
     for entry in _entries(index):
         platform = entry.get("platform")
         platform = platform if isinstance(platform, dict) else {}
@@ -162,9 +161,7 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
         is_manifest = str(entry.get("mediaType")) in MANIFEST_TYPES and DIGEST.fullmatch(digest)
         if is_manifest and stated == ("linux", arch):
             return digest
-        offered.append("/".join(stated))
-    listed = printable(", ".join(sorted(set(offered))) or "nothing", max_chars=200)
-    raise LayerError(f"it is made for {listed}; guests here are linux/{arch}")
+    raise LayerError(f"it is not made for linux/{arch}, as guests here are")
 
 
 def _names(written: list[Any]) -> tuple[str, ...]:
@@ -303,9 +300,8 @@ def fetched(
     """The image `ref`, fetched in a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
     if not rest or transport not in (*_FILES, *_SERVICES):
-        known = " ".join(f"{name}:…" for name in (*_FILES, *_SERVICES))
         shown = printable(ref, max_chars=200)
-        hint = f"write docker://{shown} for a registry's image, or one of {known}"
+        hint = f"write docker://{shown} for a registry's image; `belljar image import --help`"
         raise PolicyError(f"{shown!r} does not say where the image is", hint=hint)
     work = scratch / "fetch"
     work.mkdir(mode=0o700)

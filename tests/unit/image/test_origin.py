@@ -122,12 +122,12 @@ def test_what_can_be_no_name_is_asked_of_nobody(
 
 
 def test_the_manifest_for_this_machine_is_chosen() -> None:
-    """Attestations are passed over; none for it is an error that lists what there is."""
+    """Attestations are passed over; none for it is an error."""
     ours = blob_of("application/vnd.oci.image.manifest.v1+json", b"")
     ours |= {"digest": DIGEST, "platform": {"os": "linux", "architecture": "arm64"}}
     attestation = ours | {"platform": {"os": "unknown", "architecture": "unknown"}}
     assert origin.instance_of({"manifests": [attestation, ours]}, "arm64") == DIGEST
-    with pytest.raises(LayerError, match="linux/arm64, unknown/unknown"):
+    with pytest.raises(LayerError, match="not made for"):
         origin.instance_of({"manifests": [attestation, ours]}, "amd64")
     with pytest.raises(LayerError):
         origin.instance_of({"manifests": [ours | {"digest": "../../etc"}]}, "arm64")
