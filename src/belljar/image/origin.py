@@ -56,8 +56,8 @@ _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.imag
 _BUILT_HERE: Final = "localhost/"
 # Without encrypted layers, and those whose bytes are not in the image (`foreign`).
 _LAYER_TYPES: Final = re.compile(
-    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+gzip)?"
-    r"|docker\.image\.rootfs\.diff\.tar(?:\.gzip)?)"
+    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?"
+    r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
 # No other name is opened: none of these leads out of the directory.
 _BLOB: Final = re.compile(r"(?:blobs/sha256/)?[0-9a-f]{64}|index\.json|manifest\.json")
