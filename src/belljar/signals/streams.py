@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -44,9 +45,7 @@ _SCANS_A_FEED: Final = 4
 class _Part:
     def __init__(self) -> None:
         self.tail = b""
-        # Of a field, with the pieces that only count or repeat; None before the first of those.
-        self.whole: bytes | None = None
-        self.last = b""  # A field's: one that never changes carries nothing.
+        self.last = b""  # A field's piece.
         self.reader: zlib._Decompress | None = None  # Of compressed data that goes on.
         self.reader_name = ""
         self.reported: set[tuple[str, str]] = set()
@@ -75,8 +74,7 @@ class _Flow:
 
     @property
     def size(self) -> int:
-        parts = self.parts.values()
-        return len(self.end) + sum(len(part.tail) + len(part.whole or b"") for part in parts)
+        return len(self.end) + sum(len(part.tail) for part in self.parts.values())
 
 
 class StreamScanner:
@@ -239,27 +237,19 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, old content, and each possible continuation."""
-    new = old = 0
-    for name, piece in _pieces(channel, part, data):
-        if not piece:
+    """Name, field, its content before, and its next piece; also without what repeats or counts."""
+    for name, piece in islice(_pieces(channel, part, data), MAX_FIELDS):
+        field, once = state.part(name), state.part(f"{name}, once")
+        # A resolver asks for each name twice, and a field may never change.
+        is_old, field.last = piece == field.last, piece
+        if is_old and len(piece) > MAX_REPEATED:
             continue
-        known = state.parts.get(name, _Part())
-        counts = piece.isdigit() and len(piece) < 8
-        is_old = counts or known.last == piece
-        is_of_whole = counts or len(piece) <= MAX_REPEATED if is_old else known.whole is not None
-        if is_of_whole and old < MAX_FIELDS:
-            old += 1
-            field = state.part(name)
-            before = field.tail if field.whole is None else field.whole
-            field.whole = (before + piece)[-tail:]
-            yield name, field, before, piece
-        if not is_old and new < MAX_FIELDS:
-            new += 1
-            field = state.part(name)
-            before, field.last = field.tail, piece
-            field.tail = (before + piece)[-tail:]
-            yield name, field, before, piece
+        before, field.tail = field.tail, (field.tail + piece)[-tail:]
+        yield name, field, before, piece
+        if not is_old and not (piece.isdigit() and len(piece) < 8):
+            others, once.tail = once.tail, (once.tail + piece)[-tail:]
+            if others != before:
+                yield name, field, others, piece
 
 
 def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:

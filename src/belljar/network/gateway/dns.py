@@ -171,7 +171,7 @@ class DnsServer:
             cell = self._site.cells.get(peer[0], "")
             reply = answer(query, self._site.known_to(cell))
             bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
-            data: dict[str, Any] = {"cell": cell, "transport": "udp", **asdict(reply)}
+            data: dict[str, Any] = {"cell": cell, **asdict(reply)}
             del data["wire"], data["whole"]
             await self._site.record(lambda: Item(Kind.NETWORK_DNS, data, bodies))
             parts = [("label", reply.name.encode())]

@@ -6,7 +6,6 @@ Credentials are drawn for the range, or a decoy's; handing them out is an attemp
 from __future__ import annotations
 
 import base64
-import hmac
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -61,15 +60,7 @@ class _Metadata(web.Service):
             return web.plain_error(404, _SERVER)
         secrets = ["meta-data", "iam", "security-credentials", self._role]
         if [part for part in request.path.split("/") if part][1:5] == secrets:
-            key_id, secret = self._secrets["access_key_id"], self._secrets["secret_key"]
-            data = {
-                "what": "credentials",
-                "cloud": "aws",
-                "identity": self._role,
-                # The key's id, keyed by its secret: whoever has the key finds its range
-                "key_digest": hmac.digest(secret.encode(), key_id.encode(), "sha256").hex(),
-                "path": request.raw_path[:512],
-            }
+            data = {"what": "credentials", "identity": self._role, "path": request.raw_path[:512]}
             await self.context.record("network.attempt", data)
         return web.text_answer(found, headers=headers, media="text/plain")
 

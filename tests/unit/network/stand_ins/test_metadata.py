@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 from typing import Any
 from urllib.parse import quote
@@ -35,10 +34,6 @@ def test_credentials_are_recorded_before_they_go_out() -> None:
     assert record.attempts() == []
     found = app.get(ROLES + role).json
     assert record.attempts() == ["credentials"]
-    digest = hmac.digest(
-        found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256"
-    ).hex()
-    assert record.events[0][1]["key_digest"] == digest
     assert found["Code"] == "Success"
     assert len(found["SecretAccessKey"]) == 40
     for name in ("SecretAccessKey", "AccessKeyId", "Token"):
