@@ -33,15 +33,7 @@ from belljar.report.left import Way
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
 from belljar.report.signals import Blind, SignalCode
-from belljar.report.timeline import (
-    RUN,
-    Edges,
-    Group,
-    TimelineEntry,
-    Timelines,
-    shown,
-    transcript_of,
-)
+from belljar.report.timeline import RUN, Group, TimelineEntry, Timelines, shown, transcript_of
 from belljar.units import format_duration, format_size
 
 _HERE: Final = Path(__file__).parent
