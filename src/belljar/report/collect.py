@@ -81,13 +81,9 @@ def sample_facts(row: samples.Row) -> dict[str, Any]:
         "probes": [
             {"cell": cell.cell_id, **asdict(each)} for cell in cells for each in cell.probings
         ],
-        "ranges": [
-            {**each.to_json(), "sentences": list(samples.range_sentences(each))}
-            for each in row.ranges
-        ],
+        "ranges": [each.to_json() for each in row.ranges],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
         "limits_hit": sorted({limit for cell in cells for limit in cell.limits}),
-        "only_in_transcript": len(row.transcript_gap.unfounded),
-        "tools": [use.to_json() for use in tool_uses(row.tools)],
+        "tools": [use.to_json() for use in tool_uses(about.tools)],
     }

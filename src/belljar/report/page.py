@@ -346,7 +346,6 @@ def _unit(
         # Those whose end is in doubt first
         "proofs": sorted((*cells, *ranges), key=lambda each: each.is_proven)[:MAX_CELLS],
         "graphs": [_graph(each, source) for each in ranges[:MAX_CELLS]],
-        "network": [line for each in ranges for line in samples.range_sentences(each)],
         "entries": entries,
         "left_out": left_out,
     }
@@ -355,7 +354,7 @@ def _unit(
 def _graph(found: RangeFindings, source: RunSource) -> dict[str, Any]:
     """The nodes of a range and its exchanges: cell, place, whether allowed, count."""
     timelines = source.timelines
-    edges = timelines.edges.get(found.range_id) or Counter()
+    edges = {**timelines.edges.get(found.range_id, {})}
     plan = source.plans.get(timelines.policies.get(found.range_id, ""), {})
     names = (*found.cells.values(), *(cell for cell, _, _ in edges))
     used = dict.fromkeys(place for _, place, _ in edges)

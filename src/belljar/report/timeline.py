@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger.schema import BodyRef, Line
-from belljar.report.reading import NO_NAME, ProbeTracker, times_of
+from belljar.report.reading import NO_NAME, BoundedCounter, ProbeTracker, times_of
 from belljar.units import format_size, printable
 
 # Entries of one group that are kept of a cell or range; later ones are counted.
@@ -33,7 +33,7 @@ RUN: Final = ""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
 # Of a network: cell, place, whether it was allowed.
-Edges: TypeAlias = Counter[tuple[str, str, bool]]
+Edges: TypeAlias = BoundedCounter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
@@ -186,7 +186,7 @@ class Timelines:
                 self.air_gap[phase] = self.air_gap.get(phase, True) and bool(data["air_gapped"])
             case kind if kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
                 place, stand_in = _place(line), str(data.get("stand_in") or "")
-                if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
+                if count_edge(self.edges.setdefault(place, Edges()), line) and stand_in:
                     self.uses[self.policies.get(place, ""), stand_in] += 1
             case _:
                 pass
@@ -241,9 +241,7 @@ def count_edge(edges: Edges, line: Line) -> bool:
     to = next(filter(None, map(data.get, ("stand_in", "host", "sni"))), named)
     cell = shown(data.get("cell") or "", max_chars=100)
     edge = (cell, shown(to or data.get("address") or "?", max_chars=200), is_allowed)
-    if edge not in edges and len(edges) >= MAX_EDGES:
-        edge = ("", "others", is_allowed)
-    edges[edge] += times_of(data)
+    edges.add(edge, ("", "others", is_allowed), MAX_EDGES, times_of(data))
     return is_allowed
 
 

@@ -85,7 +85,8 @@ def test_a_tampered_run_directory_gives_a_bounded_page_or_one_error(ran: Path) -
     """Huge files, links, pipes, odd JSON, another ledger: a small page that relies on nothing."""
     plan = json.dumps(
         {
-            **dict.fromkeys(("policy", "image"), {"name": "x"}),
+            "policy": {"name": "x"},
+            "image": {"name": "x"},
             **dict.fromkeys(("risk", "tier", "emulated")),
             "layers": [dict.fromkeys(("name", "state", "what", "enforced_by"), "x" * 3000)] * 200,
             "warnings": ["w" * 2000] * 1000,
