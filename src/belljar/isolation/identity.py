@@ -26,10 +26,11 @@ from belljar.subids import NEEDED_IDS
 
 # One place for all stores of a host: no two cells may have the same ids.
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
-# First host id of root's cells. (systemd's containers end at 0x6FFF_FFFF.)
-_FIRST_ID: Final = 0x8000_0000
-# A slot's first id is its VMM's or starter's, the next 65,536 are a container's workload's.
-_SLOT_IDS: Final = 0x2_0000
+# Root's cells: a VMM's id is this one and its slot. (systemd's containers end at 0x6FFF_FFFF.)
+_VMM_IDS_START: Final = 0x7000_0000
+# A container's slot has so many: the first is its starter's, the next 65,536 are its workload's.
+_RANGES_START: Final = 0x8000_0000
+_RANGE_IDS: Final = 0x2_0000
 # On one host, all stores together.
 _SLOTS: Final = 1 << 13
 _BLOCK_SLOTS: Final = 64
@@ -70,8 +71,9 @@ def hold_identity(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
         return
-    with _held_slot(locks) as (first, fd):
-        jail = JailIdentity(host_uid=first, host_gid=first, privileged=True)
+    with _held_slot(locks) as (slot, fd):
+        uid = _VMM_IDS_START + slot
+        jail = JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
         yield HeldIdentity(jail=jail, lock_fd=fd)
 
 
@@ -84,10 +86,13 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
         return
     if is_nested:
         raise ValueError("root's cells are below no user namespace")
-    with hold_identity(locks) as starter:
-        workload = IdRange(start=starter.jail.host_uid + 1, count=WORKLOAD_IDS)
-        jail = replace(starter.jail, uids=workload, gids=workload)
-        yield replace(starter, jail=jail, ids=cell_ids(jail))
+    with _held_slot(locks) as (slot, fd):
+        stage = _RANGES_START + slot * _RANGE_IDS
+        workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
+        jail = JailIdentity(
+            host_uid=stage, host_gid=stage, privileged=True, uids=workload, gids=workload
+        )
+        yield HeldIdentity(jail=jail, lock_fd=fd, ids=cell_ids(jail))
 
 
 def user_range() -> HeldIdentity:
@@ -129,7 +134,9 @@ def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]
     """Keep a dead cell's uids free; False: in use."""
     fd = None
     if first is not None and os.geteuid() == 0:
-        slot, past = divmod(first - _FIRST_ID, _SLOT_IDS)
+        slot, past = divmod(first - _RANGES_START, _RANGE_IDS)
+        if first < _RANGES_START:
+            slot, past = first - _VMM_IDS_START, 0
         if past == 0 and 0 <= slot < _SLOTS:
             fd = _lock_slot(locks, slot)
     try:
@@ -140,7 +147,7 @@ def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]
 
 @contextmanager
 def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
-    """Lock a free slot; yield its first id, and the lock.
+    """Lock a free slot; yield it, and the lock.
 
     A Belljar with another /run (in a container) shares the host's ids but not these locks: its cell
     with the same ids would be killed as a survivor. That each begins at another of 128 blocks makes
@@ -155,7 +162,7 @@ def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
         fd = _lock_slot(locks, slot)
         if fd is not None:
             try:
-                yield _FIRST_ID + slot * _SLOT_IDS, fd
+                yield slot, fd
             finally:
                 os.close(fd)
             return

@@ -27,6 +27,8 @@ def test_ranges_do_not_overlap(tmp_path: Path) -> None:
         assert max(max(ids) for ids in taken) < TREE_IDS_START
         with hold_identity(tmp_path) as vmm:
             assert not any(vmm.own_uid in ids for ids in taken)
+            with hold_uids(vmm.own_uid, locks=tmp_path) as free:
+                assert not free
         with hold_uids(one.own_uid, locks=tmp_path) as free:
             assert not free
     with hold_uids(one.own_uid, locks=tmp_path) as free:

@@ -53,7 +53,7 @@ async def test_a_wire_that_did_not_start_counts_for_its_vm(
 ) -> None:
     """What is left of it is left of the cell; one that failed proves nothing of either."""
     vmm: Any = Vmm.__new__(Vmm)
-    port: Any = SimpleNamespace(settings=SimpleNamespace(mtu=1500))
+    port: Any = None
     vmm.client = SimpleNamespace(aclose=anyio.lowlevel.checkpoint)
     vmm.companions, vmm.wire = AsyncExitStack(), None
     monkeypatch.setattr(wires, "Wire", lambda *_: NoWire(is_proven=is_proven))
