@@ -26,21 +26,13 @@ from belljar.channel.frames import (
 from belljar.channel.messages import (
     MAX_ERRNO,
     MAX_SIGNAL,
-    Credit,
+    Answer,
     Data,
-    Done,
-    Eof,
-    Fatal,
     GuestEvent,
     Payload,
-    Pong,
-    Ready,
-    Renewed,
+    Progress,
     Result,
-    Started,
     Touched,
-    Watched,
-    Welcome,
     violated,
 )
 from belljar.dataclass import dataclass
@@ -84,9 +76,9 @@ class HostConnection:
         self._pending = bytearray()  # of an incomplete frame: at most a header and a full payload
         self._violation: ProtocolViolation | None = None
         self._ended = False
-        self._ready: Ready | None = None
+        self._is_ready = False
         self._nonce: bytes | None = None
-        self._welcome: Welcome | None = None
+        self._welcome: Answer | None = None
         self._awaited = set[FrameType]()
         self._renewed = False
         self._pings: deque[int] = deque()
@@ -189,16 +181,17 @@ class HostConnection:
             violated("a frame for an operation that is not live", kind, op)
         return state
 
-    def _on_ready(self, payload: Payload) -> Ready:
-        if self._ready is not None or self._welcome is not None:
+    def _on_ready(self, payload: Payload) -> Answer:
+        if self._is_ready or self._welcome is not None:
             payload.violated("a READY that comes twice or after WELCOME")
-        self._ready = Ready(version=self._version(payload), build=payload.text())
-        return self._ready
+        self._is_ready = True
+        self._check_version(payload)
+        return Answer(kind=FrameType.READY, detail=payload.text())
 
-    def _on_welcome(self, payload: Payload) -> Welcome:
+    def _on_welcome(self, payload: Payload) -> Answer:
         if self._nonce is None or self._welcome is not None:
             payload.violated("a WELCOME that was not asked for")
-        version = self._version(payload)
+        self._check_version(payload)
         if payload.take(frames.NONCE_BYTES) != self._nonce:
             payload.violated("a WELCOME with another nonce than HELLO's")
         max_ops, window = payload.number(4), payload.number(4)
@@ -206,50 +199,50 @@ class HostConnection:
             payload.violated(
                 f"a WELCOME that grants {max_ops} operations and a stdin window of {window} bytes"
             )
-        self._welcome = Welcome(version=version, max_ops=max_ops, stdin_window_bytes=window)
+        kind = FrameType.WELCOME
+        self._welcome = Answer(kind=kind, max_ops=max_ops, stdin_window_bytes=window)
         return self._welcome
 
-    def _version(self, payload: Payload) -> int:
+    def _check_version(self, payload: Payload) -> None:
         version, ours = payload.number(2), frames.PROTOCOL_VERSION
         if version != ours:
             payload.violated(f"the agent speaks version {version}, this host {ours}")
-        return version
 
-    def _on_configured(self, payload: Payload) -> Done:
+    def _on_configured(self, payload: Payload) -> Answer:
         self._take_awaited(FrameType.CONFIGURED, payload)
-        return Done(errno=payload.errno(), detail=payload.text())
+        return Answer(kind=FrameType.CONFIGURED, errno=payload.errno(), detail=payload.text())
 
-    def _on_renewed(self, payload: Payload) -> Renewed:
+    def _on_renewed(self, payload: Payload) -> Answer:
         self._take_awaited(FrameType.RENEWED, payload)
         self._renewed = True
         done = payload.number(4)
         if done & ~_RENEWED_BITS:
             payload.violated(f"done bits {done:#x}")
-        return Renewed(done=RenewedBit(done), detail=payload.text())
+        return Answer(kind=FrameType.RENEWED, done=RenewedBit(done), detail=payload.text())
 
-    def _on_frozen(self, payload: Payload) -> Done:
+    def _on_frozen(self, payload: Payload) -> Answer:
         self._take_awaited(FrameType.FROZEN, payload)
-        return Done(errno=payload.errno())
+        return Answer(kind=FrameType.FROZEN, errno=payload.errno())
 
     def _take_awaited(self, answer: FrameType, payload: Payload) -> None:
         if answer not in self._awaited:
             payload.violated(f"a {answer.name} that was not asked for")
         self._awaited.discard(answer)
 
-    def _on_pong(self, payload: Payload) -> Pong:
-        cookie = payload.number(8)
-        if not self._pings or self._pings.popleft() != cookie:
+    def _on_pong(self, payload: Payload) -> Answer:
+        if not self._pings or self._pings.popleft() != payload.number(8):
             payload.violated("a PONG that answers no PING, or out of order")
-        return Pong(cookie=cookie)
+        return Answer(kind=FrameType.PONG)
 
-    def _on_watched(self, payload: Payload) -> Watched:
+    def _on_watched(self, payload: Payload) -> Answer:
         if not self._watches:
             payload.violated("a WATCHED that was not asked for")
         asked, code, count = self._watches.popleft(), payload.errno(), payload.number(4)
         if count not in (0, asked) or (count != asked and not code):
             payload.violated(f"errno {code} and {count} answers for {asked} files")
         self._watched_files = count
-        return Watched(errno=code, errors=tuple(payload.errno() for _ in range(count)))
+        errors = tuple(payload.errno() for _ in range(count))
+        return Answer(kind=FrameType.WATCHED, errno=code, errors=errors)
 
     def _on_touched(self, payload: Payload) -> Touched:
         index, operation = payload.number(4), payload.number(2)
@@ -261,9 +254,9 @@ class HostConnection:
         self._touches_left -= 1
         return Touched(index=index, operation=operation, count=count, pid=pid, process=process)
 
-    def _on_fatal(self, payload: Payload) -> Fatal:
+    def _on_fatal(self, payload: Payload) -> Answer:
         self._ended = True
-        return Fatal(detail=payload.text())
+        return Answer(kind=FrameType.FATAL, detail=payload.text())
 
     def _on_data(self, op: int, view: memoryview, start: int, end: int) -> Data:
         state, count = self._live_op(_DATA, op), end - start - 1
@@ -280,14 +273,14 @@ class HostConnection:
         state.caps_left[stream] = left - count
         return Data(op=op, stream=Stream(stream), content=bytes(view[start + 1 : end]))
 
-    def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Eof:
+    def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Progress:
         stream = payload.number(1)
         if stream not in state.caps_left or not state.started:
             payload.violated(f"EOF of stream {stream}, which is not open")
         del state.caps_left[stream]
-        return Eof(op=op, stream=Stream(stream))
+        return Progress(kind=FrameType.EOF, op=op, value=stream)
 
-    def _on_credit(self, op: int, state: _LiveOp, payload: Payload) -> Credit:
+    def _on_credit(self, op: int, state: _LiveOp, payload: Payload) -> Progress:
         window = self._welcome.stdin_window_bytes if self._welcome else 0
         granted = payload.number(4)
         if granted == 0 or state.stdin_credit + granted > window:
@@ -295,14 +288,14 @@ class HostConnection:
                 f"{granted} bytes of credit on top of {state.stdin_credit}; the window is {window}"
             )
         state.stdin_credit += granted
-        return Credit(op=op, granted_bytes=granted)
+        return Progress(kind=FrameType.CREDIT, op=op, value=granted)
 
-    def _on_started(self, op: int, state: _LiveOp, payload: Payload) -> Started:
+    def _on_started(self, op: int, state: _LiveOp, payload: Payload) -> Progress:
         info = payload.number(8)
         if state.started or info > _MAX_COUNT or (info and state.kind is not OpKind.READ):
             payload.violated(f"a STARTED that comes twice or with info {info}")
         state.started = True
-        return Started(op=op, info=info)
+        return Progress(kind=FrameType.STARTED, op=op, value=info)
 
     def _on_result(self, op: int, state: _LiveOp, payload: Payload) -> Result:
         outcome, flags, stage, code, stdout_dropped, stderr_dropped, duration = _RESULT.unpack(
@@ -445,7 +438,7 @@ class HostConnection:
         size = struct.pack("<HH", rows, columns)
         return frames.frame(FrameType.RESIZE, op, size) if op in self._live else b""
 
-    def _in_order(self, *, holds: bool = True) -> Welcome:
+    def _in_order(self, *, holds: bool = True) -> Answer:
         if self._welcome is None or not holds:
             raise RuntimeError("the order is HELLO, RENEW and their answers, then operations")
         return self._welcome

@@ -176,7 +176,7 @@ cell.started            duration_ms:number
 cell.cloning
 cell.cloned             duration_ms:number
 cell.renewed            done:texts
-cell.taken              waited_ms:number age_ms:number
+cell.taken              waited_ms?:number age_ms?:number
 cell.reverting          verify:flag
 cell.reverted           from:text to:text from_pool:flag duration_ms:number
 cell.revert_verified    from:text planted:texts found:texts not_checked:texts
