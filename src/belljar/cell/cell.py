@@ -55,17 +55,6 @@ def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
     return "unix", path
 
 
-def connect_error(code: int, shown: str) -> OSError | None:
-    """Return the error for the relay's first byte, which the guest chooses freely."""
-    if code == 0:
-        return None
-    if code == errno.ECONNREFUSED:
-        return ConnectionRefusedError(code, f"nothing listens on {shown} in the cell")
-    if code == errno.ENOENT:
-        return FileNotFoundError(code, "the cell has no such socket", shown)
-    return OSError(code, f"connecting to {shown} in the cell: {os.strerror(code)}")
-
-
 class CellStream(ByteStream):
     """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams."""
 
@@ -324,8 +313,8 @@ class Cell(ExecOperations, FileOperations):
                 output = await running.wait()
                 why = output.why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
-            if (refused := connect_error(answer[0], shown)) is not None:
-                raise refused
+            if code := answer[0]:  # a byte that the guest chooses freely
+                raise OSError(code, os.strerror(code), f"{shown} in the cell")
             stream._held = answer[1:]
             return stream
         limit = format_duration(timeout_s)

@@ -34,7 +34,7 @@ from belljar.channel.operations import (
 )
 from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
 from belljar.channel.pump import Pump, SocketPipe
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import replace
 from belljar.errors import CellError, first_of
 from belljar.units import format_duration, printable
 
@@ -52,26 +52,6 @@ class BusyError(CellError):
     def __init__(self) -> None:
         hint = "wait for the command, or end it; what it left in the background may run on"
         super().__init__("the cell is busy: a command runs in it", where="channel", hint=hint)
-
-
-@dataclass(slots=True)
-class _Connection:
-    """Mailbox of the connection's own frames: the last answer of each kind."""
-
-    waiters: set[anyio.Event] = field(default_factory=set)
-    answers: dict[FrameType, Answer] = field(default_factory=dict)
-    pings_sent: int = 0
-    pongs_seen: int = 0
-
-    on_touched: Callable[[Touched], None] | None = None
-
-    def deliver(self, event: GuestEvent) -> None:
-        if isinstance(event, Touched):
-            if self.on_touched is not None:
-                self.on_touched(event)
-        elif isinstance(event, Answer):
-            self.answers[event.kind] = event
-            self.pongs_seen += event.kind is FrameType.PONG
 
 
 @asynccontextmanager
@@ -96,12 +76,25 @@ class GuestClient:
     """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._connection = _Connection()
-        self._pump = Pump(SocketPipe(sock), self._connection)
+        # The mailbox of the connection's own frames, with the last answer of each kind
+        self.waiters: set[anyio.Event] = set()
+        self._answers: dict[FrameType, Answer] = {}
+        self._pings_sent = self._pongs_seen = 0
+        self._on_touched: Callable[[Touched], None] | None = None
+        self._pump = Pump(SocketPipe(sock), self)
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._held: anyio.Event | None = None
         self._socket = sock
+
+    def deliver(self, event: GuestEvent) -> None:
+        """Take a frame of the connection itself."""
+        if isinstance(event, Touched):
+            if self._on_touched is not None:
+                self._on_touched(event)
+        elif isinstance(event, Answer):
+            self._answers[event.kind] = event
+            self._pongs_seen += event.kind is FrameType.PONG
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,15 +183,15 @@ class GuestClient:
     async def ping(self, *, timeout_s: float = 10.0) -> float:
         """Round trip to the guest agent in seconds. Raises `CellError`; the connection stays."""
         await self._released()
-        began, seen, mine = anyio.current_time(), self._connection, list[int]()
+        began, mine = anyio.current_time(), list[int]()
 
         def make() -> bytes:
-            seen.pings_sent += 1
-            mine.append(seen.pings_sent)
-            return self._pump.wire.send_ping(seen.pings_sent)
+            self._pings_sent += 1
+            mine.append(self._pings_sent)
+            return self._pump.wire.send_ping(self._pings_sent)
 
         await self._pump.send(make)
-        await self._within(lambda: seen.pongs_seen >= mine[0], timeout_s, "did not answer a PING")
+        await self._within(lambda: self._pongs_seen >= mine[0], timeout_s, "did not answer a PING")
         return anyio.current_time() - began
 
     async def watch_files(
@@ -214,12 +207,11 @@ class GuestClient:
         Earlier touches have been reported when this returns. `on_touched` is called by the task
         that reads the channel, so only while some operation runs; it must not raise.
         """
-        payload = frames.watch_payload(paths, max_touches=max_touches)
 
         def make() -> bytes:
             if paths:
-                self._connection.on_touched = on_touched
-            return self._pump.wire.send_watch(payload, files=len(paths), max_touches=max_touches)
+                self._on_touched = on_touched
+            return self._pump.wire.send_watch(paths, max_touches)
 
         await self._released()
         return await self._ask(FrameType.WATCHED, make, timeout_s, "did not answer WATCH")
@@ -227,16 +219,15 @@ class GuestClient:
     async def _ask(
         self, kind: FrameType, send: Callable[[], bytes] | None, timeout_s: float, what: str
     ) -> Answer:
-        answers = self._connection.answers
         if send is not None:
-            answers.pop(kind, None)
+            self._answers.pop(kind, None)
             await self._pump.send(send)
-        await self._within(lambda: kind in answers, timeout_s, what)
-        return answers[kind]
+        await self._within(lambda: kind in self._answers, timeout_s, what)
+        return self._answers[kind]
 
     async def _within(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         with anyio.move_on_after(timeout_s):
-            await self._pump.wait_until(self._connection, ready)
+            await self._pump.wait_until(self, ready)
             return
         what = f"the guest agent {what} within {format_duration(timeout_s)}"
         raise CellError(what, where="channel", hint="Open a new cell; look at this one's console.")

@@ -9,7 +9,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final, Protocol
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
@@ -35,14 +35,15 @@ async def renew(
     client: GuestClient, new: Renewal, port: GivenPort | None, *, cell_id: str, needed: RenewedBit
 ) -> Event:
     """Renew the guest's identity; the event. Raises `CellError`."""
-    from belljar.channel.frames import RenewedBit, network_part, renew_payload
+    from belljar.channel.frames import RenewedBit, counted
 
     network, place = b"", dict[str, JsonValue]()
     if port is not None:
-        network, needed = network_part(**asdict(port.settings)), needed | RenewedBit.NETWORK
+        network, needed = port.settings.packed(), needed | RenewedBit.NETWORK
         place = {"address": str(port.settings.address), "mac": port.settings.mac}
-    payload = renew_payload(realtime_ns=time.time_ns(), network=network, **asdict(new))
-    renewed = await client.renew(payload)
+    texts = (new.machine_id.encode(), new.boot_id.encode(), new.hostname.encode())
+    identity = b"".join(map(counted, (new.seed, *texts)))
+    renewed = await client.renew(time.time_ns().to_bytes(8, "little") + identity + network)
     if missing := [str(bit.name).lower() for bit in needed if bit not in renewed.done]:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
         raise CellError(
@@ -65,6 +66,12 @@ class PortSettings:
     gateway_mac: str
     resolver: IPv4Address
     mtu: int = 1500
+
+    def packed(self) -> bytes:
+        """RENEW's network part. Addresses are in network order."""
+        macs = bytes.fromhex((self.mac + self.gateway_mac).replace(":", ""))
+        ends = self.address.packed + self.gateway.packed
+        return ends + macs + self.resolver.packed + self.mtu.to_bytes(2, "little")
 
 
 class GivenPort(Protocol):
