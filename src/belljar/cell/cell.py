@@ -55,17 +55,6 @@ def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
     return "unix", path
 
 
-def connect_error(code: int, shown: str) -> OSError | None:
-    """Return the error for the relay's first byte, which the guest chooses freely."""
-    if code == 0:
-        return None
-    if code == errno.ECONNREFUSED:
-        return ConnectionRefusedError(code, f"nothing listens on {shown} in the cell")
-    if code == errno.ENOENT:
-        return FileNotFoundError(code, "the cell has no such socket", shown)
-    return OSError(code, f"connecting to {shown} in the cell: {os.strerror(code)}")
-
-
 class CellStream(ByteStream):
     """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams."""
 
@@ -222,13 +211,9 @@ class Cell(ExecOperations, FileOperations):
     async def snapshot(self, name: str | None = None) -> Snapshot:
         """Save the cell as it is now, until the end of its run, where it is deleted with proof.
 
-        A microVM stands still meanwhile, and is kept whole; of another tier the files alone are.
-
-        Raises:
-            PolicyError: the policy doesn't allow it, or the cell is on a network, of a model, with
-                decoys or with a `secret` file.
-            CellError: a command runs in it; or it died; or the image has no GNU find and tar.
-            HostError: no space; it goes on.
+        Raises `PolicyError`: the policy or what the cell has (docs/revert.md) forbids it,
+        `CellError`: a command runs in it, it died, or the image has no GNU find and tar;
+        `HostError`: no space, and it goes on.
         """
         if self.failure is not None:
             raise self.failure
@@ -245,21 +230,15 @@ class Cell(ExecOperations, FileOperations):
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
-        Nothing else of the old machine is left; `id`, `last_op`, `destruction` are the new one's.
         Running operations end with `CellError`. The old machine is destroyed meanwhile, with
-        proof; the end of the cell's block waits for that and raises its findings. A failed revert
-        leaves the old machine unchanged; a breach ends it, too.
+        proof; the end of the cell's block raises its findings. A failed revert leaves the old
+        machine unchanged; a breach ends it, too.
 
-        Args:
-            to: go on from this run's snapshot of any cell of the same policy.
-            verify: look in the new machine for traces left in the old one just before. Default: at
-                risk `high` and `critical`.
+        `to`: go on from this run's snapshot of any cell of the same policy. `verify`: look in the
+        new machine for traces left in the old one just before; default at risk `high` and above.
 
-        Raises:
-            PolicyError: a range with a network, or a target cell: they can't be reset.
-            ContainmentBreach: the new machine had something of the old one.
-            CellError: the cell was killed by order, or its block was left.
-            HostError: no machine could be made.
+        Raises `PolicyError` in a range with a network, `ContainmentBreach` for a trace, `CellError`
+        if the cell was killed by order or its block was left, `HostError` if none could be made.
         """
         del verify, to
         raise PolicyError(
@@ -291,14 +270,11 @@ class Cell(ExecOperations, FileOperations):
         user: str | None = None,
         timeout_s: float = 10,
     ) -> AsyncIterator[CellStream]:
-        """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
+        """A byte stream to a port of the cell's own loopback, or to a unix socket in it. It goes
+        through the channel, not a network or gateway. Leaving the block closes it.
 
-        It goes through the channel, not a network or gateway, and counts as one of a cell's 64
-        operations at once. Leaving the block closes it.
-
-        Raises `ConnectionRefusedError`, `FileNotFoundError` (there is no such socket) or another
-        `OSError` of the guest's, `TimeoutError` (not connected in time), `ValueError` (no port and
-        no absolute path), `CellError`.
+        Raises `ConnectionRefusedError`, `FileNotFoundError` (no such socket) or another `OSError`
+        of the guest's, `TimeoutError`, `ValueError` (no port and no absolute path), `CellError`.
         """
         (kind, name), who = parse_target(target), self._user(user)
         started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}
@@ -337,8 +313,8 @@ class Cell(ExecOperations, FileOperations):
                 output = await running.wait()
                 why = output.why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
-            if (refused := connect_error(answer[0], shown)) is not None:
-                raise refused
+            if code := answer[0]:  # a byte that the guest chooses freely
+                raise OSError(code, os.strerror(code), f"{shown} in the cell")
             stream._held = answer[1:]
             return stream
         limit = format_duration(timeout_s)

@@ -194,17 +194,12 @@ class ExecOperations(CellBase):
         keep: Literal["head", "tail"] = "head",
         on_output: Callable[[Stream, bytes], None] | None = None,
     ) -> ExecOutput:
-        """Run a command in the cell and wait for it.
+        """Run a command in the cell and wait for it. A failed command is a result.
 
-        Args:
-            argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
-            env: added to `Cell.env`. cwd: relative to the work directory.
-            user: name, uid or `uid:gid`; default the policy's or image's user.
-            timeout_s: then the command's whole tree is killed; default the policy's `exec_timeout`.
-            max_output_bytes: kept of each stream's head or tail (`keep`), at most the policy's
-                `output`. The rest is dropped and counted.
-
-        Raises `CellError` when the cell died or broke the protocol; a failed command is a result.
+        `argv`: the program, looked up in the guest's PATH, and its arguments. `env`: added to
+        `Cell.env`. `cwd`: relative to the work directory. `user`: name, uid or `uid:gid`.
+        `timeout_s`: then its whole tree is killed; default the policy's `exec_timeout`.
+        `max_output_bytes`: kept of each stream's head or tail (`keep`); the rest is counted.
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above

@@ -149,9 +149,8 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
-        A directory becomes `target`; an existing one keeps its other entries. Parents are made.
-        Links inside stay links; permission bits are kept. `overwrite`: replace files and links;
-        never a directory by a file.
+        A directory becomes `target`; an existing one keeps its other entries. `overwrite`: replace
+        files and links; never a directory by a file.
 
         Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
         `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
@@ -237,12 +236,9 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
-        A directory becomes `local_path`; an existing one keeps its other entries. The cell's data
-        is hostile: nothing is written outside of `local_path`, links that may lead out are not
-        made, set-user-ID bits and others' right to write are dropped.
-
-        `overwrite`: as `upload`. `skip_unsafe`: leave out links that may lead out, sockets, pipes
-        and devices, and name them in the result; by default each is a `ValueError`.
+        As `upload`; nothing is written outside of `local_path`, and set-user-ID bits and others'
+        right to write are dropped. `skip_unsafe`: leave out links that may lead out, sockets,
+        pipes and devices, and name them in the result; by default each is a `ValueError`.
 
         Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` beyond `max_files`.
         """
@@ -295,10 +291,8 @@ class FileOperations(CellBase):
     async def list_dir(
         self, path: str = "", *, user: str | None = None, max_entries: int = MAX_LISTED
     ) -> tuple[FileInfo, ...]:
-        """What a directory holds, in the order of the names, without `.` and `..`.
-
-        `path`: default the work directory. Links are not followed. Raises as `write_file`, and
-        `OSError(E2BIG)` for more than `max_entries`.
+        """What a directory holds, in the order of the names; default the work directory. Raises as
+        `write_file`, and `OSError(E2BIG)` for more than `max_entries`.
         """
         options = self._options(user)
         found = await self._look("list", path or ".", options, depth=1, max_entries=max_entries)
@@ -313,10 +307,8 @@ class FileOperations(CellBase):
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
-        """Remove a file or link; with `recursive` also a directory, with all that is in it.
-
-        A link is removed, not what it leads to. Raises as `write_file`, and `ValueError` for `/`,
-        `.` or `..`.
+        """Remove a file or link; with `recursive` also a directory, with all that is in it. Raises
+        as `write_file`, and `ValueError` for `/`, `.` or `..`.
         """
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")

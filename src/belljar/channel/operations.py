@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 
 from belljar.channel import frames
-from belljar.channel.frames import Outcome, SignalScope, Stream
-from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
+from belljar.channel.frames import FrameType, Outcome, SignalScope, Stream
+from belljar.channel.messages import Data, GuestEvent, Progress, Result
 from belljar.channel.outcomes import ExecOutput, OutputTexts, captures, file_error, output_of
 from belljar.errors import CellError
 from belljar.units import format_duration
@@ -74,10 +74,10 @@ class Operation:
         elif isinstance(event, Result):
             self.result = event
             self._pump.forget(self.op)
-        elif isinstance(event, Started):
-            self.size_bytes = event.info
-        elif isinstance(event, Eof):
-            self._streams_ended.add(event.stream)
+        elif isinstance(event, Progress) and event.kind is FrameType.STARTED:
+            self.size_bytes = event.value
+        elif isinstance(event, Progress) and event.kind is FrameType.EOF:
+            self._streams_ended.add(Stream(event.value))
 
     async def send_stdin(self, content: bytes) -> None:
         """Send it all. Raises `BrokenPipeError` after the command's end."""
