@@ -211,7 +211,7 @@ def outlooks(
             builds = {each.image: each for each in first.asked.builds}
             for each in missing_images([loaded], home):
                 if each.image in builds:
-                    missing.append(replace(each, command=command_of(builds[each.image])))
+                    missing.append(each._replace(command=command_of(builds[each.image])))
                 elif PLACEHOLDER not in each.image:  # else only a sample's metadata names it
                     missing.append(each)
             try:
