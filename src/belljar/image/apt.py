@@ -120,7 +120,9 @@ class PrivateApt:
     def show(self, package: str) -> dict[str, str]:
         """The fields of a package's newest version. Raises `HostError`."""
         argv = [tool("apt-cache"), *self._options, "show", "--no-all-versions", package]
-        return parse_stanza(run_tool(argv, timeout_s=60).decode("utf-8", "replace"))
+        lines = run_tool(argv, timeout_s=60).decode("utf-8", "replace").splitlines()
+        # Of the only stanza; a field's further lines are indented, and none of those is asked for.
+        return dict(line.partition(": ")[::2] for line in lines if line[:1].isalpha())
 
     def download(self, package: str, into: Path) -> Path:
         """Fetch a package's verified file. Raises `HostError`."""
@@ -172,19 +174,3 @@ def host_acquire_options() -> dict[str, str]:
         for line in dump.splitlines()
         if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]
     }
-
-
-def parse_stanza(text: str) -> dict[str, str]:
-    """The first stanza; continuations follow a newline."""
-    fields: dict[str, str] = {}
-    name = ""
-    for line in text.splitlines():
-        if not line.strip():
-            if fields:
-                break
-        elif line[0] in " \t":
-            fields[name] = f"{fields.get(name, '')}\n{line.strip()}"
-        else:
-            name, _, value = line.partition(":")
-            fields[name] = value.strip()
-    return fields
