@@ -23,8 +23,6 @@ _CODENAMES: Final = frozenset(
     {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
 )
 _TARGET: Final = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
-# A line of `--print-uris`: address, file, size, digest.
-_URI: Final = re.compile(r"^'[^']+' (\S+\.deb) (\d+) (\S*)", re.MULTILINE)
 _HOST_OPTIONS: Final = re.compile(
     r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
 )
@@ -120,7 +118,9 @@ class PrivateApt:
     def show(self, package: str) -> dict[str, str]:
         """The fields of a package's newest version. Raises `HostError`."""
         argv = [tool("apt-cache"), *self._options, "show", "--no-all-versions", package]
-        return parse_stanza(run_tool(argv, timeout_s=60).decode("utf-8", "replace"))
+        lines = run_tool(argv, timeout_s=60).decode("utf-8", "replace").splitlines()
+        # Of the only stanza; a field's further lines are indented, and none of those is asked for.
+        return dict(line.partition(": ")[::2] for line in lines if line[:1].isalpha())
 
     def download(self, package: str, into: Path) -> Path:
         """Fetch a package's verified file. Raises `HostError`."""
@@ -131,29 +131,14 @@ class PrivateApt:
             raise HostError(f"apt fetched {len(found)} files for {package}", where="apt-get")
         return found[0]
 
-    def closure(self, packages: Sequence[str], *, suite: str = "") -> dict[str, tuple[int, str]]:
-        """The packages' files with all dependencies of an empty host: size and SHA-256."""
-        argv = self._install(packages, suite)
-        options = ["--print-uris", "-o", "Acquire::ForceHash=SHA256"]
-        printed = run_tool([argv[0], *options, *argv[1:]], timeout_s=300)
-        found = _URI.findall(printed.decode("utf-8", "replace"))
-        named = {name.partition("_")[0] for name, _, sha in found if sha.startswith("SHA256:")}
-        if missing := {*packages, *(name.partition("_")[0] for name, *_ in found)} - named:
-            what = f"apt names no file with a digest for {', '.join(sorted(missing))}"
-            raise HostError(what, where="apt-get install")
-        return {name: (int(size), digest.partition(":")[2]) for name, size, digest in found}
-
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
-        """Fetch what `closure` lists. Raises `HostError`."""
+        """Fetch the packages with all dependencies of an empty host. Raises `HostError`."""
         (into / "partial").mkdir(parents=True, exist_ok=True)
-        archives = ["-o", f"Dir::Cache::archives={into}", "--download-only"]
-        argv = self._install(packages, suite)
-        run_tool([argv[0], *archives, *argv[1:]], timeout_s=7200)
-
-    def _install(self, packages: Sequence[str], suite: str) -> list[str]:
         chosen = ["-t", suite] if suite else []
-        options = ["-q", "-y", "--no-install-recommends", *chosen, "install"]
-        return [tool("apt-get"), *self._options, *options, *packages]
+        options = ["-q", "-y", "--no-install-recommends", *chosen, "install", "--download-only"]
+        archives = ["-o", f"Dir::Cache::archives={into}"]
+        argv = [tool("apt-get"), *self._options, *archives, *options, *packages]
+        run_tool(argv, timeout_s=7200)
 
     def newest_release_s(self) -> int:
         """The newest list's date, in Unix seconds; 0 if unknown."""
@@ -172,19 +157,3 @@ def host_acquire_options() -> dict[str, str]:
         for line in dump.splitlines()
         if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]
     }
-
-
-def parse_stanza(text: str) -> dict[str, str]:
-    """The first stanza; continuations follow a newline."""
-    fields: dict[str, str] = {}
-    name = ""
-    for line in text.splitlines():
-        if not line.strip():
-            if fields:
-                break
-        elif line[0] in " \t":
-            fields[name] = f"{fields.get(name, '')}\n{line.strip()}"
-        else:
-            name, _, value = line.partition(":")
-            fields[name] = value.strip()
-    return fields

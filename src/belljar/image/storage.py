@@ -171,11 +171,7 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
         with locked(home, BASES):
             while True:
                 if not _is_of(path, first_uid):
-                    # Bases of other ids, and of images that are gone
-                    for other in (home / BASES).iterdir():
-                        is_there = (home / "images" / other.name).is_dir()
-                        if not (is_there and _is_of(other, first_uid)):
-                            remove_kept(home, other)
+                    remove_kept(home, path)  # one of other ids
                     _load(home, image, first_uid, report)
                 with suppress(FileNotFoundError):  # `belljar prune` has just removed it
                     held.enter_context(claimed(path))
