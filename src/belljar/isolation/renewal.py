@@ -70,7 +70,7 @@ class PortSettings:
     gateway_mac: str
 
     def packed(self) -> bytes:
-        """RENEW's network part. Addresses are in network order; the gateway is the resolver, too."""
+        """RENEW's network part, addresses in network order; the gateway is the resolver."""
         macs = bytes.fromhex((self.mac + self.gateway_mac).replace(":", ""))
         ends = self.address.packed + self.gateway.packed
         return ends + macs + self.gateway.packed + MTU.to_bytes(2, "little")
