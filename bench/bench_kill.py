@@ -76,7 +76,7 @@ report = kill.kill_now(Path(sys.argv[1]), (), everything=True, reason="bench")
 print(json.dumps([*began, [c.halted_ms for c in report.cells if c.kind == "cell"], report.ok]))
 """
 POLICY = "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: {memory}, lifetime: 30m}}\n"
-NETWORK = "network: {}\n"
+NETWORK = "network:\n  sink: true\n"
 _SO_TIMESTAMPNS = 35
 _ALL_PACKETS = 0x0003
 

@@ -337,5 +337,5 @@ def _allowed(network: Network, hosts: frozenset[str]) -> Network:
         if isinstance(item, TargetStandIn) and names and item.awaits:
             awaits = tuple(each for each in item.awaits if each in kept)
             kept[name] = kept[name].model_copy(update={"awaits": awaits})
-    rest = {"default": "deny", "upstreams": ()}
+    rest = {"default": "deny", "sink": False, "upstreams": ()}
     return network.model_copy(update={"stand_ins": kept, **rest})

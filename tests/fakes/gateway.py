@@ -157,7 +157,7 @@ class Owner:
 
 @dataclass
 class Gateway:
-    """A running gateway. `ports`: http, tls, tcp, smtp, smtps, dns_udp."""
+    """A running gateway. `ports`: http, tls, tcp, smtp, smtps, sink, dns_udp."""
 
     owner: Owner
     process: subprocess.Popen[bytes]
@@ -245,7 +245,7 @@ def running(
     protocols = ("http", "tls", "smtp", "smtps", "tcp")
     tcp = {name: listener() for name in protocols}
     ports = {name: int(sock.getsockname()[1]) for name, sock in tcp.items()}
-    rest = {"dns_udp": listener(socket.SOCK_DGRAM)}
+    rest = {"dns_udp": listener(socket.SOCK_DGRAM), "sink": listener()}
     ports |= {name: int(sock.getsockname()[1]) for name, sock in rest.items()}
     web = tuple(PortPlan(number=ports[name], protocol=name) for name in ("http", "tls"))
     raw = tuple(PortPlan(number=ports[name], protocol=name) for name in ("smtp", "smtps", "tcp"))

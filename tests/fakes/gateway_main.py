@@ -84,10 +84,10 @@ def pieces(parts: list[bytes]) -> Answer:
 
 
 def main() -> None:
-    """Serves on the descriptors that argv names: `{"events", "dns_udp", "tcp": {port: fd}}`."""
+    """Serves on the descriptors that argv names: `{"events", "dns_udp", "sink", "tcp": {port: fd}}`."""
     config = from_json(GatewayConfig, json.loads(sys.argv[1]))
     fds = json.loads(sys.argv[2])
-    named = {name: fds[name] for name in ("events", "dns_udp")} | fds["tcp"]
+    named = {name: fds[name] for name in ("events", "dns_udp", "sink")} | fds["tcp"]
     taken = {name: socket.socket(fileno=fd) for name, fd in named.items()}
     for sock in taken.values():
         sock.setblocking(False)

@@ -127,7 +127,7 @@ async def networks(at: Path) -> None:
     held = cell._policy("default", cell._hosts()).policy
     assert (held.resources.cpus, held.resources.memory_bytes >> 20) == (1, 512)
     assert held.resources.disk_bytes >> 20 == 32
-    assert (held.network.upstreams, held.network.default) == ((), "deny")
+    assert (held.network.upstreams, held.network.sink, held.network.default) == ((), False, "deny")
     await cell.start(force_build=False)
     assert (await cell.exec(f'python3 -c "{FETCH.format("one.example")}"')).stdout == "hi\n"
     for name in ("other.example", "two.example", "real.example"):

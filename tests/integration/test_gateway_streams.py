@@ -17,7 +17,7 @@ from belljar.events import Kind
 GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 
 
-GATEWAY = {"stream_bytes": 1 << 20}
+GATEWAY = {"sink_wait_s": 60.0, "stream_bytes": 1 << 20}
 
 
 def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:

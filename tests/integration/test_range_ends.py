@@ -36,7 +36,7 @@ def test_who_says_no_last_word_ends_its_range_no_later(who: Who) -> None:
 @pytest.mark.promise("5.4")
 @pytest.mark.thorough_in("user")
 def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: Who) -> None:
-    """Half a request with TLS and without, a head, a mail, a handshake."""
+    """Half a request with TLS and without, a head, a mail, a sink's first bytes, a handshake."""
     seen = who.run("in_progress")
     assert_gone(seen)
     assert (seen["said"], seen["unreported"]) == ("begun\n", 0)
@@ -55,12 +55,14 @@ def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: Who) -> None:
         assert of("network.http.answered", reason=ended, **answer)
     _, head = of("network.http", reason=ended)
     assert head == {"request": "GET /what?is=said HTTP/1.1\r\nHost: si"}
+    _, sunk = of("network.stream", stand_in="", reason=f"sink; {ended}")
+    assert sunk == {"received": "fifteen bytes.\n"}
     _, mailed = of("network.stream", stand_in="mail", phase="closed", reason=ended)
     assert mailed["received"].endswith("\r\nhalf a li")
     _, mail = of("network.attempt", what="mail", complete=False)
     assert mail == {"message": "Subject: x\r\n\r\nhalf a li"}
     assert of("network.tls", sni=None, reason=ended)
-    assert len(told) == 8
+    assert len(told) == 9
 
 
 def test_a_full_disk_ends_the_range(tmp_path: Path) -> None:

@@ -325,15 +325,18 @@ async def test_a_network_that_is_meddled_with_is_a_breach(home: Path, tmp_path: 
 
 @pytest.mark.promise("2.5")
 async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) -> None:
-    """Names that are simulated, a metadata service."""
+    """A sink that takes every port, names that are simulated, a metadata service."""
     cloud = "    cloud: {kind: metadata}\n"
-    policy = policy_of(tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n" + OWN)
+    policy = policy_of(
+        tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n  sink: true\n" + OWN
+    )
     async with recorded("open") as run, open_range(policy, run=run) as opened:
         assert (await curl(opened.cell, "http://anything.example/")).returncode == 0
         report = await probed(opened, which="all", recorder=run.recorder)
         assert [(each.name, each.seen, each.detail) for each in report.of(Verdict.BREACHED)] == []
         assert report.verdict is Verdict.CONTAINED, report.problem
         known = {each.name: each.known for each in report.findings if each.known}
+        assert "sink" in known["network.tcp4"]
         assert "stand-in" in known["network.metadata"]
 
 

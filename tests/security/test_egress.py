@@ -93,8 +93,10 @@ def test_a_range_has_no_other_link_and_no_other_route(world: World) -> None:
             each.removesuffix("/32") for each in own
         }
         # Where marked packets end, so that they go no further
-        taken = {layout.prefix} if layout.proxy_port else set()
-        assert {dst for dst in ours - local if not dst.startswith(("fe80", "ff00"))} <= taken
+        taken = {"default"} if layout.sink_port else {layout.prefix}
+        assert {dst for dst in ours - local if not dst.startswith(("fe80", "ff00"))} <= (
+            taken if layout.sink_port or layout.proxy_port else set()
+        )
 
 
 def test_a_cell_gets_nothing_but_what_the_plan_lets_answer(world: World) -> None:
@@ -105,7 +107,9 @@ def test_a_cell_gets_nothing_but_what_the_plan_lets_answer(world: World) -> None
         for cell in seen.macs:
             serves = frozenset({5432} if cell == "db" else ())
             answering = _answering(world.play.ranges[name].network.layout)
-            assert unasked_answers(seen, cell, answering, serves=serves) == []
+            assert (
+                unasked_answers(seen, cell, answering, has_sink=name == "open", serves=serves) == []
+            )
 
 
 def test_the_first_packets_of_a_fresh_cell_meet_the_rules(world: World) -> None:

@@ -72,6 +72,7 @@ class RangeLayout:
     names: tuple[NameAddress, ...]
     catch_all: str | None
     cells: tuple[CellPort, ...]
+    sink_port: int | None = None
     proxy_port: int | None = None
 
     @property
@@ -108,14 +109,20 @@ def lay_out(
     names = tuple(_names(network, {port.name: port.address for port in ports}, names_net, free))
     catch_all = str(names_net[free.pop()]) if network.default == "simulate" else None
     taken = {*network.gateway_ports(), *(port.number for port in CATCH_ALL_PORTS)}
-    drawn = (_OWN_PORTS[each % len(_OWN_PORTS)] for each in _stream(random_bytes, "proxy"))
-    free_ports = (port for port in drawn if port not in taken)
+    free_ports = (
+        _OWN_PORTS[number % len(_OWN_PORTS)]
+        for number in _stream(random_bytes, "sink")
+        if _OWN_PORTS[number % len(_OWN_PORTS)] not in taken
+    )
+    sink_port = next(free_ports) if network.sink else None
+    taken |= {sink_port or 0}  # no port is 0
     return RangeLayout(
         prefix=str(prefix),
         resolver=str(names_net[_RESOLVER_HOST]),
         names=names,
         catch_all=catch_all,
         cells=ports,
+        sink_port=sink_port,
         proxy_port=next(free_ports) if network.reached_cells else None,
     )
 

@@ -130,6 +130,7 @@ class NetworkPlan:
 
     stand_ins: tuple[StandInPlan, ...] = ()
     default: Default = "deny"
+    sink: bool = False
     upstreams: tuple[UpstreamPlan, ...] = ()
     bounds: NetworkBounds = field(default_factory=NetworkBounds)
     controllers: tuple[str, ...] = ()
@@ -203,6 +204,7 @@ def plan_network(
             *(_service(decoy) for decoy in decoys if decoy.is_service),
         ),
         default=network.default,
+        sink=network.sink,
         upstreams=tuple(
             UpstreamPlan(
                 host=item.host,

@@ -231,7 +231,7 @@ def _chains(
         if reason not in LET_THROUGH | {DropReason.ARP}:
             yield _chain_of(reason), _end(reason, *refused)
     yield _CHECK, list(_checked())
-    yield _UNNAMED, list(_unnamed())
+    yield _UNNAMED, list(_unnamed(layout))
     for port in layout.cells:
         yield f"open_{port.outer_device}", list(_open(layout, network))
         yield f"from_{port.outer_device}", list(_from(port, services))
@@ -285,12 +285,14 @@ def _checked() -> Iterator[Rule]:
     yield [nft.match(nft.DADDR, "@forbidden"), _to(DropReason.FORBIDDEN)]
 
 
-def _unnamed() -> Iterator[Rule]:
+def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
     """Packets to what no cell and no stand-in has."""
     yield [nft.match(nft.L4PROTO, "udp"), _to(DropReason.UDP)]
     yield [nft.match(nft.L4PROTO, "icmp"), _to(DropReason.ICMP)]
     yield [nft.match(nft.L4PROTO, "tcp", "!="), _to(DropReason.PROTOCOL)]
     yield [nft.match(nft.DADDR, "@cells"), _to(DropReason.NEIGHBOUR)]
+    if layout.sink_port is not None:
+        yield [nft.TCP, *_taken_by(layout.sink_port)]
     yield [nft.match(nft.DADDR, "@addresses"), _to(DropReason.PORT)]
     yield [_to(DropReason.ADDRESS)]
 
@@ -341,10 +343,11 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
 def _input(layout: RangeLayout) -> Iterator[Rule]:
     from_cell = nft.match(nft.IIFNAME, "@devices")
     yield [from_cell, nft.match(nft.DESTINATION, "@answered"), nft.ACCEPT]
-    if layout.proxy_port is not None:
-        # What came by loopback is marked as entering.
-        for device in (from_cell, nft.match(nft.IIFNAME, "lo")):
-            yield [device, nft.match(nft.MARK, LOCAL_MARK), nft.TCP, nft.ACCEPT]
+    taken = [nft.match(nft.MARK, LOCAL_MARK), nft.TCP, nft.ACCEPT]
+    if layout.proxy_port is not None or layout.sink_port is not None:
+        yield [from_cell, *taken]
+    if layout.proxy_port is not None:  # what came by loopback, marked as entering
+        yield [nft.match(nft.IIFNAME, "lo"), *taken]
     yield [_to(DropReason.STRAY)]
 
 
@@ -361,12 +364,14 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
     port = nft.match(nft.field("icmp", "code"), "port-unreachable")
     yield [to_cell, unreachable, port, nft.ACCEPT]
+    taken = [to_cell, nft.match(nft.MARK, LOCAL_MARK)]
     if layout.proxy_port is not None:
         again = [nft.match(nft.OIFNAME, "lo"), nft.FIRST]
         for mark in (ENTER_MARK, REFUSE_MARK):
             yield [*again, nft.match(nft.MARK, mark), nft.ACCEPT]
         dialled = [to_cell, nft.match(nft.MARK, DIAL_MARK)]
         yield [*dialled, nft.match(nft.DESTINATION, "@of_cells"), nft.ACCEPT]
-        taken = [to_cell, nft.match(nft.MARK, LOCAL_MARK), nft.match(nft.SOURCE, "@of_cells")]
+        yield [*taken, nft.match(nft.SOURCE, "@of_cells"), nft.NOT_FIRST, nft.ACCEPT]
+    if layout.sink_port is not None:
         yield [*taken, nft.NOT_FIRST, nft.ACCEPT]
     yield [_to(DropReason.OUTPUT)]

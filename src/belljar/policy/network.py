@@ -125,6 +125,10 @@ class Network(Strict):
         description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that "
         "answers plausibly and records (simulate).",
     )
+    sink: bool = Field(
+        default=False,
+        description="TCP to a port that nobody has is recorded and closed, not refused.",
+    )
     stand_ins: Annotated[
         Mapping[str, AnyStandIn],
         BeforeValidator(_read_ids, json_schema_input_type=dict[str, AnyStandIn]),

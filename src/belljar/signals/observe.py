@@ -168,7 +168,7 @@ def _is_scanned_first(event: Event, part: str) -> bool:
     match event.kind:
         case Kind.NETWORK_HTTP:
             return data.get("complete") is True
-        case Kind.NETWORK_STREAM:  # not between cells, nor what a refused connection sent
+        case Kind.NETWORK_STREAM:  # not the sink, nor between cells, nor what a refused one sent
             is_gateways = bool(data.get("stand_in")) and data.get("verdict") == "allowed"
             return is_gateways and data.get("between_cells") is not True
         case Kind.NETWORK_DNS:

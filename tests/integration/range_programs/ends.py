@@ -53,6 +53,8 @@ for said, expected in ((b"", b"220"), (b"EHLO x\r\n", b"250"), (b"MAIL FROM:<a@b
         got += smtp.recv(1000)
 smtp.sendall(b"Subject: x\r\n\r\nhalf a li")
 idle = connect(site, 80)
+sink = connect("203.0.113.7", 4444)
+sink.sendall(b"fifteen bytes.\n")
 print("begun", flush=True)
 time.sleep(600)
 """
@@ -60,7 +62,7 @@ time.sleep(600)
 
 async def in_progress(home: Path) -> dict[str, Any]:
     """A range ends while its cell, which lives, is in the midst of everything."""
-    scene = Scene(home, stand_ins=(SITE, MAIL))
+    scene = Scene(home, stand_ins=(SITE, MAIL), sink=True)
     async with scene.open(serve=SERVE) as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)

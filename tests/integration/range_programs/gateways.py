@@ -61,7 +61,7 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     loop = asyncio.get_running_loop()
     await loop.create_datagram_endpoint(Echo, sock=listeners["dns_udp"])
     for name, listener in listeners.items():
-        if name.isdecimal():
+        if name == "sink" or name.isdecimal():
             await asyncio.start_server(answer, sock=listener)
     await reporter.record(Item(READY, {"certificate": "-----BEGIN CERTIFICATE-----"}))
     await reporter.end_requested.wait()

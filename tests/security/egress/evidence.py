@@ -291,6 +291,21 @@ class Tls:
 
 
 @dataclass(frozen=True)
+class Sunk:
+    """A connection to nobody ended in the range's sink, which got bytes."""
+
+    address: str
+    port: str = "{port}"
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        place = {"address": self.address, "port": int(self.port)}
+        found = seen.of("network.stream", cell=cell, reason="sink", **place)
+        if not found:
+            return f"the sink has no connection to {self.address}:{self.port}"
+        return "" if any(data["bytes"] for data in found) else "the sink got nothing"
+
+
+@dataclass(frozen=True)
 class Attempt:
     """A stand-in recorded that something was tried; somewhere in the event stands this text."""
 
@@ -346,11 +361,14 @@ def unasked_answers(
     seen: Seen,
     cell: str,
     answering: frozenset[tuple[str, str, int]],
+    *,
+    has_sink: bool,
     serves: frozenset[int] = frozenset(),
 ) -> list[Frame]:
     """Frames to a cell that are neither a refusal nor from an address and port that the plan lets
-    answer, nor to a port at which the cell itself serves (`serves`). Between the end of the rules
-    and that of the range its own cells may reach each other: nobody else."""
+    answer, nor to a port at which the cell itself serves (`serves`). With a sink, which is anybody,
+    they have at least no data. Between the end of the rules and that of the range its own cells may
+    reach each other: nobody else."""
     own = {
         sent.source for name in seen.macs for sent in seen.sent(name) if sent.at_s >= seen.flushed_s
     }
@@ -361,6 +379,7 @@ def unasked_answers(
         and not (frame.at_s >= seen.flushed_s and frame.source in own)
         and (_NAMES.get(frame.protocol, ""), frame.source, frame.source_port) not in answering
         and not (frame.protocol == TCP and frame.target_port in serves)
+        and not (has_sink and frame.protocol == TCP and not frame.payload)
     ]
 
 

@@ -66,6 +66,7 @@ POLICIES: Final = {
     "open": (
         f"""
   default: simulate
+  sink: true
   stand_ins:
     cloud: {{kind: metadata}}
     private: {{kind: http, names: [private.example], ports: [8080], {SITE % ("private", "private")}}}

@@ -44,7 +44,7 @@ _PLACES: Final = {
     "Refused": "flow event, packet record", "RefusedEach": "flow events, packet record",
     "Dropped": "flow event, packet record", "NeverSent": "packet record",
     "Reached": "packet record", "Forwarded": "flow event", "Dns": "DNS event",
-    "DnsBelow": "DNS events", "Http": "HTTP event", "Tls": "TLS event",
+    "DnsBelow": "DNS events", "Http": "HTTP event", "Tls": "TLS event", "Sunk": "stream event",
     "Attempt": "attempt event", "Counted": "counter", "Word": "(the prober's word)",
 }  # fmt: skip
 

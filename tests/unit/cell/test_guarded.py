@@ -172,6 +172,7 @@ UNSEEN: dict[str, tuple[Kind, dict[str, JsonValue]]] = {
     ),
     "refused head": (Kind.NETWORK_HTTP, {"url": VALUE_URL}),
     "tls": (Kind.NETWORK_TLS, {"sni": VALUE}),
+    "sink": (Kind.NETWORK_STREAM, {"stand_in": "", "verdict": "allowed"}),
     "decrypted": (
         Kind.NETWORK_ATTEMPT,
         {"stand_in": "ssh", "what": "exec", "operation": "ssh.exec"},

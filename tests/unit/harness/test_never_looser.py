@@ -83,6 +83,7 @@ def _first_name(stand_in: dict[str, Any]) -> str:
 _RECORD = st.sampled_from([{}, {"packets": "1MiB"}, {"packets": "1GiB"}, {"events": "2GiB"}])
 _NETWORK = st.just("none") | optional(
     default=st.sampled_from(["deny", "simulate"]),
+    sink=st.booleans(),
     stand_ins=st.lists(_CELL | _SHOP, max_size=2, unique_by=_first_name).map(
         lambda found: {_first_name(each).partition(".")[0]: each for each in found}
     ),
@@ -172,7 +173,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "which": which,
         "operator": Operator(
             tier=draw(st.sampled_from(["", "", "", "gvisor", "microvm"])),
-            allows_upstreams=draw(st.booleans()),
+            allow_upstreams=draw(st.booleans()),
             settings=Settings(
                 least_risk=least, upstreams=may, least_risk_from="s", upstreams_from="s"
             ),
@@ -220,7 +221,7 @@ def beyond_settings(made: Policy, operator: Operator, *, is_named: bool) -> list
     """Where it goes beyond the host's settings and options."""
     upstreams = made.network.upstreams if made.network is not None else ()
     may = operator.settings.upstreams
-    is_allowed = is_named or operator.allows_upstreams or may is Upstreams.ALLOW
+    is_allowed = is_named or operator.allow_upstreams or may is Upstreams.ALLOW
     faults = {
         "risk": made.risk < operator.settings.least_risk,
         "tier": operator.tier and tier_of(made) < Tier(operator.tier),
@@ -276,11 +277,12 @@ def reaches_more(network: Network, bound: Policy, made: Policy) -> bool:
         getattr(network.record, name) < getattr(theirs.record, name) for name in Record.model_fields
     ):
         return True
-    mine = {"stand_ins", "default", "own_cell"}
+    mine = {"stand_ins", "default", "sink", "own_cell"}
     if theirs is None or network.model_dump(include=mine) != theirs.model_dump(include=mine):
         cells = network.stand_ins.values()
         return (
             bool(network.upstreams)
+            or network.sink
             or network.default != "deny"
             or not all(isinstance(each, TargetStandIn) for each in cells)
             or any(

@@ -26,7 +26,9 @@ def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
     return StandInPlan(id=name, kind=kind, names=hosts, ports=HTTP)
 
 
-def plan(http: int = 2, targets: int = 1, *, simulate: bool = False) -> NetworkPlan:
+def plan(
+    http: int = 2, targets: int = 1, *, simulate: bool = False, sink: bool = False
+) -> NetworkPlan:
     """A network with so many names and target cells, a metadata service and an upstream."""
     real: dict[str, Any] = {"host": "real.example", "ports": (443,), "methods": ("GET",)}
     upstream = UpstreamPlan(**real, budget_bytes=1, run_budget_bytes=100 << 20, reason="because")
@@ -36,6 +38,7 @@ def plan(http: int = 2, targets: int = 1, *, simulate: bool = False) -> NetworkP
         stand_ins=(stand_in("web", names=http), *cells, meta),
         upstreams=(upstream,),
         default="simulate" if simulate else "deny",
+        sink=sink,
     )
 
 
@@ -61,7 +64,7 @@ def test_a_layout_is_apart_from_everything(
     random_bytes: bytes, avoid: list[str], http: int, targets: int, simulate: bool
 ) -> None:
     """Deterministic, inside one /22 that overlaps nothing avoided."""
-    network = plan(http, targets, simulate=simulate)
+    network = plan(http, targets, simulate=simulate, sink=simulate)
     layout = lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
     assert layout == lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
     assert from_json(RangeLayout, json.loads(json.dumps(json_of(layout)))) == layout

@@ -40,7 +40,10 @@ PLANS = {
     "least": NetworkPlan(),
     "shop": NetworkPlan(stand_ins=(SHOP,)),
     "everything": NetworkPlan(
-        stand_ins=(SHOP, BACK, BOTH, FRONT, DATABASE, CLOUD), upstreams=(REAL,), default="simulate"
+        stand_ins=(SHOP, BACK, BOTH, FRONT, DATABASE, CLOUD),
+        upstreams=(REAL,),
+        default="simulate",
+        sink=True,
     ),
 }
 NEVER = ("127.0.0.1", "169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "192.168.1.1", "172.16.0.1", "10.0.0.1", "0.0.0.0", "255.255.255.254")  # noqa: S104 - an address, not a listener  # fmt: skip

@@ -30,7 +30,7 @@ LEAST = {"belljar": 1, "risk": "low"}
 FIELDS = [
     *("belljar", "name", "risk", "tier", "image", "resources", "user", "workdir", "env", "files"),
     *("network", "cpus", "memory", "source", "stand_ins", "kind", "names", "ports", "upstreams"),
-    *("record", "health", "a"),
+    *("record", "health", "sink", "a"),
 ]
 
 

@@ -55,7 +55,7 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     (f"network: {{stand_ins: {{{CELL}, {SHOP}}}}}\n", "", ("network",)),
     ("network: {record: {packets: 1MiB}}\n", "network: {record: {packets: 1GiB}}\n", ("network.record.packets",)),
     (f"network: {{stand_ins: {{{CELL}}}, record: {{packets: 1MiB}}}}\n", "network: {}\n", ("network.record.packets",)),
-    ("network: {default: simulate}\n", "network: {}\n", ("network",)),
+    ("network: {sink: true}\n", "network: {}\n", ("network",)),
     (upstreams(ONE), "network: {}\n", ("network.upstreams (a.example)",)),
     (upstreams(LESS), upstreams(ONE), ()),
     (upstreams(ONE), upstreams(LESS), ("network.upstreams (a.example)",)),
@@ -96,8 +96,7 @@ def test_a_tasks_guard_is_no_milder_than_what_holds_without_it() -> None:
     """Where the operator has written none, its defaults hold: a stricter action is kept."""
     for place, action in [(of, action) for of in Place for action in ACTIONS[of]]:
         ours = policy(f"guard: {{classes: [card], action: {{{place}: {action}}}}}\n")
-        made = bounded(ours, policy("")).policy.guard
-        assert made is not None
+        made = bounded(ours, policy("")).policy.guard_rules
         wanted = DEFAULT_ACTIONS[place] if action is Action.FLAG else action
         assert (made.action(place), made.classes) == (wanted, ("card",))
 
@@ -126,9 +125,7 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
     assert bounded(policy("", ours), floor).base == ours
     (ours / "f").touch()
     with pytest.raises(PolicyError, match="files"):
-        bounded(
-            policy("network: {default: simulate}\nfiles: [{source: f, target: f}]\n", ours), floor
-        )
+        bounded(policy("network: {sink: true}\nfiles: [{source: f, target: f}]\n", ours), floor)
 
 
 def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:

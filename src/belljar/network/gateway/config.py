@@ -50,9 +50,10 @@ class Bounds:
     questions: int = 64
     # Kept of each body in a record: the rest is counted, and in the digest.
     kept_body_bytes: int = 64 << 10
-    kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream.
+    kept_stream_bytes: int = 4 << 10  # Kept of each direction of a raw stream or the sink.
     # Likewise between two cells, where no stand-in records what was meant.
     kept_between_bytes: int = 256 << 10
+    sink_wait_s: float = 2.0  # How long the sink waits for first bytes.
     unrecorded_bytes: int = 16 << 20  # Events on their way to the owner: further ones wait.
     # Queries that wait for the record: a further datagram waits in the kernel.
     dns_pending: int = 1_000
@@ -103,6 +104,6 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
     )
 
 
-# Bound to 0.0.0.0 in the range's namespace, by port or name: `dns_udp`, and `cells`, which takes
-# connections to cells; `dialled` brings their other halves from the supervisor.
+# Bound to 0.0.0.0 in the range's namespace, by port or name: `dns_udp`, `sink`, and `cells`, which
+# takes connections to cells; `dialled` brings their other halves from the supervisor.
 Listeners: TypeAlias = Mapping[str, socket.socket]

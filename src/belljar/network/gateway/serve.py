@@ -102,11 +102,13 @@ class Front:
         self._connections: set[asyncio.Task[Any] | None] = set()
 
     def listen(self, listeners: Listeners) -> None:
-        """Answer DNS, serve stand-ins, join cells."""
+        """Answer DNS, serve stand-ins and the sink, join cells."""
         DnsServer(self._site, self._group).listen(listeners["dns_udp"])
         for name, listener in listeners.items():
             kind, handler = "connections", self._serve
-            if name == "cells":
+            if name == "sink":
+                handler = partial(stream.sink, self._site)
+            elif name == "cells":
                 kind = "cell_connections"
                 handler = stream.Proxy(self._site, listeners["dialled"]).serve
             elif not name.isdecimal():

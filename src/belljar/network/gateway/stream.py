@@ -1,4 +1,4 @@
-"""Connections, plain or in TLS, and raw ones: to stand-ins, between cells.
+"""Connections, plain or in TLS, and raw ones: to stand-ins, the sink, between cells.
 
 Bytes are unbuffered: unread ones stay with the sender. Both ways to a stand-in are bounded, their
 first bytes on record. Between cells each piece is recorded before it goes on, up to
@@ -273,6 +273,22 @@ class RecordedStream(StreamRecord):
         if self.total_bytes > self._site.bounds.stream_bytes:
             raise RefusedRequestError("more bytes than a stream may have", 413)
         postpone(self._idle, self._site.bounds.idle_timeout_s)
+
+
+async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
+    """Record an unanswered connection's first bytes; send nothing."""
+    record, pipe = StreamRecord(peer, "", site.bounds.kept_stream_bytes), TcpPipe(sock)
+    try:
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(site.bounds.sink_wait_s):
+                while not record.received.dropped_bytes and (data := await pipe.receive()):
+                    record.received.feed(data)
+    finally:
+        reason = f"sink; {RANGE_ENDED}" if is_cancelled() else "sink"
+        # Posted, as a cancelled task can't wait for the record.
+        told = site.post(partial(record.closed, reason))
+    await told
+    await pipe.close()
 
 
 def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[str, JsonValue]:

@@ -28,7 +28,7 @@ from belljar.units import printable
 INNER_DEVICE: Final = "eth0"
 _LOCAL_TABLE: Final = 100
 # Before the kernel's own rule for the main table (32766), behind that for the local one (0).
-_OWN_PRIORITY, _LOCAL_RULES = 99, ((100, LOCAL_MARK), (98, ENTER_MARK), (97, REFUSE_MARK))
+_OWN_PRIORITY, _LOCAL_PRIORITIES = 99, (100, 98, 97)
 _SIOCETHTOOL: Final = 0x8946  # linux/sockios.h
 # ETHTOOL_STXCSUM, SSG, STSO, SGSO: checksums, scatter-gather, TCP and generic segmentation
 _ETHTOOL_SET: Final = (0x17, 0x19, 0x1F, 0x24)
@@ -101,11 +101,13 @@ def prepare_namespace(layout: RangeLayout) -> socket.socket:
     netlink.exchange(kernel, netlink.set_link(loopback, up=True))
     for prefix in layout.local_prefixes:
         netlink.exchange(kernel, netlink.route(loopback, prefix, local_table=netlink.TABLE_LOCAL))
-    if layout.proxy_port is not None:
-        route = netlink.route(loopback, layout.prefix, local_table=_LOCAL_TABLE)
+    if layout.sink_port is not None or layout.proxy_port is not None:
+        taken = layout.prefix if layout.sink_port is None else "0.0.0.0/0"
+        route = netlink.route(loopback, taken, local_table=_LOCAL_TABLE)
         # Answers bear the mark too, and are to leave; first segments are sent again by loopback.
         netlink.exchange(kernel, route, netlink.rule(_OWN_PRIORITY))
-        for priority, mark in _LOCAL_RULES:
+        of_cells = () if layout.proxy_port is None else (ENTER_MARK, REFUSE_MARK)
+        for priority, mark in zip(_LOCAL_PRIORITIES, (LOCAL_MARK, *of_cells), strict=False):
             netlink.exchange(kernel, netlink.rule(priority, _LOCAL_TABLE, mark=mark))
     return kernel
 

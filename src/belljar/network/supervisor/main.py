@@ -395,7 +395,7 @@ def _open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, sock
     # UDP is bound to one address: of several, the kernel would not know from which to answer.
     found["dns_udp"].bind((layout.resolver, DNS_PORT))
     ports = [(str(port), port) for port in network.gateway_ports() if port != DNS_PORT]
-    for name, port in (*ports, ("cells", layout.proxy_port)):
+    for name, port in (*ports, ("sink", layout.sink_port), ("cells", layout.proxy_port)):
         if port is not None:
             listener = found[name] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             if not name.isdecimal():  # it answers for addresses that are not the namespace's own
