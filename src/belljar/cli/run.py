@@ -294,15 +294,10 @@ def _cells(row: Facts) -> list[str]:
 
 
 def remarks(facts: Facts) -> list[str]:
-    """Differences, remarks that no transcript has, and tools; none of them a reason."""
-    found = list(facts["remarks"])
-    tools = [each["text"] for each in facts["tools"]]
-    for title, lines in (
-        ("Different from what the task or the policy says:", facts["differences"]),
-        ("Tools, with their calls and how many reached a cell:", tools),
-    ):
-        found += [f"\n{title}", *(f"  {line}" for line in lines)] if lines else []
-    return found
+    """Remarks that no transcript has, and tools; none of them a reason."""
+    tools = [f"  {each['text']}" for each in facts["tools"]]
+    title = ["\nTools, with their calls and how many reached a cell:"] if tools else []
+    return [*facts["remarks"], *title, *tools]
 
 
 # --- networks and signals

@@ -27,7 +27,6 @@ def collect(findings: samples.RunFindings) -> dict[str, Any]:
         "errors": list(findings.errors),
         "problems_and_errors": samples.problems_and_errors(findings),
         "remarks": samples.run_remarks(findings),
-        "differences": samples.differing(findings.rows),
         "unsealed_logs": list(findings.unsealed_logs),
         "samples": [sample_facts(row) for row in findings.rows],
         "reused_samples": [
@@ -41,10 +40,8 @@ def collect(findings: samples.RunFindings) -> dict[str, Any]:
         ],
         "left_this_host": findings.left.to_json(),
         "tools": [use.to_json() for use in findings.tools],
-        "host_processes": dict(findings.left.host_processes),
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
         "model_cells": [_model_cell(cell) for cell in findings.models],
-        "unused_cells": [cell.cell_id for cell in findings.unused],
     }
 
 

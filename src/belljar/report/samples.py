@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from belljar.dataclass import dataclass, field
-from belljar.differences import Difference, samples_named, sentences
+from belljar.differences import Difference, samples_named
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellFindings, Degraded
 from belljar.report.left import Left
@@ -133,11 +133,6 @@ class RunFindings:
     left_out: str = ""
 
     @property
-    def unused(self) -> tuple[CellFindings, ...]:
-        """Cells made ahead and not used."""
-        return tuple(cell for cell in self.strays if cell.is_unused)
-
-    @property
     def tools(self) -> tuple[ToolUse, ...]:
         """The tools that its samples called."""
         return tool_uses(call for row in self.rows for call in row.transcript.tools)
@@ -192,34 +187,37 @@ class RunFindings:
 
 def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
-    left_out = printable(findings.left_out)
-    partial = f"; the record is PARTIAL: {left_out}" if left_out else ""
+    rows, problems = findings.rows, findings.problems
+    found = list[str]()
     if findings.never_began:
-        return f"{findings.outcome}: no sample ran{partial}"
-    if findings.is_of_models and not findings.exit_code:
-        return f"contained: the model's cell; no sample had a cell, so none is judged{partial}"
-    counts = [
-        f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
-        for verdict in Verdict
-    ]
-    is_whole = findings.verdict is not Verdict.CONTAINED or not findings.exit_code
-    word = findings.verdict.value if is_whole else findings.outcome
-    reused = f"; {len(findings.reused)} more are another run's" if findings.reused else ""
-    emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
-    where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
-    whole = f"{word}: {len(findings.rows)} sample(s), {', '.join(counts)}"
-    broken = [row for row in findings.rows if row.degraded]
-    causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
-    degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
-    degraded += "; the model's cell is degraded" * any(cell.degraded for cell in findings.models)
-    unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
-    begun = len(findings.rows) + len(unprepared)
-    logged = sum(row.is_logged for row in findings.rows)
-    log = f"; {logged} of {begun} samples in the log" if logged < begun else ""
-    # A run may be void though each of its samples is contained.
-    codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
-    problems = f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}"
-    return f"{whole}{degraded}{log}{problems if codes else ''}{reused}{where}{partial}"
+        found.append(f"{findings.outcome}: no sample ran")
+    elif findings.is_of_models and not findings.exit_code:
+        found.append("contained: the model's cell; no sample had a cell, so none is judged")
+    else:
+        counts = (f"{sum(row.verdict is each for row in rows)} {each.value}" for each in Verdict)
+        is_whole = findings.verdict is not Verdict.CONTAINED or not findings.exit_code
+        word = findings.verdict.value if is_whole else findings.outcome
+        found.append(f"{word}: {len(rows)} sample(s), {', '.join(counts)}")
+        if broken := [row for row in rows if row.degraded]:
+            causes = dict.fromkeys(each.cause for row in broken for _, each in row.degraded)
+            found.append(f"{len(broken)} degraded: {', '.join(causes)}")
+        if any(cell.degraded for cell in findings.models):
+            found.append("the model's cell is degraded")
+        begun = len(rows) + len(
+            {each.uuid or each.cell_id for each in findings.strays if each.sample}
+        )
+        if (logged := sum(row.is_logged for row in rows)) < begun:
+            found.append(f"{logged} of {begun} samples in the log")
+        if problems:  # a run may be void though each of its samples is contained
+            codes = dict.fromkeys(reason.code.value for reason in problems)
+            found.append(f"{len(problems)} problem(s) of the run: {', '.join(codes)}")
+        if findings.reused:
+            found.append(f"{len(findings.reused)} more are another run's")
+        if any(cell.emulated for row in rows for cell in row.cells):
+            found.append("emulated: this host has no hardware virtualisation that works")
+    if findings.left_out:
+        found.append(f"the record is PARTIAL: {findings.left_out}")
+    return printable("; ".join(found), max_chars=4000)
 
 
 INTERRUPTED_CODE: Final = 130  # 128 + SIGINT, as in a shell
@@ -248,19 +246,6 @@ def model_sentence(cell: CellFindings) -> str:
     )
 
 
-def differing(rows: Sequence[Row]) -> list[str]:
-    """Differences of cells from task and policy, each once with its samples."""
-    samples: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for sentence in sentences(row.differences):
-            samples.setdefault(sentence, {})[row.transcript.sample] = None
-    count = len({row.transcript.sample for row in rows})
-    return [
-        sentence if len(named) == count else f"{samples_named(named)}: {sentence}"
-        for sentence, named in samples.items()
-    ]
-
-
 def run_remarks(findings: RunFindings) -> list[str]:
     """Remarks about the run outside all transcripts, none a reason."""
     lines = [
@@ -268,8 +253,6 @@ def run_remarks(findings: RunFindings) -> list[str]:
         for cell in findings.strays
         if not cell.sample and not cell.is_unused
     ]
-    if findings.unused:
-        lines.append(f"{len(findings.unused)} cell(s) were made ahead and not used")
     lines += [
         f"sample {printable(each.sample)} #{each.epoch} was reused from run "
         f"{printable(each.judged_by)}"
@@ -291,17 +274,16 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
         deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
         for error in filter(None, (*deaths, row.transcript.error)):
             samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
-    explained = findings.never_began and bool(findings.errors)
     return [
         *(
             f"problem: {printable(str(problem))}"
             for problem in findings.problems
-            if not (explained and problem.code is ReasonCode.NO_SAMPLES)
+            if not (findings.errors and problem.code is ReasonCode.NO_SAMPLES)
         ),
         *(
-            f"error: {printable(error, max_chars=300)}"
-            for error in findings.errors
-            if not any(printable(error).rpartition("error: ")[2][:100] in each for each in samples)
+            f"error: {text}"
+            for text in (printable(error, max_chars=300) for error in findings.errors)
+            if not any(text.rpartition("error: ")[2][:100] in each for each in samples)
         ),
         *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
     ]
