@@ -233,16 +233,14 @@ def model_sentence(cell: CellFindings) -> str:
     if (use := cell.model) is None:
         return ""
     probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
-    failed = f", {use.failed:,} failed" if use.failed else ""
-    tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
     damage = f"{cell.degraded}; " if cell.degraded else ""
     proven = "destruction proven" if cell.is_proven else "NOT PROVEN destroyed"
     device = "ON A NETWORK" if cell.range_id else "no network device"
-    device += f", devices of this host: {printable(', '.join(use.devices))}" * bool(use.devices)
-    return (
-        f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
-        f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
-        f"{tokens}; {printable(damage)}probes {probed}; {proven}"
+    device += f", devices of this host: {', '.join(use.devices)}" * bool(use.devices)
+    return printable(
+        f"model {use.name} (sha256:{use.weights[:12]}): {cell.cell_id}, {cell.tier}, {device}; "
+        f"{use.requests:,} request(s), {use.failed:,} failed; {damage}probes {probed}; {proven}",
+        max_chars=2000,
     )
 
 
