@@ -201,8 +201,7 @@ def test_a_models_policy_may_require_an_air_gap(
 ) -> None:
     """Of a model for a role, too, however it is written."""
     policy = policy_of({"belljar": 1, "risk": "low", "host": {"air_gap": "required"}})
-    for module in ("options", "model_api"):
-        monkeypatch.setattr(f"belljar.harness.{module}.load_model", lambda *_, **__: policy)
+    monkeypatch.setattr("belljar.harness.model_api.load_model", lambda *_, **__: policy)
     way = AirGapFinding(name="a way", state=State.PRESENT, how="looked", evidence="")
     monkeypatch.setattr("belljar.cell.air_gap.check_air_gap", lambda: (way,))
     cells = RecordedCells()
