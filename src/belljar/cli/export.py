@@ -212,7 +212,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.verification import Status
-    from belljar.report.collect import collect
+    from belljar.report.samples import collect
 
     evidence = stored_evidence(
         path, expected_key=expected_key(fingerprint)[0], expected_run=expected_run(run, path)

@@ -17,7 +17,7 @@ from belljar.dataclass import json_of
 from belljar.errors import breach_stands
 from belljar.ledger.listing import list_runs
 from belljar.ledger.rundir import INSPECT_LOGS
-from belljar.report.collect import collect
+from belljar.report.samples import collect
 from belljar.store.home import belljar_home
 from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
@@ -118,7 +118,7 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) ->
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more])
     page = report_of_run(outcome.path)
     if as_json:
-        from belljar.report.collect import collect
+        from belljar.report.samples import collect
 
         rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
         found = collect(outcome.findings)

@@ -16,9 +16,8 @@ from belljar.events import Kind
 from belljar.ledger.schema import BodyRef, Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import Call, TranscriptAction, gather_cells, unfounded_calls
-from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings, Transcript
+from belljar.report.samples import RunFindings, Transcript, collect
 
 
 def line(kind: Kind, cell: str | None = "c1", /, *, second: int = 0, **data: Any) -> Line:

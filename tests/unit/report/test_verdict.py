@@ -15,10 +15,9 @@ from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status
 from belljar.probe.model import Verdict
 from belljar.report.cells import Call, TranscriptAction, gather_cells
-from belljar.report.collect import collect
 from belljar.report.reasons import Reason, verdict_of
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.samples import RunFindings, Transcript, headline
+from belljar.report.samples import RunFindings, Transcript, collect, headline
 from belljar.report.tools import Outside, ToolCall
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
