@@ -46,7 +46,6 @@ class ReportedOperation:
     what: str
     own: bool = False
     outcome: Kind | None = None
-    code: int | None = None
 
 
 # What is known of a probing until its end is read.
@@ -123,7 +122,6 @@ class CellFindings(Ending):
     operations: dict[int, ReportedOperation] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
-    limits: list[str] = field(default_factory=list)
     degraded: Degraded | None = None
     failures: list[str] = field(default_factory=list)
     death: str = ""
@@ -290,7 +288,7 @@ def _add_end(cell: CellFindings, line: Line) -> None:
     if operation is None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
-    operation.outcome, operation.code = line.kind, data.get("code")
+    operation.outcome = line.kind
     is_read = line.kind is Kind.FILE_READ_COMPLETED
     is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
     sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
@@ -358,8 +356,6 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
                 phase=str(data["phase"]),
                 op=size_of(data["op"]),
             )
-        case Kind.LIMIT_HIT:
-            cell.limits.append(str(data["limit"]))
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
             cell.failures.append(str(data["reason"]))
             cell.death = cell.death or str(data["reason"])

@@ -359,6 +359,5 @@ def sample_facts(row: Row) -> dict[str, Any]:
         "ranges": [each.to_json() for each in row.ranges],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
-        "limits_hit": sorted({limit for cell in cells for limit in cell.limits}),
         "tools": [use.to_json() for use in tool_uses(about.tools)],
     }

@@ -269,6 +269,10 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
     is_good = data.get("verdict", "allowed") in ("allowed", "contained", "dialled")
     is_good = is_good and data.get("clean", True) and data.get("air_gapped", True)
     is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data.get("found"))
+    findings = [
+        shown(": ".join(str(found[name]) for name in _OF_FINDING if name in found))
+        for found in (data.get("findings") or ())[:MAX_NOTES]
+    ]
     return TimelineEntry(
         seq=line.seq,
         time=line.time,
@@ -278,7 +282,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
         outcome=_filled("{verdict}: {reason}" if is_refused else outcome, line),
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
-        notes=[*_headers(data, ">"), *map(_finding, (data.get("findings") or ())[:MAX_NOTES])],
+        notes=[*_headers(data, ">"), *findings],
         bodies=[*line.bodies[:MAX_BODIES]],
     )
 
@@ -309,10 +313,6 @@ def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
         f"{mark} {shown(name, max_chars=200)}: {shown(value, max_chars=500)}"
         for name, value in islice(data.get("headers") or (), MAX_NOTES)
     ]
-
-
-def _finding(found: Mapping[str, Any]) -> str:
-    return shown(": ".join(str(found[name]) for name in _OF_FINDING if name in found))
 
 
 # Of a probe's finding or of an air gap's check: each has some of these.
