@@ -46,6 +46,7 @@ class ReportedOperation:
     what: str
     own: bool = False
     outcome: Kind | None = None
+    code: int | None = None
 
 
 # What is known of a probing until its end is read.
@@ -288,7 +289,7 @@ def _add_end(cell: CellFindings, line: Line) -> None:
     if operation is None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
-    operation.outcome = line.kind
+    operation.outcome, operation.code = line.kind, data.get("code")
     is_read = line.kind is Kind.FILE_READ_COMPLETED
     is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
     sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
