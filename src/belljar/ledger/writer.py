@@ -108,11 +108,10 @@ class LedgerWriter:
         run_dir: Path,
         key: SigningKey,
         *,
-        run_id: str | None = None,
         checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
     ) -> None:
         self.run_dir = run_dir
-        self.run_id = run_id or run_dir.name
+        self.run_id = run_dir.name
         self.key = key
         self._interval_s = checkpoint_interval_s
         self._pid = os.getpid()

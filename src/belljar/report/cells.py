@@ -81,17 +81,13 @@ class Degraded:
 
 @dataclass(slots=True, kw_only=True)
 class ModelUse:
-    """A model cell's use. Tokens are its server's count; `devices`: its GPUs' files."""
+    """A model cell's use; `devices`: its GPUs' files."""
 
     name: str
     weights: str
     devices: list[str] = field(default_factory=list)
     requests: int = 0
     failed: int = 0
-    request_bytes: int = 0
-    answer_bytes: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +123,6 @@ class CellFindings(Ending):
     operations: dict[int, ReportedOperation] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
-    limits: list[str] = field(default_factory=list)
     degraded: Degraded | None = None
     failures: list[str] = field(default_factory=list)
     death: str = ""
@@ -339,12 +334,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.begun = True
         case Kind.MODEL_REQUEST_STARTED if cell.model is not None:
             cell.model.requests += 1
-            cell.model.request_bytes += size_of(data["bytes"])
-        case Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED if cell.model is not None:
-            cell.model.failed += kind is Kind.MODEL_REQUEST_FAILED
-            cell.model.answer_bytes += size_of(data["bytes"])
-            cell.model.prompt_tokens += size_of(data.get("prompt_tokens"))
-            cell.model.completion_tokens += size_of(data.get("completion_tokens"))
+        case Kind.MODEL_REQUEST_FAILED if cell.model is not None:
+            cell.model.failed += 1
         case Kind.CELL_REVERT_VERIFIED:
             cell.left_by_old = tuple(str(each) for each in data["found"])
             if not data["planted"]:
@@ -366,8 +357,6 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
                 phase=str(data["phase"]),
                 op=size_of(data["op"]),
             )
-        case Kind.LIMIT_HIT:
-            cell.limits.append(str(data["limit"]))
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
             cell.failures.append(str(data["reason"]))
             cell.death = cell.death or str(data["reason"])
