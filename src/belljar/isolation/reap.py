@@ -52,9 +52,7 @@ def reaped_event(reaped: Sequence[Reaped]) -> Event:
     """For the next run's record; bounded."""
 
     def few(things: Sequence[str]) -> list[str]:
-        shown = [printable(thing, max_chars=200) for thing in things[:_MAX_THINGS_REPORTED]]
-        more = len(things) - _MAX_THINGS_REPORTED
-        return [*shown[:-1], f"and {more + 1} more"] if more > 0 else shown
+        return [printable(thing, max_chars=200) for thing in things[:_MAX_THINGS_REPORTED]]
 
     cells: list[JsonValue] = [
         {**asdict(one), "removed": few(one.removed), "remaining": few(one.remaining)}
