@@ -8,7 +8,7 @@ range's own cell is last: nothing of a sample runs before its targets.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
-from belljar.cell.range import ModelRequests, Range
+from belljar.cell.range import ModelRequests, Opening, Range
 from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 PORT_NAME: Final = "eth0"
 # In a run directory: packet records, each in a directory that `range.opening` names.
 RANGES: Final = "ranges"
-# Called with a running target cell and its router, if any, before its program is started.
-OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 # A cell to be made: its name in the range, its policy, and what it is made from.
 _Member: TypeAlias = tuple[str, LoadedPolicy, Parts]
 # `ready_cell` of one sample: a cell at its port of the range's network, if it has one.
@@ -92,16 +90,9 @@ def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
     )
 
 
-async def open_with_network(
-    stack: AsyncExitStack,
-    loaded: LoadedPolicy,
-    make: MakeCell,
-    *,
-    run: RunDirectory,
-    home: Path,
-    on_target: OnTarget | None,
-) -> Range:
+async def open_with_network(stack: AsyncExitStack, opening: Opening, make: MakeCell) -> Range:
     """A range with a network, which `stack` ends. Raises as `open_range`."""
+    loaded, run, home = opening.loaded, opening.run, opening.home
     wanted = loaded.policy.network
     if wanted is not None and wanted.has_cells:
         kinds: list[str] = [item.kind for item in wanted.stand_ins.values()]
@@ -149,8 +140,8 @@ async def open_with_network(
             if plan.has_tls:
                 await trust(cell, attached.certificate)
         if target is not None:
-            if on_target is not None:
-                await on_target(cell, routers.get(cell.id))
+            if opening.on_target is not None:
+                await opening.on_target(cell, routers.get(cell.id))
             waits[name] = await start_serving(cell, target)
     return Range(
         cell=cells[OWN_CELL],

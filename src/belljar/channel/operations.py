@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import anyio
 
 from belljar.channel import frames
-from belljar.channel.frames import Outcome, SignalScope, Stream
-from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
-from belljar.channel.outcomes import ExecOutput, OutputTexts, file_error, output_of
+from belljar.channel.frames import FrameType, Outcome, SignalScope, Stream
+from belljar.channel.messages import Data, GuestEvent, Progress, Result
+from belljar.channel.outcomes import ExecOutput, OutputTexts, captures, file_error, output_of
 from belljar.errors import CellError
 from belljar.units import format_duration
 
@@ -32,6 +32,9 @@ _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
 _LATE_S: Final = 1.0
 # For a killed operation to end.
 _KILL_S: Final = 10.0
+
+
+OnOutput: TypeAlias = Callable[[Stream, bytes], object]
 
 
 class Operation:
@@ -47,7 +50,8 @@ class Operation:
         self.result: Result | None = None
         self.size_bytes = 0
         self.overdue = False
-        self.discarded = {Stream.STDOUT: 0, Stream.STDERR: 0}
+        self.kept = captures(0)
+        self._dropped_bytes = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
         self._user = user
         self.op = 0
@@ -63,17 +67,17 @@ class Operation:
         """Take what the guest sent."""
         if isinstance(event, Data):
             if self._discards:
-                self.discarded[event.stream] += len(event.content)
+                self._dropped_bytes[event.stream] += len(event.content)
                 self._credit_owed += len(event.content)
             else:
                 self._arrived[event.stream] += event.content
         elif isinstance(event, Result):
             self.result = event
             self._pump.forget(self.op)
-        elif isinstance(event, Started):
-            self.size_bytes = event.info
-        elif isinstance(event, Eof):
-            self._streams_ended.add(event.stream)
+        elif isinstance(event, Progress) and event.kind is FrameType.STARTED:
+            self.size_bytes = event.value
+        elif isinstance(event, Progress) and event.kind is FrameType.EOF:
+            self._streams_ended.add(Stream(event.value))
 
     async def send_stdin(self, content: bytes) -> None:
         """Send it all. Raises `BrokenPipeError` after the command's end."""
@@ -130,19 +134,25 @@ class Operation:
         while (chunk := await self.next_chunk(until=Stream.STDOUT)) is not None:
             if chunk[0] is Stream.STDOUT:
                 return chunk[1]
-            self.discarded[chunk[0]] += len(chunk[1])
+            self.kept[chunk[0]].feed(chunk[1])
         return None
 
-    async def wait(self) -> ExecOutput:
-        """The command's outcome; uniterated output is dropped and counted."""
+    async def wait(self, see: OnOutput | None = None) -> ExecOutput:
+        """The command's outcome, with as much of its uniterated output as `kept` is for."""
         async for stream, chunk in self:
-            self.discarded[stream] += len(chunk)
-        return self.output(OutputTexts())
+            if see is not None:
+                see(stream, chunk)
+            self.kept[stream].feed(chunk)
+        return output_of(self.ended(), self.output(), is_overdue=self.overdue, user=self._user)
 
-    def output(self, kept: OutputTexts) -> ExecOutput:
-        """The outcome with what was kept of its output. Raises `RuntimeError` before."""
-        return output_of(
-            self.ended(), kept, self.discarded, is_overdue=self.overdue, user=self._user
+    def output(self) -> OutputTexts:
+        """What is kept so far."""
+        stdout, stderr = (self.kept[stream] for stream in (Stream.STDOUT, Stream.STDERR))
+        return OutputTexts(
+            stdout=stdout.kept,
+            stderr=stderr.kept,
+            stdout_dropped_bytes=stdout.dropped_bytes + self._dropped_bytes[Stream.STDOUT],
+            stderr_dropped_bytes=stderr.dropped_bytes + self._dropped_bytes[Stream.STDERR],
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:

@@ -10,7 +10,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, Final
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
@@ -39,15 +39,15 @@ async def renew(
     client: GuestClient, new: Renewal, port: GivenPort | None, *, cell_id: str, needed: RenewedBit
 ) -> Event:
     """Renew the guest's identity; the event. Raises `CellError`."""
-    from belljar.channel.frames import RenewedBit, network_part, renew_payload
+    from belljar.channel.frames import RenewedBit, counted
 
     network, place = b"", dict[str, JsonValue]()
     if port is not None:
-        network = network_part(**asdict(port.settings), resolver=port.settings.gateway, mtu=MTU)
-        needed |= RenewedBit.NETWORK
+        network, needed = port.settings.packed(), needed | RenewedBit.NETWORK
         place = {"address": str(port.settings.address), "mac": port.settings.mac}
-    payload = renew_payload(realtime_ns=time.time_ns(), network=network, **asdict(new))
-    renewed = await client.renew(payload)
+    texts = (new.machine_id.encode(), new.boot_id.encode(), new.hostname.encode())
+    identity = b"".join(map(counted, (new.seed, *texts)))
+    renewed = await client.renew(time.time_ns().to_bytes(8, "little") + identity + network)
     if missing := [str(bit.name).lower() for bit in needed if bit not in renewed.done]:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
         raise CellError(
@@ -68,6 +68,12 @@ class PortSettings:
     gateway: IPv4Address
     mac: str
     gateway_mac: str
+
+    def packed(self) -> bytes:
+        """RENEW's network part, addresses in network order; the gateway is the resolver."""
+        macs = bytes.fromhex((self.mac + self.gateway_mac).replace(":", ""))
+        ends = self.address.packed + self.gateway.packed
+        return ends + macs + self.gateway.packed + MTU.to_bytes(2, "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

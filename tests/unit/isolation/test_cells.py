@@ -11,8 +11,9 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from belljar.channel import Renewed, RenewedBit
-from belljar.channel.frames import NEEDED_OF_CLONE
+from belljar.channel import RenewedBit
+from belljar.channel.frames import NEEDED_OF_CLONE, FrameType
+from belljar.channel.messages import Answer
 from belljar.errors import CellError
 from belljar.isolation.oci.trees import inner_tmp
 from belljar.isolation.renewal import PortSettings, Renewal, renew
@@ -33,7 +34,8 @@ SETTINGS = PortSettings(
 
 
 def guest(done: RenewedBit) -> Any:  # noqa: ANN401 - a client
-    return SimpleNamespace(renew=AsyncMock(return_value=Renewed(done=done, detail="\x1b why")))
+    answer = Answer(kind=FrameType.RENEWED, done=done, detail="\x1b why")
+    return SimpleNamespace(renew=AsyncMock(return_value=answer))
 
 
 @pytest.mark.anyio
