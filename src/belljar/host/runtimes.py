@@ -47,12 +47,6 @@ ProveKvm: TypeAlias = Callable[[], Trial]
 ProveRuntime: TypeAlias = Callable[[RuntimeFact], Trial]
 
 
-def proof_key(*, kernel_release: str, vmm_version: str, cpu_model: str) -> str:
-    """Kernel, VMM and processor that a proof covers."""
-    processor = cpu_model or "unknown processor"
-    return f"kernel {kernel_release}, QEMU {vmm_version or 'none'}, {processor}"
-
-
 def kvm_fact(
     cache_file: Path,
     key: str,

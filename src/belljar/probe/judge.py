@@ -200,13 +200,15 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     """The probes for a cell with this router; without one, unchanged."""
     if router is None:
         return tuple(probes)
-    known = {name: {tier: why} for name, why in router.known.items() if why}
-
-    def by_router(probe: Probe) -> Probe:
-        expected = {**probe.expected, **known.get(probe.name, {})}
-        return replace(probe, witness=Witness.ROUTER, expected=expected)
-
-    return tuple(by_router(probe) if probe.beyond else probe for probe in probes)
+    known = {name: {tier: why} for name, why in router.known.items()}
+    return tuple(
+        replace(
+            probe, witness=Witness.ROUTER, expected={**probe.expected, **known.get(probe.name, {})}
+        )
+        if probe.beyond
+        else probe
+        for probe in probes
+    )
 
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:
