@@ -58,10 +58,8 @@ LOG_PATTERN: Final = "INSPECT_EVAL_LOG_FILE_PATTERN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to run.
-
-    `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
-    `quiet`: standard output stays free for the caller.
+    """What to run. `inspect_args`: the task and Inspect's options. `quiet`: standard output stays
+    free for the caller.
     """
 
     inspect_args: Sequence[str]
@@ -134,7 +132,6 @@ def _is_typed(context: click.Context, option: str) -> bool:
 def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
     """Force what no other setting may change on Inspect's `eval` function inside the block.
 
-    Its command line can't express all (`log_samples=True`). No pattern names the log there.
     Raises `HostError` when the installed Inspect can't be held to that.
     """
     from inspect_ai._cli import eval as command
@@ -232,10 +229,9 @@ _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
 class SelectedTask:
     """One task, what of it was selected, and what its cells demand.
 
-    `root`: the directory of its file, which `words` are relative to; None for a task of a package.
-    `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
-    `policies`: digests. `memory_mib`: of a sample's cells, each fully used. `limits`: the
-    operator's, of samples and cells at a time.
+    `root`: the directory of its file; None for a task of a package. `words`: the task and Inspect's
+    options, without the selection. `memory_mib`: of a sample's cells, each fully used. `limits`:
+    the operator's, of samples and cells at a time.
     """
 
     name: str

@@ -104,10 +104,7 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
-    """The entry of a digest, or of the unique beginning of one. Files are not looked at.
-
-    Raises `HostError`.
-    """
+    """The entry of a digest, or of the unique beginning of one. Raises `HostError`."""
     prefix = ref.removeprefix("sha256:")
     found = [each for each in list_weights(home) if each.digest.startswith(prefix or "-")]
     if len(found) == 1:
