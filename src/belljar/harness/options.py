@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import HostError, PolicyError
+from belljar.harness.config import OURS
 from belljar.harness.operator import Operator, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 # Click reads an option also from a variable with this prefix.
 _PREFIX: Final = "INSPECT_EVAL"
 OWN_PREFIX: Final = "BELLJAR_"
-PROVIDER: Final = "belljar"
-_IN_A_CELL: Final = f"{PROVIDER}/"
+_IN_A_CELL: Final = f"{OURS}/"
 
 
 # Belljar sets these itself, whatever another source says; typed, they are refused with this hint.
@@ -103,7 +103,7 @@ def read_options(arguments: Sequence[str]) -> click.Context:
         print_status(f"belljar: {dotenv}")
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
     for option, hint in TAKEN.items():
-        accepted = PROVIDER if option == "sandbox" else False
+        accepted = OURS if option == "sandbox" else False
         if _is_typed(context, option) and context.params[option] != accepted:
             name = next(each.opts[0] for each in context.command.params if each.name == option)
             raise click.UsageError(f"{name} can't be used with belljar run: {hint}", context)
@@ -137,7 +137,7 @@ def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
     from inspect_ai._cli import eval as command
 
     arguments = {
-        "sandbox": PROVIDER,
+        "sandbox": OURS,
         "log_dir": str(log_dir),
         "log_format": context.params.get("log_format") or "eval",
         "log_samples": True,
@@ -348,23 +348,19 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
 
 def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[Task]) -> None:
     """Refuse several tasks, and what would differ between units."""
-    if len(tasks) != 1 or len(options.params["tasks"]) != 1:
-        what = f"a fleet runs one task, and {len(tasks)} are named"
-        hint = "name one, as in file.py@task, and run the others after it"
-        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
-    model = model_of(options)
-    if isinstance(model, str) and ("," in model or model.startswith(_IN_A_CELL)):
-        what = "a fleet asks one model of a provider"
-        hint = "run several models one after the other; a model in a cell runs on one machine"
-        raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
+    model = str(model_of(options))
     given = options.params.get("fail_on_error")
     bound = tasks[0].fail_on_error if given is None else given
-    # True means the first error, and is a number in Python, too.
-    if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
-        what = "errors can't be counted over all units"
-        hint = "give --fail-on-error (the first ends the evaluation) or --no-fail-on-error"
-        raise PolicyError(what, where=f"--fail-on-error {bound}", hint=hint)
-    if selection.shuffle is True:
-        what = "samples in a random order can't be shared among nodes"
-        hint = "give it a seed: --sample-shuffle 42"
-        raise PolicyError(what, where="--sample-shuffle", hint=hint)
+    # True means the first error, and is a number in Python, too; of others Inspect would count
+    # each unit's.
+    is_count = bool(bound) and not isinstance(bound, bool)
+    is_one = len(tasks) == len(options.params["tasks"]) == 1
+    for is_wrong, where, hint in (
+        (not is_one, ", ".join(task.name for task in tasks), "name one task, as in file.py@task"),
+        ("," in model or model.startswith(_IN_A_CELL), "--model", "name one, of a provider"),
+        (is_count, "--fail-on-error", "give no number: the first error ends the evaluation"),
+        (selection.shuffle is True, "--sample-shuffle", "give it a seed: --sample-shuffle 42"),
+    ):
+        if is_wrong:
+            what = "it can't be shared among a fleet's nodes"
+            raise PolicyError(what, where=printable(where), hint=hint)
