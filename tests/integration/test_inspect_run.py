@@ -394,9 +394,9 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
         said, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, said
         assert f"attach {cell}" in said
-    _, findings = last_cell(home)
+    run_dir, findings = last_cell(home)
     assert findings.clean
-    assert [operation.pty for operation in findings.operations.values() if operation.pty] != []
+    assert any(each.data.get("pty") for each in read_events(run_dir))
     gone = ended(command("attach", cell), stdin=subprocess.DEVNULL)
     assert gone.returncode == 3
     assert os.environ["BELLJAR_HOME"] == str(home)

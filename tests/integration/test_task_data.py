@@ -33,7 +33,7 @@ services:
     user: root
     working_dir: /not/there
     volumes: ["../app:/etc/profile.d:ro", "./one.txt:/one.txt"]
-    env_file: [vars.env, {path: none.env, required: false}]
+    env_file: vars.env
     environment: {B: explicit}
     extra_hosts: ["shop.example:10.9.8.7", "host.docker.internal:host-gateway"]
 """

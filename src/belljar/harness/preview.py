@@ -194,7 +194,7 @@ def outlooks(
             builds = {each.image: each for each in first.asked.builds}
             for each in cells.missing_images([loaded]):
                 if each.image in builds:
-                    missing.append(replace(each, command=command_of(builds[each.image])))
+                    missing.append(each._replace(command=command_of(builds[each.image])))
                 elif PLACEHOLDER not in each.image:  # else only a sample's metadata names it
                     missing.append(each)
             try:
