@@ -265,17 +265,14 @@ class Session:
         """Count a task in; the first opens a run."""
         # Each cell holds several descriptors of this process.
         raise_soft_limit()
-        opened_before = self.run is not None
-        if not opened_before:
+        if self.run is None:
             # Inspect's command has read a `.env` file by now.
             restore_start()
-        run = self.ensure_run()
+            print_status(f"belljar: recording into {self.ensure_run().path}")
         if not self.users:
             remove_dead_sockets(self.home)
             sweep_watches()
         self.users += 1
-        if not opened_before:
-            print_status(f"belljar: recording into {run.path}")
 
     async def leave(self) -> None:
         """Count a task out; the last closes the run."""
