@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from signal import SIGTERM
@@ -27,7 +27,6 @@ from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
-from belljar.isolation.touches import FileWatch
 from belljar.process import end_if_forked
 from belljar.units import format_duration, printable
 
@@ -180,10 +179,6 @@ class Cell(ExecOperations, FileOperations):
     def host_pid(self) -> int | None:
         """The host pid of the cell's outermost process, while it lives."""
         return self._live.host_pid
-
-    async def watch(self, paths: Sequence[str]) -> FileWatch:
-        """The tier's sensor for these files. Raises `HostError` or `CellError`."""
-        return await self._live.watch_files(paths)
 
     async def ping(self, *, timeout_s: float = 10) -> float:
         """Return the guest agent's round trip in seconds. Raises `CellError` without an answer."""

@@ -20,18 +20,9 @@ from typing import Final, Self
 import anyio
 
 from belljar.capture import Keep
-from belljar.channel import frames
-from belljar.channel.frames import FrameType, OpKind, Outcome
-from belljar.channel.messages import Answer, GuestEvent, Touched
-from belljar.channel.operations import (
-    Contents,
-    OnOutput,
-    Operation,
-    OwnReads,
-    feed,
-    feed_file,
-    judge,
-)
+from belljar.channel import frames, operations
+from belljar.channel.frames import Answer, FrameType, GuestEvent, OpKind, Outcome, Touched
+from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, feed, judge
 from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import replace
@@ -300,7 +291,7 @@ class GuestClient:
         body = frames.place(user, cwd, path, 4 if is_directory else 0) + number
         body += frames.counted(frames.text_bytes(owner, "owner"))
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
-            await feed_file(operation, contents, path, timeout_s)
+            await operations.feed_file(operation, contents, path, timeout_s)
 
     async def read_file(
         self,

@@ -18,8 +18,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import frames
-from belljar.channel.frames import FrameType, Outcome, SignalScope, Stream
-from belljar.channel.messages import Data, GuestEvent, Progress, Result
+from belljar.channel.frames import FrameType, Outcome, Progress, Result, Stream
 from belljar.channel.outcomes import ExecOutput, OutputTexts, captures, file_error, output_of
 from belljar.errors import CellError
 from belljar.units import format_duration
@@ -64,9 +63,9 @@ class Operation:
         self.deadline = math.inf
         """The host's deadline for it, on the event loop's clock."""
 
-    def deliver(self, event: GuestEvent) -> None:
+    def deliver(self, event: frames.GuestEvent) -> None:
         """Take what the guest sent."""
-        if isinstance(event, Data):
+        if isinstance(event, frames.Data):
             if self._discards:
                 self._dropped_bytes[event.stream] += len(event.content)
                 self._credit_owed += len(event.content)
@@ -109,13 +108,13 @@ class Operation:
 
     async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
         """Signal its main process or whole tree, if it runs."""
-        scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
+        scope = frames.SignalScope.WHOLE_TREE if whole_tree else frames.SignalScope.MAIN_PROCESS
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def leave(self) -> None:
         """End a service's operation; its program runs on."""
         # The frame needs a signal's number; with this scope no process gets it.
-        signo, scope = signal.SIGCONT, SignalScope.LEAVE
+        signo, scope = signal.SIGCONT, frames.SignalScope.LEAVE
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def resize(self, rows: int, cols: int) -> None:

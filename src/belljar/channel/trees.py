@@ -15,8 +15,7 @@ from typing import Final, NoReturn
 
 from belljar.channel import frames
 from belljar.channel.client import GuestClient
-from belljar.channel.frames import FrameType, OpKind, Outcome, Stage
-from belljar.channel.messages import violated
+from belljar.channel.frames import FrameType, OpKind, Outcome, Stage, violated
 from belljar.channel.operations import judge
 from belljar.channel.outcomes import FileTooLargeError
 from belljar.dataclass import dataclass

@@ -14,7 +14,7 @@ from tests.fakes.wires import with_exec
 
 from belljar.cell import record
 from belljar.channel import ExecOutput, ExecRequest
-from belljar.channel.messages import Result
+from belljar.channel.frames import Result
 from belljar.channel.outcomes import OutputTexts, output_of
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.ledger.chain import canonical
