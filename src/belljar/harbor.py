@@ -37,7 +37,7 @@ from belljar.image.store import Store
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.network import Network
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.stand_ins import TargetStandIn
 from belljar.probe.judge import Router
 from belljar.probe.model import ProbeReport, Verdict, worst
 from belljar.probe.run import probe_cell
@@ -334,7 +334,7 @@ def _allowed(network: Network, hosts: frozenset[str]) -> Network:
     for name, item in network.stand_ins.items():
         if names := tuple(each for each in item.names if each in hosts):
             kept[name] = item.model_copy(update={"names": names})
-        if isinstance(item, CellStandIn) and names and item.awaits:
+        if isinstance(item, TargetStandIn) and names and item.awaits:
             awaits = tuple(each for each in item.awaits if each in kept)
             kept[name] = kept[name].model_copy(update={"awaits": awaits})
     rest = {"default": "deny", "sink": False, "upstreams": ()}

@@ -275,6 +275,35 @@ async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:
 
 
 @pytest.mark.promise("2.5")
+async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
+    """A stand-in of kind `python`."""
+    (tmp_path / "app" / "inner").mkdir(parents=True)
+    (tmp_path / "app" / "inner" / "words.txt").write_text("from a file")
+    (tmp_path / "app" / "main.py").write_text(
+        "import pathlib, socket\nasync def app(scope, receive, send):\n    if scope['type'] !="
+        " 'http':\n        return\n    body = (pathlib.Path(__file__).parent /"
+        " 'inner/words.txt').read_bytes() + b' on ' + socket.gethostname().encode()\n    await"
+        " send({'type': 'http.response.start', 'status': 200, 'headers': [(b'content-length', b'%d'"
+        " % len(body))]})\n    await send({'type': 'http.response.body', 'body': body})\n"
+    )
+    app = """\
+    app:
+      kind: python
+      app: main:app
+      files: app
+      names: [app.example]
+      ports: [80, 8000]
+      user: root
+      health: {http: /, port: 80, interval: 200ms, retries: 100}
+"""
+    async with recorded("python") as run, open_range(policy_of(tmp_path, app), run=run) as opened:
+        cell = opened.cell
+        where = (await opened.targets["app"].exec(["hostname"])).stdout.decode().strip()
+        for url in ("http://app.example/", "http://app.example:8000/x"):
+            assert await text(cell, url) == f"from a file on {where}"
+
+
+@pytest.mark.promise("2.5")
 async def test_a_network_that_is_meddled_with_is_a_breach(home: Path, tmp_path: Path) -> None:
     """A device whose other end may be put anywhere."""
     uplink = "ip link add leak0 type veth peer name leak1 && ip link set leak0 up"

@@ -109,7 +109,7 @@ from importlib.machinery import PathFinder
 class Hiding(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        hidden = ("asyncssh", "dulwich", "wsproto")
+        hidden = ("asyncssh", "dulwich", "uvicorn", "wsproto")
         return None if name.partition(".")[0] in hidden else PathFinder.find_spec(name, path, target)
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding

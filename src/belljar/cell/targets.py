@@ -1,26 +1,35 @@
-"""Target cells: the policy that a stand-in of kind `cell` means, and its program's start."""
+"""Target cells: what a stand-in of kind `cell` or `python` means as a policy of its own, and having
+its program serve. The deciding is pure.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import io
 import math
+import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
+import anyio.to_thread
 
 from belljar.cell.base import spawn_task
+from belljar.cell.local_tree import list_source
+from belljar.cell.task_data import put_directory
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
-from belljar.errors import BelljarError, CellError, PolicyError
+from belljar.errors import BelljarError, CellError, HostError, PolicyError
 from belljar.image.config import image_health
 from belljar.plan.network import StandInPlan
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.reference import is_idle
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -54,12 +63,15 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
     """A target cell's policy: the range's risk, all else its own."""
     policy = parent.policy
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
-    if not isinstance(written, CellStandIn):
+    if not isinstance(written, TargetStandIn):
         raise TypeError(f"the stand-in {stand_in.id} has no cell")
     tier = max(demanded_tier(policy.risk, policy.tier), written.tier or Tier.CONTAINER)
     # The risk is the whole range's; all else of a target is its own.
     fields = {"belljar": policy.belljar, "risk": policy.risk, "name": stand_in.id, "tier": tier}
     own = {name: value for name in _OWN if (value := getattr(written, name, None)) is not None}
+    # Its `files` are a directory, which goes in as an archive
+    if isinstance(written, PythonStandIn):
+        del own["files"]
     try:
         made = Policy.model_validate({**own, **fields, "network": "none"}, strict=False)
     except ValueError as error:
@@ -84,7 +96,14 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     status 0. Both raise `CellError` with its last output.
     """
     settings = stand_in.settings
-    command = words_to_run(settings, cell)
+    if stand_in.kind == "python":
+        packed = await anyio.to_thread.run_sync(server_archive)
+        await cell.write_file(SERVER, packed, mode=0o644, user="0", owner=cell.plan.user)
+        await _copy_app(cell, stand_in)
+        ports = [str(port.number) for port in stand_in.ports]
+        command: Sequence[str] = ["python3", "-c", _BOOT, str(settings["app"]), *ports]
+    else:
+        command = words_to_run(settings, cell)
     health = health_of(cell, stand_in, command)
     for directory in settings.get("directories") or ():
         path, _, rest = directory.partition(":")
@@ -267,3 +286,68 @@ def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
     hint = "fix its `command` or its `health`; `belljar exec` with its image shows what happens"
     name = f"the target cell {stand_in.id}" if stand_in.id else "the image's program"
     return CellError(f"{name} is not ready: {what}", where=f"cell {cell.id}", hint=hint)
+
+
+# An author's app; more is a mistake in its `files`, as a virtual environment would be.
+MAX_APP_BYTES: Final = 64 << 20
+MAX_APP_FILES: Final = 10_000
+SERVER: Final = "/opt/server.zip"
+APP_DIRECTORY: Final = "/srv/app"
+# uvicorn, and what it imports with the settings below.
+_PACKAGES: Final = ("uvicorn", "click", "h11", "wsproto")
+_BOOT: Final = f"""\
+import socket, sys
+sys.path[:0] = ["{SERVER}", "{APP_DIRECTORY}"]
+import uvicorn
+app, *ports = sys.argv[1:]
+socks = []
+for port in map(int, ports):
+    socks.append(socket.create_server(("0.0.0.0", port), backlog=1024))
+    print("serving at port", socks[-1].getsockname()[1], flush=True)
+config = uvicorn.Config(app, http="h11", ws="wsproto", loop="asyncio", log_level="info")
+uvicorn.Server(config).run(socks)
+"""
+
+
+def server_archive() -> bytes:
+    """The server and its imports as an importable archive. Raises `HostError`."""
+    try:
+        files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
+    except importlib.metadata.PackageNotFoundError as error:
+        what = f"the package {error.name} is missing"
+        where = "stand-ins of kind `python`"
+        raise HostError(what, where=where, hint=NETWORK_EXTRA_HINT) from error
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            if file.suffix == ".py" and ".." not in file.parts:
+                archive.write(str(file.locate()), str(file))
+    return packed.getvalue()
+
+
+async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
+    """Copy the author's directory in place of the image's. Raises `PolicyError`."""
+
+    def wrong(error: OSError | ValueError) -> PolicyError:
+        return _refused(stand_in, getattr(error, "strerror", None) or str(error))
+
+    if stand_in.directory is None:
+        raise _refused(stand_in, "it names no directory")
+    bounded = partial(list_source, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES)
+    try:
+        source = await anyio.to_thread.run_sync(bounded, stand_in.directory)
+    except (OSError, ValueError) as error:
+        raise wrong(error) from error
+    try:
+        await put_directory(cell, source, APP_DIRECTORY, user=None, wrong=wrong)
+    except (OSError, TimeoutError) as error:
+        what = f"the app of `{stand_in.id}` can't be copied in: {printable(str(error))}"
+        raise CellError(what, where=f"cell {cell.id}") from error
+
+
+def _refused(stand_in: StandInPlan, what: str) -> PolicyError:
+    return PolicyError(
+        f"the app can't be copied in: {printable(what)}",
+        where=f"network.stand_ins.{stand_in.id}.files",
+        hint="name a directory with the app's modules, and put much data into an image",
+    )

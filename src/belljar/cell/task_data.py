@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -50,7 +50,8 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
     """Copy one source, for root. A directory replaces the image's, like a mount."""
     first = tree.entries[0]
     if tree.is_directory:
-        transfer = await _put_directory(cell, Source(root=root, tree=tree), file.target)
+        source = Source(root=root, tree=tree)
+        transfer = await put_directory(cell, source, file.target, user="0:0", wrong=_unreadable)
         number, size, sha256 = transfer.files, transfer.total_bytes, transfer.sha256
     else:
         try:
@@ -64,14 +65,23 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
     cell.note(Kind.TASK_FILES_COPIED, data)
 
 
-async def _put_directory(cell: Cell, source: Source, target: str) -> Transfer:
-    """Copy a listed directory into the cell, in place of the image's."""
+async def put_directory(
+    cell: Cell,
+    source: Source,
+    target: str,
+    *,
+    user: str | None,
+    wrong: Callable[[OSError | ValueError], PolicyError],
+) -> Transfer:
+    """Copy a listed directory into the cell, in place of the image's. `wrong`: makes the error of a
+    file of this host. Raises as `Cell.upload`.
+    """
 
     def records() -> Iterator[bytes]:
         try:
             yield from records_of(source, "", manifest)
         except (OSError, ValueError) as error:
-            raise _unreadable(error) from error
+            raise wrong(error) from error
 
     manifest = TreeManifest()
     with suppress(FileNotFoundError):
@@ -84,7 +94,7 @@ async def _put_directory(cell: Cell, source: Source, target: str) -> Transfer:
         entries=len(source.tree.entries),
         total_bytes=source.tree.total_bytes,
         mode=root_mode(source),
-        user="0:0",
+        user=user,
     )
 
 

@@ -11,11 +11,10 @@ import math
 import posixpath
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
-import anyio.to_thread
 
 from belljar.channel import frames
 from belljar.channel.frames import FrameType, Outcome, Progress, Result, Stream
@@ -290,34 +289,17 @@ def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
     raise file_error(result, path)
 
 
-Phase: TypeAlias = Literal["begins", "ended"]
-# Called with the path before it is read, and afterwards.
-Listener: TypeAlias = Callable[[str, Phase], None]
-
-
 class OwnReads:
-    """The host's reads of one guest. `listeners`: called for each, in the event loop's thread.
-
-    `settlers`: called in a worker thread before each read, so that a sensor can take what the guest
-    did before it. Each bounds its time.
-    """
+    """The host's reads of one guest. `covers`: entered with the path around each; bounded."""
 
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-        self.settlers: list[Callable[[], None]] = []
+        self.covers: list[Callable[[str], AbstractAsyncContextManager[None]]] = []
 
     @asynccontextmanager
     async def of(self, path: str, cwd: str) -> AsyncIterator[None]:
-        """Tell the listeners that the block reads this file or directory."""
+        """The block reads this file or directory."""
         whole = posixpath.normpath(posixpath.join("/", cwd, path))
-        for settle in list(self.settlers):
-            await anyio.to_thread.run_sync(settle)
-        # Each hears the end of what it heard begin, whichever listeners come or go meanwhile.
-        heard = list(self.listeners)
-        for listener in heard:
-            listener(whole, "begins")
-        try:
+        async with AsyncExitStack() as stack:
+            for cover in list(self.covers):
+                await stack.enter_async_context(cover(whole))
             yield
-        finally:
-            for listener in heard:
-                listener(whole, "ended")

@@ -40,8 +40,6 @@ COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "d
 DIRECTORY_KEY: Final = "x-belljar-directory"
 # The key of an included file's directory, from the root, in each of its services.
 HOME_KEY: Final = "x-belljar-home"
-# The parser recurses; no compose file is nested deeper than ten levels.
-MAX_DEPTH: Final = 64
 # Each is a cell of the sample's range.
 MAX_SERVICES: Final = 64
 # The largest of inspect_evals has 3 KiB.
@@ -169,10 +167,9 @@ class NotReadError(ValueError):
 
 def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
     """Return a text's one document, if any. Raises `NotReadError`."""
-    from belljar.policy.yaml_tree import Reading, read_tree
+    from belljar.policy.yaml_tree import read_tree
 
-    limits = Reading(what="a compose file", max_depth=MAX_DEPTH, is_compose=True)
-    tree = read_tree(text, limits)
+    tree = read_tree(text, is_compose=True)
     for problem in tree.problems:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
         raise NotReadError(message, problem.mark.line)
@@ -333,38 +330,33 @@ class ServiceBuild:
     inline: str = ""
 
 
-def _build(
-    name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
-) -> ServiceBuild | None:
-    """A service's build, if any. Raises `CannotKeepError`."""
-    files, written = files_named_by(document), service.get("build")
-    if written is None or files is None:
-        return None
-    files, context = files.of(service), ""
-    try:
-        build = read_part(Build, {"context": written} if isinstance(written, str) else written)
-        context = build.context or "."
-        # Compose also takes a repository's address, which would need a network.
-        if "://" in context or context.startswith(("git@", "github.com/")):
-            raise ValueError("a build's context is a directory of the task")
-        return ServiceBuild(
-            image=image,
-            root=str(files.root),
-            context=files.path(context),
-            dockerfile=files.path(posixpath.join(context, build.dockerfile or "Dockerfile")),
-            args=build.args,
-            target=build.target,
-            inline=build.dockerfile_inline,
-        )
-    except ValueError as error:
-        why = f"{context}: {error}" if context else str(error)
-        raise refusal(f"service {name}", "build", why) from None
-
-
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
     """The builds of the services. Raises `CannotKeepError`."""
-    found = []
+    root, found = files_named_by(document), list[ServiceBuild]()
     for name, service in services_of(document).items():
-        if image := text(service.get("image") or ""):
-            found.append(_build(name, service, document, parse_reference(image).familiar))
-    return tuple(build for build in found if build is not None)
+        image, written = text(service.get("image") or ""), service.get("build")
+        if root is None or written is None or not image:
+            continue
+        files, context = root.of(service), ""
+        try:
+            build = read_part(Build, {"context": written} if isinstance(written, str) else written)
+            context = build.context or "."
+            # Compose also takes a repository's address, which would need a network.
+            if "://" in context or context.startswith(("git@", "github.com/")):
+                raise ValueError("a build's context is a directory of the task")
+            dockerfile = posixpath.join(context, build.dockerfile or "Dockerfile")
+            found.append(
+                ServiceBuild(
+                    image=parse_reference(image).familiar,
+                    root=str(files.root),
+                    context=files.path(context),
+                    dockerfile=files.path(dockerfile),
+                    args=build.args,
+                    target=build.target,
+                    inline=build.dockerfile_inline,
+                )
+            )
+        except ValueError as error:
+            why = f"{context}: {error}" if context else str(error)
+            raise refusal(f"service {name}", "build", why) from None
+    return tuple(found)

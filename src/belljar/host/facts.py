@@ -31,7 +31,10 @@ _TIMEOUT_S: Final = 5.0
 # Linux's value, where /proc doesn't say it.
 _USUAL_OPEN_FILES: Final = 1 << 20
 # Import names of the extras `network` and `stand-ins`.
-NETWORK_MODULES: Final = ("h11", "wsproto", "asyncssh", "dulwich", "jinja2", "packaging")
+NETWORK_MODULES: Final = (
+    *("h11", "uvicorn", "wsproto"),
+    *("asyncssh", "dulwich", "jinja2", "packaging"),
+)
 # Only Ubuntu's kernels have it.
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 
@@ -80,7 +83,6 @@ def gather_facts(
         tools=tools,
         runtimes=runtime_facts(
             home / "facts" / "runtimes.json",
-            environ=os.environ,
             kernel_release=kernel_release,
             prove=prove_runtime,
             doubt=doubt,
@@ -166,10 +168,5 @@ def try_namespaces() -> str:
 def _switched_off(proc: Path) -> tuple[str, str] | None:
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() != "1":
         return None
-    launcher, file = program_path("jail"), "/etc/apparmor.d/belljar-jail"
-    profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
-    hint = (
-        f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "
-        f"&& apparmor_parser -r {file}"
-    )
+    hint = f"docs/tiers.md has the AppArmor profile that allows it to {program_path('jail')} alone"
     return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint

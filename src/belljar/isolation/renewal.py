@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from functools import partial
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.errors import CellError
@@ -17,6 +18,9 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.channel import GuestClient, RenewedBit
 
+# What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
+# Ethernet frame's.
+MTU: Final = 1500
 # RENEW takes 32 to 512 bytes.
 SEED_BYTES: Final = 256
 
@@ -64,32 +68,25 @@ class PortSettings:
     gateway: IPv4Address
     mac: str
     gateway_mac: str
-    resolver: IPv4Address
-    mtu: int = 1500
 
     def packed(self) -> bytes:
-        """RENEW's network part. Addresses are in network order."""
+        """RENEW's network part, addresses in network order; the gateway is the resolver."""
         macs = bytes.fromhex((self.mac + self.gateway_mac).replace(":", ""))
         ends = self.address.packed + self.gateway.packed
-        return ends + macs + self.resolver.packed + self.mtu.to_bytes(2, "little")
+        return ends + macs + self.gateway.packed + MTU.to_bytes(2, "little")
 
 
-class GivenPort(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenPort:
     """A range's port for one cell.
 
     `user_namespace`: descriptor of the jail's parent user namespace; None: any (root). In it 0 is
     the user, 1 to 65536 the subordinate ids, for groups too; `setgroups` is allowed.
+
+    `attach`: puts the link, up, into that host process's network namespace, before anything of the
+    cell runs; again only after the last namespace ended. Raises `BelljarError`: end the cell.
     """
 
     settings: PortSettings
-
-    @property
-    def user_namespace(self) -> int | None: ...  # noqa: D102 - above
-
-    async def attach(self, pid: int) -> None:
-        """Put the link, up, into that host process's network namespace.
-
-        Before anything of the cell runs; again only after the last namespace ended. Raises
-        `BelljarError`: end the cell.
-        """
-        ...
+    user_namespace: int | None
+    attach: Callable[[int], Awaitable[None]]

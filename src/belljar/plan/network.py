@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
 
 # RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
 DNS_PORT: Final = 53
+# Kinds that a target cell answers.
+TARGET_KINDS: Final = frozenset({"cell", "python"})
 # Of an upstream's budget for each dial's own packets.
 DIAL_BYTES: Final = 512
 Default: TypeAlias = Literal["deny", "simulate"]
@@ -53,7 +55,7 @@ class StandInPlan:
     @property
     def is_target(self) -> bool:
         """Whether a target cell answers, and not the gateway."""
-        return self.kind == "cell"
+        return self.kind in TARGET_KINDS
 
     @property
     def is_detached(self) -> bool:
@@ -223,7 +225,7 @@ def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
         packet_record_bytes=network.record.packets, recorded_bytes=network.record.events
     )
     has_cells = network.own_cell is not None or any(
-        item.kind == "cell" for item in network.stand_ins.values()
+        item.kind in TARGET_KINDS for item in network.stand_ins.values()
     )
     cell_connections = bounds.cell_connections if has_cells else 0
     wanted = gateway_files(bounds.connections, cell_connections)

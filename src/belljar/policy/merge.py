@@ -32,7 +32,7 @@ from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
 # A task's wish for no network, whatever its policy has.
@@ -78,8 +78,9 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
     guard = theirs.guard
     if guard is None and (guard := ours.guard):  # its defaults hold where the floor wrote none
         usual, order = DEFAULT_ACTIONS, [*Action].index
-        actions = {each: max(guard.action(each), usual[each], key=order) for each in Place}
-        guard = replace(guard, actions=actions)
+        own = guard.rules()
+        actions = {each: max(own.action(each), usual[each], key=order) for each in Place}
+        guard = guard.model_copy(update={"action": actions})
     changes = {
         "risk": risk,
         "tier": tier,
@@ -133,7 +134,7 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
 def is_closed(network: Network) -> bool:
     """Return True if it reaches only its own range's cells."""
     is_plain = not network.upstreams and not network.sink and network.default == "deny"
-    return is_plain and all(isinstance(item, CellStandIn) for item in network.stand_ins.values())
+    return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
 
 def _is_alike(network: Network, other: Network | None) -> bool:
@@ -154,7 +155,7 @@ def _held_cells(network: Network, bound: Policy, least: Tier) -> Network:
             }
         )
         for name, item in network.stand_ins.items()
-        if isinstance(item, CellStandIn)
+        if isinstance(item, TargetStandIn)
     }
     return network.model_copy(update={"stand_ins": held})
 
@@ -313,7 +314,7 @@ def looser(wanted: Policy, made: Policy, *, by: str) -> Iterator[Difference]:
             yield _fact(f"network.record.{name}", more)
     for name, item in was.stand_ins.items():
         held = now.stand_ins.get(name)
-        if isinstance(item, CellStandIn) and isinstance(held, CellStandIn):
+        if isinstance(item, TargetStandIn) and isinstance(held, TargetStandIn):
             where = f"service {name}"
             if item.rights != held.rights:
                 yield _fact("rights", more, where=where)

@@ -15,8 +15,8 @@ from belljar.policy.stand_ins import (
     NETWORKS,
     AnyStandIn,
     CellNetworks,
-    CellStandIn,
     MetadataStandIn,
+    TargetStandIn,
 )
 from belljar.units import did_you_mean, listed, quoted
 
@@ -162,14 +162,14 @@ class Network(Strict):
                 raise AtError(why, *path)
             seen[pattern] = owner
             is_known = any(kinds.covers(pattern, name) for name in kinds.METADATA_NAMES)
-            may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, CellStandIn))
+            may_be_one = isinstance(self.stand_ins.get(owner), (MetadataStandIn, TargetStandIn))
             if is_known and path[0] != "own_cell" and not may_be_one:
                 raise AtError("is a metadata service's: use a stand-in of kind `metadata`", *path)
         # Target cells start in the order in which they are written: one can only await those
         # before it.
         before: set[str] = set()
         for name, item in self.stand_ins.items():
-            if not isinstance(item, CellStandIn):
+            if not isinstance(item, TargetStandIn):
                 continue
             for index, awaited in enumerate(item.awaits or ()):
                 if awaited not in before:
@@ -183,7 +183,7 @@ class Network(Strict):
     @property
     def has_cells(self) -> bool:
         """True if any cell of the range has a network device."""
-        targets = (item for item in self.stand_ins.values() if isinstance(item, CellStandIn))
+        targets = (item for item in self.stand_ins.values() if isinstance(item, TargetStandIn))
         cells = (self.own_cell, *targets)
         return any(cell is None or cell.networks != () for cell in cells)
 

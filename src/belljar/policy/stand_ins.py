@@ -31,7 +31,6 @@ _TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
 
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
-Line: TypeAlias = Annotated[str, kinds.LINE]
 Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS)]
 Times: TypeAlias = Mapping[
     Annotated[str, Field(pattern=_TIMES)], Annotated[str, Field(pattern=_TIME)]
@@ -178,16 +177,12 @@ class MetadataStandIn(StandIn):
     names: Annotated[
         tuple[Annotated[str, kinds.PATTERN], ...], list_of(kinds.MAX_NAMES, min_count=0)
     ] = Field(default=(), description="Host names. Default: none, only the address.")
-    tokens: Literal["optional", "required"] | None = Field(
-        default=None, description="Whether it wants tokens (IMDSv2). Default optional."
-    )
 
 
 class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
     kind: Literal["openai"] = Field(description="What it plays.")
-    model: Line | None = Field(default=None, description="The model's name; any is taken.")
 
 
 class Health(Strict):
@@ -237,6 +232,50 @@ HealthField: TypeAlias = Annotated[
 ]
 
 
+class TargetStandIn(StandIn):
+    """A cell of the range's own, reached on its named ports only."""
+
+    protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
+    usual_ports: ClassVar[tuple[int, ...]] = ()
+
+    names: kinds.HostNames = Field(description="Host names, exact.")
+    ports: kinds.Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
+    image: Annotated[str, IMAGE] = Field(
+        default="default", description="The cell's root filesystem."
+    )
+    env: Env = Field(
+        default_factory=dict,
+        max_length=MAX_WORDS,
+        description="Environment variables, added to the image's.",
+    )
+    user: Annotated[str, kinds.USER] | None = Field(
+        default=None, description="Who it runs as. Default the image's."
+    )
+    workdir: Annotated[str, kinds.WORKDIR] | None = Field(
+        default=None, description="Where it runs. Default the image's working directory."
+    )
+    health: HealthField = None
+    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
+        default=None, description="Only to raise the cell's tier above the range's."
+    )
+    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
+    awaits: (
+        Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(kinds.MAX_NAMES, min_count=0)]
+        | None
+    ) = Field(
+        default=None,
+        description="The target cells before it that must be healthy when it starts. Default: all.",
+    )
+    resources: ResourcesField = Field(
+        default=Resources(),
+        description="What the cell may consume at most.",
+        json_schema_extra={"default": {}},
+    )
+    rights: Rights | None = Field(
+        default=None, description="What it may do inside beyond an ordinary container's workload."
+    )
+
+
 class ServiceProgram(Strict):
     """What a service runs, and how it is known that it serves."""
 
@@ -272,55 +311,38 @@ class ServiceProgram(Strict):
         return self
 
 
-class CellStandIn(ServiceProgram, StandIn):
-    """A cell of the range's own, reached on its named ports only."""
-
-    protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
-    usual_ports: ClassVar[tuple[int, ...]] = ()
+class CellStandIn(ServiceProgram, TargetStandIn):
+    """A cell of an image and a command."""
 
     kind: Literal["cell"] = Field(description="What it plays.")
-    names: kinds.HostNames = Field(description="Host names, exact.")
-    ports: kinds.Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
-    image: Annotated[str, IMAGE] = Field(
-        default="default", description="The cell's root filesystem."
-    )
-    env: Env = Field(
-        default_factory=dict,
-        max_length=MAX_WORDS,
-        description="Environment variables, added to the image's.",
-    )
-    user: Annotated[str, kinds.USER] | None = Field(
-        default=None, description="Who it runs as. Default the image's."
-    )
-    workdir: Annotated[str, kinds.WORKDIR] | None = Field(
-        default=None, description="Where it runs. Default the image's working directory."
-    )
-    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
-        default=None, description="Only to raise the cell's tier above the range's."
-    )
-    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
-    awaits: (
-        Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(kinds.MAX_NAMES, min_count=0)]
-        | None
-    ) = Field(
-        default=None,
-        description="The target cells before it that must be healthy when it starts. Default: all.",
-    )
-    resources: ResourcesField = Field(
-        default=Resources(),
-        description="What the cell may consume at most.",
-        json_schema_extra={"default": {}},
-    )
-    rights: Rights | None = Field(
-        default=None, description="What it may do inside beyond an ordinary container's workload."
-    )
     files: FilesField = Field(default=(), description="Files that are copied in.")
+
+
+class PythonStandIn(TargetStandIn):
+    """An ASGI app of the author's, run in a cell."""
+
+    directory_field: ClassVar[str] = "files"
+
+    kind: Literal["python"] = Field(description="What it plays.")
+    app: Annotated[
+        str,
+        kinds.checked(
+            "an app",
+            "is not an app: write a module and a name in it: `shop.main:app`",
+            # As gunicorn and uvicorn name an application.
+            re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII).fullmatch,
+        ),
+    ] = Field(description="The app as `module:name`, as in `shop.main:app`.")
+    files: Directory = Field(
+        description="The directory of the app's modules; it is copied into the cell."
+    )
 
 
 # `network` looks a `kind` up here before pydantic does, to suggest the nearest word.
 MODELS: Final[Mapping[str, type[StandIn]]] = {
     "http": HttpStandIn,
     "har": HarStandIn,
+    "python": PythonStandIn,
     "cell": CellStandIn,
     "pypi": RegistryStandIn,
     "npm": RegistryStandIn,
@@ -333,6 +355,7 @@ MODELS: Final[Mapping[str, type[StandIn]]] = {
 AnyStandIn: TypeAlias = Annotated[
     HttpStandIn
     | HarStandIn
+    | PythonStandIn
     | CellStandIn
     | RegistryStandIn
     | GitStandIn

@@ -29,7 +29,7 @@ network:
       env: {COLOUR: green}
       files: [{source: a.txt, target: /srv/a.txt}]
       resources: {memory: 128MiB}
-    app: {kind: cell, names: [app.example], ports: [80]}
+    app: {kind: python, names: [app.example], ports: [80], app: "main:app", files: app}
     page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
 """
 
@@ -37,6 +37,7 @@ network:
 def loaded_of(folder: Path) -> tuple[LoadedPolicy, dict[str, StandInPlan]]:
     """The policy, and its stand-ins by id."""
     (folder / "a.txt").write_text("a")
+    (folder / "app").mkdir(exist_ok=True)
     (folder / "policy.yaml").write_text(POLICY)
     loaded = load_policy(folder / "policy.yaml")
     if loaded.policy.network is None:

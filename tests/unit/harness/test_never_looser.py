@@ -30,7 +30,7 @@ from belljar.policy.load import resolve_policy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record
 from belljar.policy.sections import Rights
-from belljar.policy.stand_ins import CellStandIn
+from belljar.policy.stand_ins import TargetStandIn
 
 STOPS = ("nothing", "stop_sample", "stop_run", "stop_all")
 SETUID = ("off", "auto", "on")
@@ -173,7 +173,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "which": which,
         "operator": Operator(
             tier=draw(st.sampled_from(["", "", "", "gvisor", "microvm"])),
-            allows_upstreams=draw(st.booleans()),
+            allow_upstreams=draw(st.booleans()),
             settings=Settings(
                 least_risk=least, upstreams=may, least_risk_from="s", upstreams_from="s"
             ),
@@ -221,7 +221,7 @@ def beyond_settings(made: Policy, operator: Operator, *, is_named: bool) -> list
     """Where it goes beyond the host's settings and options."""
     upstreams = made.network.upstreams if made.network is not None else ()
     may = operator.settings.upstreams
-    is_allowed = is_named or operator.allows_upstreams or may is Upstreams.ALLOW
+    is_allowed = is_named or operator.allow_upstreams or may is Upstreams.ALLOW
     faults = {
         "risk": made.risk < operator.settings.least_risk,
         "tier": operator.tier and tier_of(made) < Tier(operator.tier),
@@ -284,13 +284,13 @@ def reaches_more(network: Network, bound: Policy, made: Policy) -> bool:
             bool(network.upstreams)
             or network.sink
             or network.default != "deny"
-            or not all(isinstance(each, CellStandIn) for each in cells)
+            or not all(isinstance(each, TargetStandIn) for each in cells)
             or any(
                 has_more(each.resources, bound.resources)
                 or has_more_rights(each.rights, bound.rights)
                 or (each.tier is not None and each.tier < tier_of(made))
                 for each in cells
-                if isinstance(each, CellStandIn)
+                if isinstance(each, TargetStandIn)
             )
         )
     known = {each.host: each for each in theirs.upstreams}

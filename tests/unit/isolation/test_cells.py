@@ -29,7 +29,6 @@ SETTINGS = PortSettings(
     gateway=IPv4Address("10.0.0.1"),
     mac="02:00:00:00:00:02",
     gateway_mac="02:00:00:00:00:01",
-    resolver=IPv4Address("10.0.0.1"),
 )
 
 

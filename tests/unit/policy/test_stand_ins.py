@@ -13,6 +13,7 @@ ADAPTER: TypeAdapter[StandIn] = TypeAdapter(AnyStandIn)
 LEAST: dict[str, dict[str, Any]] = {
     "http": {"routes": [{"path": "/"}]},
     "har": {"recording": "site/a.har"},
+    "python": {"ports": [8000], "app": "shop.main:app", "files": "shop"},
     "cell": {"ports": [5432]},
     "pypi": {"packages": "wheels"},
     "npm": {"packages": "tarballs"},
@@ -26,6 +27,7 @@ PORTS = {
     "smtp": ((25, "smtp"), (465, "smtps"), (587, "smtp")),
     "metadata": ((80, "http"),),
     "cell": ((5432, "tcp"),),
+    "python": ((8000, "tcp"),),
 }
 
 
@@ -53,13 +55,14 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         *(({"routes": wrong}, "routes") for wrong in (5, ["a"], "a/b.yaml")),
     ],
     "har": [({"any_host": True}, "any_host")],
+    "python": [({"app": "shop"}, "is not an app")],
     "cell": [
         ({"directories": []}, "from 1 to"),
         ({"health": {}}, "exactly one of `command`, `http`"),
         ({"health": {"http": "/"}}, "both `http` and `port`"),
         ({"health": {"http": "/", "port": 80, "interval": True}}, "such as `1h30m`"),
     ],
-    "metadata": [({"cloud": "gcp"}, "cloud"), ({"tokens": True}, "required"), ({"dat": {}}, "dat")],
+    "metadata": [({"cloud": "gcp"}, "cloud"), ({"dat": {}}, "dat")],
 }
 
 

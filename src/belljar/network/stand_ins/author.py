@@ -9,6 +9,7 @@ from belljar.plan.network import plan_network
 from belljar.policy import yaml_tree
 from belljar.policy.load import Examined, examine, refusal
 from belljar.policy.loaded import LoadedPolicy
+from belljar.policy.stand_ins import PythonStandIn
 from belljar.policy.yaml_tree import Problem, closest_mark, field_name, read_tree
 
 
@@ -22,7 +23,8 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
     found = list[Problem]()
     for name, item in network.stand_ins.items():
         plan, (own_field, own) = plans[name], item.own_path()
-        for fault in check(plan.kind, plan.settings, plan.directory) if not plan.is_target else ():
+        is_simulated = not isinstance(item, PythonStandIn) and not plan.is_target
+        for fault in check(plan.kind, plan.settings, plan.directory) if is_simulated else ():
             below: yaml_tree.Path = (own_field,) if own_field else ()
             message = str(fault)
             if fault.file and own_field and own_field == item.file_field:
