@@ -21,7 +21,8 @@ from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
-from belljar.channel import ExecRequest, Operation
+from belljar.channel import Operation
+from belljar.channel.outcomes import agent_request
 from belljar.dataclass import dataclass, field
 from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import JsonValue, Kind
@@ -286,15 +287,8 @@ class Cell(ExecOperations, FileOperations):
     async def _connected(
         self, stack: AsyncExitStack, kind: str, name: str, user: str, timeout_s: float
     ) -> CellStream:
-        request = ExecRequest(
-            argv=["connect", "connect", kind, name],
-            user=user,
-            cwd="/",
-            max_stdout_bytes=_ENDLESS,
-            max_stderr_bytes=0,
-            stdin=True,
-            probe=True,
-        )
+        bounds = {"max_stdout_bytes": _ENDLESS, "max_stderr_bytes": 0}
+        request = agent_request(["connect", "connect", kind, name], user, **bounds)
         target = f"port {name}" if kind == "tcp" else name
         shown = printable(target)
         with anyio.move_on_after(timeout_s):

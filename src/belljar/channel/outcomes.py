@@ -67,6 +67,15 @@ class ExecRequest:
     service: bool = False
 
 
+def agent_request(
+    argv: Sequence[str],
+    user: str,
+    **more: Any,  # noqa: ANN401 - as `ExecRequest` has them
+) -> ExecRequest:
+    """A run of the guest agent's own program, with standard input."""
+    return ExecRequest(argv=argv, user=user, cwd="/", stdin=True, probe=True, **more)
+
+
 def exec_body(request: ExecRequest) -> bytes:
     """The request of an exec. Raises `ValueError`, also for an invalid timeout."""
     if not request.argv:
