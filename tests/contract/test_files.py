@@ -205,7 +205,7 @@ async def test_an_interrupted_upload_leaves_nothing(
                     anyio.from_thread.run_sync(scope.cancel)
                 yield part
 
-        monkeypatch.setattr("belljar.cell.files.records_of", cut)
+        monkeypatch.setattr("belljar.cell.local_tree.records_of", cut)
         await cell.upload(tree, "/tmp/interrupted")
     assert scope.cancelled_caught
     assert [info.name for info in await cell.list_dir("/tmp/interrupted")] == ["own"]

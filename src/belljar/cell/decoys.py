@@ -273,7 +273,7 @@ async def watch_files(
         record(touch)
 
     try:
-        watch = await cell.watch(list(files))
+        watch = await cell._live.watch_files(list(files))
     except (BelljarError, OSError) as error:
         reason = error.what if isinstance(error, BelljarError) else str(error)
         failed(reason, sorted(set(files.values())))

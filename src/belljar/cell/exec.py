@@ -17,7 +17,7 @@ from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding
 from belljar.cell.record import CommandRecord
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, PtySize, Stream
 from belljar.channel import Operation as ChannelOperation
-from belljar.channel.outcomes import captures
+from belljar.channel.outcomes import agent_request, captures
 from belljar.dataclass import replace
 from belljar.errors import CellError
 from belljar.events import Kind
@@ -294,16 +294,8 @@ class ExecOperations(CellBase):
     ) -> ExecOutput:
         """Run the guest agent's probe program as the workload; `alone`: end all else."""
         self._operation()
-        request = ExecRequest(
-            argv=list(argv),
-            user=self._agent_user(user),
-            cwd="/",
-            timeout_s=timeout_s,
-            max_stdout_bytes=1 << 20,
-            stdin=True,
-            probe=True,
-            alone=alone,
-        )
+        options = {"timeout_s": timeout_s, "max_stdout_bytes": 1 << 20, "alone": alone}
+        request = agent_request(list(argv), self._agent_user(user), **options)
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:

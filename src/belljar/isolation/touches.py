@@ -23,7 +23,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.channel import GuestClient
-    from belljar.channel.messages import Touched
+    from belljar.channel.frames import Touched
     from belljar.channel.operations import OwnReads
 
 Operation: TypeAlias = Literal["open", "read"]
