@@ -21,7 +21,7 @@ import click
 from scripts import promises
 
 from belljar.cli.main import COMMANDS, root
-from belljar.compose.keys import KEYS, KeyOutcome
+from belljar.compose.keys import KEYS
 from belljar.compose.model import ComposeNetwork, reasons_of
 from belljar.ledger.kinds import FIELDS
 from belljar.policy.model import policy_schema
@@ -253,8 +253,7 @@ def compose_page() -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         see = "see [compose files](compose.md#keys-of-a-service)"
         for key, fate in sorted(KEYS.items()):
-            is_applied = fate.outcome is KeyOutcome.APPLIED
-            yield f"`{key}`", fate.outcome.value, see if is_applied else fate.why
+            yield f"`{key}`", fate.fate or "converted", fate.why or see
 
     def of_networks(keys: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
         return ((f"`{key}`", why or "kept or without effect") for key, why in keys.items())

@@ -226,25 +226,20 @@ class Service(Part):
     pids_limit: Whole = None
     deploy: Deploy = Deploy()
     security_opt: list[Text] = []
-    cap_drop: list[Text] = []
     cap_add: list[Text] = []
     privileged: Switch = False
-    ports: list[Any] = []
-    restart: Annotated[str, BeforeValidator(lambda value: text(value or "no"))] = "no"
+    restart: Annotated[str, BeforeValidator(values.restart_of)] = ""
     hostname: Text = ""
     container_name: Text = ""
     extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []
     read_only: Switch = False
     tmpfs: Tmpfs = []
-    shm_size: Size = None
-    ulimits: dict[str, Any] = {}
     runtime: Runtime | None = Field(default=None, description=FOR_HOST)
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
     networks: Annotated[list[str], BeforeValidator(_only_names)] = []
     volumes: list[Annotated[Mount, BeforeValidator(_mount)]] = []
     init: Switch = False
-    expose: list[Any] = []
     network_mode: Literal["none", "bridge", "default"] | None = Field(
         default=None, description="`none` and `bridge` are kept: a range has no other networks"
     )

@@ -244,6 +244,11 @@ def place_of(target: str) -> str:
     return found
 
 
+def restart_of(value: object) -> str:
+    """Return a restart policy in Docker's words; "" for `no`, which YAML reads as false."""
+    return "" if value in (False, "no") else text(value)
+
+
 TMPFS: Final = (
     "is a directory of the cell, which ends with the cell; mode and owner are kept, the other "
     "options are not, and what the image has there stays"
