@@ -22,7 +22,6 @@ from scripts import promises
 
 from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS
-from belljar.compose.model import ComposeNetwork, reasons_of
 from belljar.ledger.kinds import FIELDS
 from belljar.policy.model import policy_schema
 from belljar.report.reasons import ReasonCode
@@ -255,15 +254,11 @@ def compose_page() -> str:
         for key, fate in sorted(KEYS.items()):
             yield f"`{key}`", fate.fate or "converted", fate.why or see
 
-    def of_networks(keys: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        return ((f"`{key}`", why or "kept or without effect") for key, why in keys.items())
-
     return (
         "# Compose keys\n\nEvery key of a compose file that Belljar knows, from the tables of the "
         "converter. What the words mean and how values are converted: [compose files](compose.md).\n\n"
         "```console\n$ belljar check compose.yaml\n```\n\n"
-        f"## Services\n\n{table(('key', 'outcome', 'reason'), rows())}\n"
-        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(ComposeNetwork)))}"
+        f"{table(('key', 'outcome', 'reason'), rows())}"
     )
 
 
