@@ -176,6 +176,10 @@ PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
         "tar+gzip",
         lambda layer: gzip.compress(layer[:HALF]) + gzip.compress(layer[HALF:]),
     ),
+    "zstd": (
+        "tar+zstd",
+        lambda layer: subprocess.run(["zstd"], input=layer, stdout=-1, check=True).stdout,
+    ),
 }
 
 
@@ -183,7 +187,7 @@ PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 def test_every_compression_of_images_is_read(
     packing: str, tmp_path: Path, store_home: Path
 ) -> None:
-    """Plain, gzip (also in members) give the same image; without layers, mount points."""
+    """Plain, gzip (also in members) and zstd give the same image; without layers, mount points."""
     suffix, pack = PACKERS[packing]
     kind = f"application/vnd.oci.image.layer.v1.{suffix}"
     archive = oci_archive(tmp_path / "a.tar", [LOWER], compress=pack, media_type=kind)

@@ -318,10 +318,11 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
     `ContainmentBreach` when another sandbox provider was about to be used.
     """
     from belljar.harness.evaluate import load_only
+    from belljar.harness.options import RunRequest
 
     before = dict(os.environ)
     try:
-        previews = load_only(inspect_args, {})[-1]
+        previews = load_only(RunRequest(inspect_args=inspect_args))[-1]
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -40,8 +40,6 @@ COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "d
 DIRECTORY_KEY: Final = "x-belljar-directory"
 # The key of an included file's directory, from the root, in each of its services.
 HOME_KEY: Final = "x-belljar-home"
-# The parser recurses; no compose file is nested deeper than ten levels.
-MAX_DEPTH: Final = 64
 # Each is a cell of the sample's range.
 MAX_SERVICES: Final = 64
 # The largest of inspect_evals has 3 KiB.
@@ -169,10 +167,9 @@ class NotReadError(ValueError):
 
 def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
     """Return a text's one document, if any. Raises `NotReadError`."""
-    from belljar.policy.yaml_tree import Reading, read_tree
+    from belljar.policy.yaml_tree import read_tree
 
-    limits = Reading(what="a compose file", max_depth=MAX_DEPTH, is_compose=True)
-    tree = read_tree(text, limits)
+    tree = read_tree(text, is_compose=True)
     for problem in tree.problems:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
         raise NotReadError(message, problem.mark.line)

@@ -74,14 +74,14 @@ def read_settings() -> Settings:
 def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
     """A file's settings. Raises `PolicyError` with its position."""
     from belljar.policy import fields
-    from belljar.policy.yaml_tree import Mark, Reading, closest_mark, read_tree
+    from belljar.policy.yaml_tree import Mark, closest_mark, read_tree
 
     def refused(what: str, mark: Mark) -> PolicyError:
         where = f"{printable(source)}:{mark.line}:{mark.column}"
         hint = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
         return PolicyError(what, where=where, hint=hint)
 
-    tree = read_tree(text, Reading(what="a settings file", max_bytes=MAX_BYTES))
+    tree = read_tree(text)
     for first in tree.problems:
         field = f"{first.field}: " if first.field else ""
         raise refused(f"{field}{first.message}", first.mark)

@@ -56,8 +56,8 @@ _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.imag
 _BUILT_HERE: Final = "localhost/"
 # Without encrypted layers, and those whose bytes are not in the image (`foreign`).
 _LAYER_TYPES: Final = re.compile(
-    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+gzip)?"
-    r"|docker\.image\.rootfs\.diff\.tar(?:\.gzip)?)"
+    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?"
+    r"|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
 # Gives a file of an image by its name, until the next is asked for. Raises `LayerError`.
 Files: TypeAlias = Callable[[str], Path]

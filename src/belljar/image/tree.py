@@ -39,7 +39,9 @@ from belljar.units import format_size, printable
 
 _CHUNK_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 16 << 10
-_GZIP: Final = b"\x1f\x8b"  # RFC 1952
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # RFC 1952, RFC 8878
+# More than any packer's level takes without being told (zstd(1), `--long`).
+_ZSTD_WINDOW_BYTES: Final = 128 << 20
 
 
 class LayerBlob:
@@ -69,12 +71,15 @@ class LayerBlob:
 
 
 def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob (gzip or plain) of SHA-256 `digest` (None: unknown)."""
+    """Decompress a blob (gzip, zstd or plain) of SHA-256 `digest` (None: unknown)."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
         compressed, plain, size = hashlib.sha256(), hashlib.sha256(), 0
-        read = _read if is_plain(blob) else _gunzip
         with blob.open("rb") as source:
+            magic = source.read(4)
+            source.seek(0)
+            is_zstd, is_gzip = magic.startswith(_ZSTD), magic.startswith(_GZIP)
+            read = _unzstd if is_zstd else _gunzip if is_gzip else _read
             for chunk in read(source, compressed):
                 size += len(chunk)
                 if size > max_bytes:
@@ -92,9 +97,9 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
 
 
 def is_plain(file: Path) -> bool:
-    """Return whether a file is not compressed by gzip."""
+    """Return whether a file has no known compression."""
     with file.open("rb") as opened:
-        return opened.read(len(_GZIP)) != _GZIP
+        return not opened.read(4).startswith((_GZIP, _ZSTD))
 
 
 def _read(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
@@ -126,6 +131,23 @@ def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
         raise LayerError(f"a layer's compression is broken: {error}") from error
     if not inflate.eof:
         raise LayerError("a layer ends in the middle of its compressed data")
+
+
+def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    """All frames, in pieces up to 1 MiB; the window bounds memory."""
+    import zstandard  # few layers need it
+
+    # The decompressor reads the file by itself, so its digest is taken before.
+    for _ in _read(source, digest):
+        pass
+    source.seek(0)
+    try:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+        reader = decompressor.stream_reader(source, read_across_frames=True, closefd=False)
+        while chunk := reader.read(_CHUNK_BYTES):
+            yield chunk
+    except zstandard.ZstdError as error:
+        raise LayerError(f"a layer's compression is broken: {error}") from error
 
 
 # The OCI image specification's words for what an upper layer removes.

@@ -6,14 +6,13 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from belljar.dataclass import replace
 from belljar.errors import HostError
 from belljar.host.model import HostFacts
 from belljar.plan.jail import JailLimits
 from belljar.plan.model import REAL, BlastRadius, ImageFacts, Layer, Obstacle, OciPlan, Plan
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan, PortPlan, plan_network
 from belljar.plan.obstacles import KVM_STATES, cores_warning
-from belljar.plan.oci import OciRuntime
-from belljar.plan.qemu import VmShape
 from belljar.policy.guarding import METADATA_ADDRESS
 from belljar.policy.limits import WEIGHTS_IN_CELL, Resources, Tier
 from belljar.units import format_duration, format_size, printable
@@ -47,7 +46,8 @@ def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str
         )
     if tier is Tier.MICROVM and facts.cgroup.reason:
         why = printable(facts.cgroup.reason)
-        yield f"not all control groups can be used ({why}); the bounds above say what holds instead"
+        more = "a compromised VMM could take more than is said above"
+        yield f"not all control groups can be used ({why}): {more}"
     if tier is not Tier.MICROVM and not facts.is_root:
         yield (
             "all cells of this user share one range of ids: code that escapes from one can act on "
@@ -102,10 +102,7 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     built = f"{image.name} sha256:{image.digest}" if image else f"{plan.policy.image} (not built)"
     yield "image", built
     if image and image.program:
-        from belljar.compose.values import SETTLE_S
-
-        settled = f"it has run for {SETTLE_S:g} s, or ended with status 0"
-        ready = "the image's health check passes" if image.has_check else settled
+        ready = "its health check passes" if image.has_check else "it has settled"
         shown = printable(image.program, max_chars=_MAX_PROGRAM_CHARS)
         yield "runs", f"{shown} — before a sample starts, until {ready}"
     if (model := plan.policy.model) is not None:
@@ -147,140 +144,101 @@ def _decoys(policy: Policy) -> Iterator[str]:
 
 # As many as `docker images` shows; `--json` has all.
 _SHOWN_DIGITS: Final = 12
-_HOST_GROUP: Final = "the host's control group"
-_NO_GROUP: Final = "no control group"
 
+# ---- layers and bounds
 
-_KERNEL: Final = "this host's kernel"
-
-
-def vm_layers(
-    *, emulated: bool, is_root: bool, has_port: bool, has_data: bool = False
-) -> tuple[Layer, ...]:
-    """What is between a microVM's workload and this host."""
-    uid = "a uid that no other user has" if is_root else "this user's own uid on the host"
-    device = "one network device, which leads into its range" if has_port else "no network device"
-    disks = "two disks" if has_data else "one disk"
-    own = (
-        "the VMM's own namespaces (all seven), a read-only root with only its files, "
-        f"{uid}, no capabilities, no new privileges, seccomp"
-    )
-    inner = (
-        "the workload's own namespaces in the guest, shifted user ids, seccomp, no guest devices, "
-        "no modules"
-    )
-    return (
-        Layer("jail", own, _KERNEL, "enforced"),
+_SHARED: Final = "this host's kernel, shared"
+_JAIL: Final = (
+    "namespaces of the cell's own (all seven), a read-only root with only its files, ids that no "
+    "other user has (this user's subordinate ids, unless root runs it), no capability outside, "
+    "control groups"
+)
+_CONTAINER: Final = (
+    "a second user namespace and all others (but the network's, in a range), no capability beyond "
+    "the image's root's, no new privileges, system calls denied by default, six devices and the "
+    "policy's GPUs, covered /proc, no sysfs"
+)
+_WORKLOAD: Final = (
+    "the policy's user, an empty bounding set unless that is root, no new privileges, a second "
+    "system call filter"
+)
+# Of each tier, outermost first: name, what it is, who enforces it, and how good that is.
+_LAYERS: Final[Mapping[Tier, tuple[Layer, ...]]] = {
+    Tier.CONTAINER: (
+        Layer("jail", _JAIL, _SHARED, "shared"),
+        Layer("container", _CONTAINER, _SHARED, "shared"),
+        Layer("workload", _WORKLOAD, _SHARED, "shared"),
+    ),
+    Tier.GVISOR: (
+        Layer("jail", _JAIL, _SHARED, "shared"),
+        Layer(
+            "gvisor",
+            "a kernel in user space; files through a server of its own (gofer), a network stack of "
+            "its own",
+            "gVisor's sentry (systrap) and its filter of this host's system calls",
+            "enforced",
+        ),
+        Layer("workload", _WORKLOAD, "gVisor's kernel", "enforced"),
+    ),
+    Tier.MICROVM: (
+        Layer(
+            "jail",
+            "the VMM's own namespaces (all seven), a read-only root with only its files, a uid "
+            "that no other user has (this user's own, unless root runs it), no capabilities, no "
+            "new privileges, seccomp",
+            "this host's kernel",
+            "enforced",
+        ),
         Layer(
             "microvm",
-            f"a virtual machine with a kernel of its own; {disks}, read-only; {device}",
-            "QEMU's emulator (TCG)" if emulated else "the processor (KVM) and QEMU",
-            "emulated" if emulated else "hardware",
+            "a virtual machine with a kernel of its own; its disks are read-only, and only a "
+            "range's cell has a network device",
+            "the processor (KVM) and QEMU",
+            "hardware",
         ),
-        Layer("container", inner, "the guest's kernel", "enforced"),
+        Layer(
+            "container",
+            "the workload's own namespaces in the guest, shifted user ids, seccomp, no guest "
+            "devices, no modules",
+            "the guest's kernel",
+            "enforced",
+        ),
+    ),
+}
+
+
+def layers_of(tier: Tier, *, emulated: bool) -> tuple[Layer, ...]:
+    """What is between a cell's workload and this host."""
+    return tuple(
+        replace(layer, enforced_by="QEMU's emulator (TCG)", state="emulated")
+        if emulated and layer.state == "hardware"
+        else layer
+        for layer in _LAYERS[tier]
     )
 
 
-def oci_layers(
-    tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool, has_gpu: bool = False
-) -> tuple[Layer, ...]:
-    """What is between a container's workload and this host."""
-    shared = f"{_KERNEL}, shared"
-    namespaces = "all others but the jail's network" if has_port else "all others"
-    ids = "a range of ids that no other user has"
-    if not is_root:
-        ids = "this user's subordinate ids, shared by all of this user's cells"
-    program = printable(f"{runtime.name} {runtime.version}".strip())
-    jail = (
-        "namespaces of the cell's own (all seven), a read-only root with only its files, "
-        f"{ids}, no capability outside, control groups"
-    )
-    wall = (
-        f"a second user namespace and {namespaces}, no capability beyond the image's root's, "
-        f"no new privileges, system calls denied by default, six devices"
-        f"{' and the GPUs' if has_gpu else ''}, covered /proc, no sysfs"
-    )
-    own = (
-        "the policy's user, an empty bounding set unless that is root, no new privileges, a "
-        "second system call filter"
-    )
-    outer = Layer("jail", jail, shared, "shared")
-    if tier is not Tier.GVISOR:
-        container = Layer("container", wall, f"{shared} (set up by {program})", "shared")
-        return (outer, container, Layer("workload", own, shared, "shared"))
-    stack = "a network stack of its own on one link" if has_port else "no network"
-    wall = f"a kernel in user space; files through a server of its own (gofer), {stack}"
-    by = f"gVisor's sentry (systrap; {program}) and its filter of {_KERNEL}'s calls"
-    inner = Layer("workload", own, "gVisor's kernel", "enforced")
-    return (outer, Layer("gvisor", wall, by, "enforced"), inner)
-
-
-# ---- bounds: all that a cell may consume, each with what holds it there, nearest first
-
-
-def _held(what: str, most: str, *by: str) -> str:
-    return f"{what}: {most} — held by {', '.join(by)}"
-
-
-def microvm_bounds(
-    resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]
-) -> tuple[str, ...]:
-    """A microVM's bounds; `plan --json` has every limit."""
-    by = {name: _HOST_GROUP if name in controllers else _NO_GROUP for name in ("cpu", "pids")}
-    cpus = f"{resources.cpus}, and one for the VMM"
-    if "cpu" not in controllers:
-        cpus += "; all of this host's if it is compromised"
-    memory = resources.memory_sum(jail.memory_max_bytes)
-    by_jail: tuple[str, ...] = (_HOST_GROUP,)
-    if "memory" not in controllers:
-        # A compromised VMM may fill all its address space, but in one process only.
-        memory += f"; {format_size(jail.address_space_bytes)} if the VMM itself is compromised"
-        by_jail = ("RLIMIT_AS", _NO_GROUP)
-    ram = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
-    group = "the guest's control group"
-    return (
-        _held("processors", cpus, "the VM's shape", by["cpu"]),
-        _held("memory", memory, group, ram, *by_jail),
-        _held("files it writes", format_size(resources.disk_bytes), "the guest's tmpfs", ram),
-        _held("processes", str(resources.processes), group),
-        _held("threads on this host", str(jail.processes), "RLIMIT_NPROC", by["pids"]),
-        *_time_and_output(resources),
-    )
-
-
-def oci_bounds(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
-    """A container's bounds; `plan --json` has every limit."""
-    disk = format_size(resources.disk_bytes)
-    processes = f"{resources.processes}; {jail.processes} with what holds the cell"
-    return (
-        _held("processors", str(resources.cpus), _HOST_GROUP),
-        _held("memory", resources.memory_sum(jail.memory_max_bytes), _HOST_GROUP),
-        _held("files it writes", disk, "the jail's tmpfs", _HOST_GROUP),
-        _held("processes", processes, _HOST_GROUP),
-        *_time_and_output(resources),
-    )
-
-
-def _time_and_output(resources: Resources) -> tuple[str, ...]:
+def bounds_of(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
+    """All that a cell may consume; `plan --json` has every limit."""
     lifetime, timeout = map(format_duration, (resources.lifetime_s, resources.exec_timeout_s))
-    time = f"{lifetime}; {timeout} for a command, unless it asks for another"
-    output = f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted"
+    quota, host = jail.cpu_quota_percent, "of this host's"
+    processors = f"at most {quota // 100} {host}" if quota else f"any {host}, if it is compromised"
     return (
-        _held("time", time, "the jail's supervisor", "a deadline on the host"),
-        _held("output kept of a command", output, "the channel's window on the host"),
+        f"processors: {resources.cpus}; {processors}",
+        f"memory: {resources.memory_sum(jail.memory_max_bytes)}",
+        f"files it writes: {format_size(resources.disk_bytes)}, held in memory",
+        f"processes: {resources.processes}; at most {jail.processes} {host} processes and threads",
+        f"time: {lifetime}; {timeout} for a command, unless it asks for another",
+        f"output kept of a command: {format_size(resources.output_bytes)} a stream",
     )
 
 
 def _network_bounds(network: NetworkPlan) -> tuple[str, ...]:
     most = network.bounds
-    connections = f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one"
-    packets = f"{format_size(most.packet_record_bytes)}; a cell that sends more makes the sample"
-    events = f"{format_size(most.recorded_bytes)}; a further event ends the range"
-    by_rules = ("the range's packet rules", "the gateway")
+    packets, events = map(format_size, (most.packet_record_bytes, most.recorded_bytes))
     return (
-        _held("connections to the gateway", f"{connections} cell", *by_rules),
-        _held("packet record on this host's disk", f"{packets} void", "the range supervisor"),
-        _held("the range's events and bodies in the ledger", events, "the range's owner"),
+        f"connections to the gateway: {most.connections:,}, {most.connections_per_cell:,} a cell",
+        f"packet record: {packets}; a cell that sends more makes the sample void",
+        f"the range's events and bodies: {events}; a further event ends the range",
     )
 
 

@@ -12,7 +12,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.host.model import HostFacts, RuntimeFact, TrialState
 from belljar.plan import explain
 from belljar.plan.jail import JailLimits
-from belljar.plan.model import ImageFacts, Layer, MicrovmPlan, Obstacle, OciPlan, Plan
+from belljar.plan.model import ImageFacts, MicrovmPlan, Obstacle, OciPlan, Plan
 from belljar.plan.obstacles import (
     hardware_obstacle,
     network_obstacles,
@@ -102,36 +102,46 @@ def make_plan(
         printable(f"using tier {isolation.tier}: {weaker} {why}: {each.what}")
         for weaker, each in skipped.items()
     )
-    warnings = (*sentences, *isolation.warnings)
+    emulated = isolation.emulated
+    warnings = (*sentences, *explain.warnings_of(isolation.tier, facts, emulated=emulated))
     if network is not None and network.upstreams:
         hosts = ", ".join(printable(item.host) for item in network.upstreams)
         what = "what the model sends there leaves this host"
         warnings += (f"this range reaches something real ({hosts}): {what}",)
     if image is None:
         warnings = (f"image {printable(policy.image)} is not built", *warnings)
-    return isolation.plan(
-        policy=policy,
-        risk=policy.risk,
-        demanded_tier=demanded,
-        image=image,
-        jail_controllers=facts.cgroup.controllers,
-        user=user,
-        workdir=policy.workdir or (image.workdir if image else "/"),
-        env=env,
-        hostname="random",
-        limits=policy.resources,
-        blast_radius=explain.blast_radius(
+    fields: dict[str, Any] = {
+        "policy": policy,
+        "risk": policy.risk,
+        "demanded_tier": demanded,
+        "tier": isolation.tier,
+        "emulated": emulated,
+        "image": image,
+        "layers": explain.layers_of(isolation.tier, emulated=emulated),
+        "jail": isolation.jail,
+        "jail_controllers": facts.cgroup.controllers,
+        "memory_by_rlimit": isolation.memory_by_rlimit,
+        "user": user,
+        "workdir": policy.workdir or (image.workdir if image else "/"),
+        "env": env,
+        "hostname": "random",
+        "limits": policy.resources,
+        "blast_radius": explain.blast_radius(
             policy,
             image,
             env,
-            isolation.bounds,
+            explain.bounds_of(policy.resources, isolation.jail),
             tier=isolation.tier,
             network=network if network is not None and network.has_cells else None,
         ),
-        warnings=warnings,
-        network=network,
-        skipped_tiers=sentences,
-    )
+        "warnings": warnings,
+        "skipped_tiers": sentences,
+        "network": network,
+        "rights": isolation.rights,
+    }
+    if isinstance(isolation.shape, OciShape):
+        return OciPlan(oci=isolation.shape, **fields)
+    return MicrovmPlan(vm=isolation.shape[0], guest=isolation.shape[1], **fields)
 
 
 def _choose(
@@ -178,21 +188,10 @@ class Isolation:
 
     tier: Tier
     jail: JailLimits
-    layers: tuple[Layer, ...]
-    bounds: tuple[str, ...]
-    warnings: tuple[str, ...]
     emulated: bool = False
     memory_by_rlimit: bool = False
     rights: Granted = NOTHING_GRANTED
     shape: OciShape | tuple[VmShape, GuestLimits]
-
-    def plan(self, **fields: Any) -> Plan:  # noqa: ANN401 - those of `CellPlan`
-        """The tier's kind of plan, with the common fields."""
-        own = ("tier", "jail", "layers", "emulated", "memory_by_rlimit", "rights")
-        fields |= {name: getattr(self, name) for name in own}
-        if isinstance(self.shape, OciShape):
-            return OciPlan(oci=self.shape, **fields)
-        return MicrovmPlan(vm=self.shape[0], guest=self.shape[1], **fields)
 
 
 def granted(rights: Rights | None, tier: Tier) -> Granted:
@@ -224,7 +223,17 @@ def isolation_of(
     given = granted(rights, tier)
     if tier is Tier.MICROVM:
         return _microvm(resources, facts, given, has_port=has_port, has_data=has_data)
-    return _oci(tier, resources, facts, given, has_port=has_port, devices=devices)
+    fact = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
+    shape = oci_shape(
+        tier,
+        OciRuntime.of(fact),
+        resources,
+        arch=facts.arch,
+        open_files_max=facts.open_files_max,
+        rights=given,
+        devices=devices,
+    )
+    return Isolation(tier=tier, jail=oci_limits(tier, resources), shape=shape, rights=given)
 
 
 def _microvm(
@@ -253,11 +262,6 @@ def _microvm(
     return Isolation(
         tier=Tier.MICROVM,
         jail=jail,
-        layers=explain.vm_layers(
-            emulated=emulated, is_root=facts.is_root, has_port=has_port, has_data=has_data
-        ),
-        bounds=explain.microvm_bounds(resources, shape, jail, controllers),
-        warnings=tuple(explain.warnings_of(Tier.MICROVM, facts, emulated=emulated)),
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,
         shape=(shape, guest),
@@ -284,34 +288,6 @@ def vm_shape(
 
 def _up(amount: int, step: int) -> int:
     return -(-amount // step)
-
-
-def _oci(
-    tier: Tier,
-    resources: Resources,
-    facts: HostFacts,
-    rights: Granted,
-    *,
-    has_port: bool,
-    devices: tuple[str, ...],
-) -> Isolation:
-    fact = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
-    runtime = OciRuntime.of(fact)
-    most, arch = facts.open_files_max, facts.arch
-    given = oci_shape(tier, runtime, resources, arch=arch, open_files_max=most, rights=rights)
-    shape = replace(given, devices=devices)
-    jail = oci_limits(tier, resources)
-    return Isolation(
-        tier=tier,
-        jail=jail,
-        layers=explain.oci_layers(
-            tier, runtime, is_root=facts.is_root, has_port=has_port, has_gpu=bool(devices)
-        ),
-        bounds=explain.oci_bounds(resources, jail),
-        warnings=tuple(explain.warnings_of(tier, facts, emulated=False)),
-        shape=shape,
-        rights=rights,
-    )
 
 
 def oci_overhead_mib(tier: Tier, resources: Resources) -> int:

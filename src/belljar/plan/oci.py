@@ -255,6 +255,7 @@ def oci_shape(
     arch: str,
     open_files_max: int,
     rights: Granted = NOTHING_GRANTED,
+    devices: tuple[str, ...] = (),
 ) -> OciShape:
     """The container for these resources. `open_files_max`: this host's."""
     return OciShape(
@@ -265,6 +266,7 @@ def oci_shape(
         processes=resources.processes,
         debugger_calls=bool(rights.calls),
         raw_sockets="NET_ADMIN" in rights.capabilities,
+        devices=devices,
         config=_config(tier, arch, resources, open_files_max=open_files_max, rights=rights),
     )
 

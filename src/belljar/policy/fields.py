@@ -306,14 +306,6 @@ def read_pattern(value: object) -> str:
 
 def _host(text: str, written: str) -> str:
     name = text.lower()
-    # An A-label is decoded, too: it may stand for text that no name may have.
-    if not name.isascii() or "xn--" in name:
-        import idna  # large tables, for few policies
-
-        try:
-            name = idna.encode(text, uts46=True, std3_rules=True).decode("ascii").lower()
-        except (idna.IDNAError, UnicodeError):
-            raise ValueError(f"{quoted(written)} is not a name by IDNA 2008") from None
     labels = name.split(".")
     if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"{quoted(written)} is not a valid host name, as in `shop.example`")

@@ -78,8 +78,9 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
     guard = theirs.guard
     if guard is None and (guard := ours.guard):  # its defaults hold where the floor wrote none
         usual, order = DEFAULT_ACTIONS, [*Action].index
-        actions = {each: max(guard.action(each), usual[each], key=order) for each in Place}
-        guard = replace(guard, actions=actions)
+        own = guard.rules()
+        actions = {each: max(own.action(each), usual[each], key=order) for each in Place}
+        guard = guard.model_copy(update={"action": actions})
     changes = {
         "risk": risk,
         "tier": tier,

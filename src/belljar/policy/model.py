@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -258,27 +257,15 @@ class GuardText(Strict):
         json_schema_extra={"default": {}},
     )
 
-
-def _rules(text: GuardText | None) -> GuardRules | None:
-    if text is None:
-        return None
-    protect = tuple(Protected(**item.model_dump()) for item in text.protect)
-    actions = {**DEFAULT_ACTIONS, **text.action}
-    return GuardRules(protect=protect, classes=text.classes, actions=actions)
-
-
-def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
-    if rules is None:
-        return None
-    protect = [{name: v for name, v in asdict(item).items() if v} for item in rules.protect]
-    action = {place.value: rules.action(place).value for place in Place}
-    return {"protect": protect, "classes": rules.classes, "action": action}
+    def rules(self) -> GuardRules:
+        """The same without pydantic."""
+        protect = tuple(Protected(**item.model_dump()) for item in self.protect)
+        actions = {**DEFAULT_ACTIONS, **self.action}
+        return GuardRules(protect=protect, classes=self.classes, actions=actions)
 
 
 if TYPE_CHECKING:
     DecoysField: TypeAlias = tuple[DecoySpec, ...]
-    GuardField: TypeAlias = GuardRules | None
-    StopsField: TypeAlias = Mapping[Trigger, Stop]
 else:
     DecoysField = Annotated[
         tuple[DecoySpec, ...],
@@ -293,22 +280,6 @@ else:
                 else [spec.model_dump(mode="json", exclude_defaults=True) for spec in specs] or NONE
             ),
             return_type=Literal["none", "standard"] | list[dict[str, Any]],
-        ),
-    ]
-    GuardField = Annotated[
-        GuardText | None,
-        BeforeValidator(
-            lambda value: _written_guard(value) if isinstance(value, GuardRules) else value,
-            json_schema_input_type=GuardText | None,
-        ),
-        AfterValidator(_rules),
-        PlainSerializer(_written_guard, return_type=dict[str, Any] | None),
-    ]
-    StopsField = Annotated[
-        Mapping[Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]],
-        PlainSerializer(
-            lambda stops: {trigger.value: stop.value for trigger, stop in stops.items()},
-            return_type=dict[str, str],
         ),
     ]
 
@@ -386,7 +357,7 @@ class Policy(Strict):
         "or a list.",
         json_schema_extra={"default": "none"},
     )
-    guard: GuardField = Field(
+    guard: GuardText | None = Field(
         default=None,
         description="What is looked for in all that leaves the cell, and what becomes of it. "
         "Default: credentials and decoys are flagged, and blocked on their way to a real service.",
@@ -397,9 +368,11 @@ class Policy(Strict):
     model: ModelBlock | None = Field(
         default=None, description="Makes this the policy of a model cell, which has no network."
     )
-    on: StopsField = Field(
-        default_factory=dict,
-        description="What is stopped when something happens. Default: a breach stops the run.",
+    on: Mapping[Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]] = (
+        Field(
+            default_factory=dict,
+            description="What is stopped when something happens. Default: a breach stops the run.",
+        )
     )
 
     @field_validator("tier", mode="after")
@@ -486,7 +459,7 @@ class Policy(Strict):
     @property
     def guard_rules(self) -> GuardRules:
         """What the guard looks for and does."""
-        return self.guard or GuardRules()
+        return self.guard.rules() if self.guard else GuardRules()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, in bytes and seconds, with defaults."""

@@ -30,6 +30,8 @@ from belljar.units import format_size, printable, quoted
 MAX_BYTES: Final = 64 * 1024
 # Bounds the recursion of the reader, too.
 MAX_DEPTH: Final = 12
+# Of a compose file; none of inspect_evals is nested deeper than ten levels.
+MAX_COMPOSE_DEPTH: Final = 64
 # Values and names, and characters of all texts, with everything that aliases stand for.
 MAX_NODES: Final = 20_000
 MAX_CHARACTERS: Final = 1 << 20
@@ -66,16 +68,6 @@ def number(written: str) -> int | float | None:
         if found in _INTEGERS:
             return found
     return float(plain) if not written.startswith("_") and _FLOAT.fullmatch(plain) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A document's strictness; the defaults are a policy's."""
-
-    what: str = "a policy"
-    max_bytes: int = MAX_BYTES
-    max_depth: int = MAX_DEPTH
-    is_compose: bool = False  # anchors, aliases, merge keys, empty values, names like `200:`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -119,16 +111,19 @@ def field_name(path: Path) -> str:
     return "".join(shown).removeprefix(".")
 
 
-def read_tree(data: bytes | str, reading: Reading | None = None) -> YamlTree:
-    """Return one document's values, places and problems."""
-    tree, reading = YamlTree(), reading or Reading()
+def read_tree(data: bytes | str, *, is_compose: bool = False) -> YamlTree:
+    """Return one document's values, places and problems.
+
+    `is_compose`: with anchors, aliases, merge keys, empty values, names like `200:`.
+    """
+    tree = YamlTree()
     try:
-        if len(data) > reading.max_bytes and not isinstance(data, str):
-            most = format_size(reading.max_bytes)
-            raise ValueError(f"too large: {reading.what} can have at most {most}")
+        if len(data) > MAX_BYTES and not isinstance(data, str):
+            raise ValueError(f"too large: at most {format_size(MAX_BYTES)} are read")
         # Some editors begin a file with a byte order mark.
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
-        _Reader(tree, reading, iter(YAML(typ="safe", pure=True).parse(text))).read()
+        events = iter(YAML(typ="safe", pure=True).parse(text))
+        _Reader(tree, events, is_compose=is_compose).read()
     except _FaultError as fault:
         tree.problems.append(fault.problem)
     # `%YAML 1.3` asserts; ruamel gives `chr` whatever number an escape names, as `\UFFFFFFFF`.
@@ -187,10 +182,11 @@ class _Reader:
     `_FaultError`.
     """
 
-    def __init__(self, tree: YamlTree, reading: Reading, events: Iterator[_Event]) -> None:
+    def __init__(self, tree: YamlTree, events: Iterator[_Event], *, is_compose: bool) -> None:
         self.tree = tree
-        self.reading = reading
         self.events = events
+        self.max_depth = MAX_COMPOSE_DEPTH if is_compose else MAX_DEPTH
+        self.is_compose = is_compose
         self.anchors: dict[str, _Node] = {}
         self.nodes = self.characters = 0
 
@@ -214,7 +210,7 @@ class _Reader:
         """Return the value that begins with `event`; note its place."""
         value = self._node(event, path).value
         self.tree.marks[path] = mark = _mark(event.start_mark)
-        if value is None and path and not self.reading.is_compose:
+        if value is None and path and not self.is_compose:
             why = "is empty: write a value, or leave the field out"
             raise _FaultError(self.tree.keys.get(path, mark), path, why)
         return value
@@ -222,13 +218,13 @@ class _Reader:
     def _node(self, event: _Event, path: Path) -> _Node:
         if isinstance(event, AliasEvent):
             written, found = quoted("*" + event.anchor), self.anchors.get(event.anchor)
-            if not self.reading.is_compose:
+            if not self.is_compose:
                 self._refuse(event, path, f"aliases are not read: write the value, not {written}")
             if found is None:
                 self._refuse(event, path, f"{written} refers to no value that is complete before")
             self._count(event, found.nodes, found.characters)
             return found
-        if event.anchor is not None and not self.reading.is_compose:
+        if event.anchor is not None and not self.is_compose:
             self._refuse(event, path, f"anchors are not read: remove {quoted('&' + event.anchor)}")
         if event.tag is not None:
             self._refuse(event, path, f"tags are not read: remove {quoted(str(event.tag))}")
@@ -241,12 +237,12 @@ class _Reader:
                 self._refuse(event, path, "half a character, as `\\ud800` writes it, is no text")
             self._count(event, 1, len(text))
             # `0100` is 64 for some readers of YAML, 100 for others: it stays as it is written.
-            is_number = self.reading.is_compose or not _LEADING_ZERO.fullmatch(text)
+            is_number = self.is_compose or not _LEADING_ZERO.fullmatch(text)
             value = scalar(text, plain=_is_plain(event) and is_number)
         else:
             # Each level that is open has one part in the path
-            if len(path) >= self.reading.max_depth:
-                self._refuse(event, path, f"nested deeper than {self.reading.max_depth} levels")
+            if len(path) >= self.max_depth:
+                self._refuse(event, path, f"nested deeper than {self.max_depth} levels")
             self._count(event, 1, 0)
             if isinstance(event, MappingStartEvent):
                 value = self._mapping(path)
@@ -275,7 +271,7 @@ class _Reader:
                 self._refuse(event, path, "a field's name is text, not a list, mapping or alias")
             below, following, plain = (*path, name), next(self.events), _is_plain(event)
             if plain and name == "<<":
-                if not self.reading.is_compose:
+                if not self.is_compose:
                     self._refuse(event, path, "merge keys (`<<`) are not read: write the fields")
                 value = self._node(following, below).value
                 merged += value if isinstance(value, list) else [value]
@@ -283,7 +279,7 @@ class _Reader:
                     why = "a merge key (`<<`) names a mapping, or a list of them"
                     self._refuse(following, (), why)
                 continue
-            if not self.reading.is_compose and not isinstance(scalar(name, plain=plain), str):
+            if not self.is_compose and not isinstance(scalar(name, plain=plain), str):
                 self._refuse(event, path, f"{quoted(name)} is no name: put it in quotes")
             if below in self.tree.keys:
                 first = self.tree.keys[below].line

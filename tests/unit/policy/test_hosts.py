@@ -21,14 +21,12 @@ FORM = re.compile(r"(\*\.)?[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
     [
         ("Shop.Example", "shop.example"),
         ("*.Shop.example", "*.shop.example"),
-        ("BÜCHER.example", "xn--bcher-kva.example"),
-        ("faß.example", "xn--fa-hia.example"),
-        ("shop。example", "shop.example"),
+        ("XN--bcher-kva.example", "xn--bcher-kva.example"),
         *((name, name) for name in ("my_db", f"{'a' * 63}.example", "0xff.example")),
     ],
 )
 def test_names_have_one_form(written: str, kept: str) -> None:
-    """Lower case, A-labels by UTS 46 and IDNA 2008; reading it again changes nothing."""
+    """Lower case; reading it again changes nothing."""
     assert read_pattern(written) == read_pattern(kept) == kept
 
 
@@ -36,11 +34,11 @@ def test_names_have_one_form(written: str, kept: str) -> None:
 # resolver's port is nobody else's.
 NO_NAMES: dict[str, list[object]] = {
     "not a valid host name": ["shop.example.", "", "-a.example", f"{'a' * 64}.example", "a\nb"],
+    "valid host name": ["bücher.example", "shop。example", "１０.1.2.３", "a\u202eb.example"],
     "host name": [".".join(["a" * 50] * 6), "https://a.example", "a.example:80", "[::1]"],
-    "is an address": ["10.1.2.3", "0x7f.1", "１０.1.2.３", "*.10.1.2.3"],
+    "is an address": ["10.1.2.3", "0x7f.1", "*.10.1.2.3"],
     "the cell itself": ["a.LOCALHOST"],
     "first label": ["*.*.example", "a.*.example", "*a.example"],
-    "IDNA 2008": ["xn--a.example", "a\u202eb.example"],
     "expected ": [5],
 }
 NO_PORTS: dict[str, list[object]] = {

@@ -96,8 +96,7 @@ def test_a_tasks_guard_is_no_milder_than_what_holds_without_it() -> None:
     """Where the operator has written none, its defaults hold: a stricter action is kept."""
     for place, action in [(of, action) for of in Place for action in ACTIONS[of]]:
         ours = policy(f"guard: {{classes: [card], action: {{{place}: {action}}}}}\n")
-        made = bounded(ours, policy("")).policy.guard
-        assert made is not None
+        made = bounded(ours, policy("")).policy.guard_rules
         wanted = DEFAULT_ACTIONS[place] if action is Action.FLAG else action
         assert (made.action(place), made.classes) == (wanted, ("card",))
 

@@ -53,7 +53,7 @@ def test_what_a_policy_must_not_hold_is_refused_where_it_stands(
 def test_a_number_that_two_readers_read_differently_stays_as_it_is_written() -> None:
     """In a policy, `user: 0100` is no octal number; a compose file's is read as Docker does."""
     assert yaml_tree.read_tree("a: 0100").value == {"a": "0100"}
-    assert yaml_tree.read_tree("a: 0100", yaml_tree.Reading(is_compose=True)).value == {"a": 64}
+    assert yaml_tree.read_tree("a: 0100", is_compose=True).value == {"a": 64}
 
 
 def test_a_large_file_is_refused_unread() -> None:
