@@ -96,8 +96,7 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
     how = "EMULATED (no hardware virtualisation)" if plan.emulated else "hardware virtualisation"
     if isinstance(plan, OciPlan):
-        kernel = "gVisor's kernel" if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
-        how = f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
+        how = f"by {plan.oci.runtime.name} {plan.oci.runtime.version}"
     yield "tier", f"{plan.tier}, {how}"
     built = f"{image.name} sha256:{image.digest}" if image else f"{plan.policy.image} (not built)"
     yield "image", built
@@ -115,10 +114,8 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _labelled("decoys", _decoys(plan.policy))
     yield "", ""
     yield "", "The cell can, at its worst,"
-    yield from _labelled("read", radius.read)
-    yield from _labelled("write", radius.write)
-    yield from _labelled("reach", radius.reach)
-    yield from _labelled("consume", radius.consume)
+    for label in ("read", "write", "reach", "consume"):
+        yield from _labelled(label, getattr(radius, label))
     yield "", ""
     yield "", "Between it and this host, outermost first:"
     for number, layer in enumerate(plan.layers, 1):
