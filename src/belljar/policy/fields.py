@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from enum import Enum
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -66,17 +65,18 @@ class AtError(ValueError):
         self.path = path
 
 
-def list_of(max_count: int, *, min_count: int = 1) -> BeforeValidator:
+def list_of(max_count: int, *, min_count: int = 1) -> Any:  # noqa: ANN401 - pydantic's Field
     """A list of bounded length, read into a tuple."""
+    return Field(strict=False, min_length=min_count, max_length=max_count)
 
-    def read(value: object) -> object:
-        if not isinstance(value, (list, tuple)):
-            raise expected("a list", value)
-        if not min_count <= len(value) <= max_count:
-            raise ValueError(f"{len(value)} items; from {min_count} to {max_count} are allowed")
-        return tuple(value)
 
-    return BeforeValidator(read)
+def amount(default: str, description: str) -> Any:  # noqa: ANN401 - pydantic's Field
+    """A size's or duration's field, whose default is written as in a file."""
+    return Field(default, validate_default=True, description=description)
+
+
+# Of an enumeration: a file has its members' words. (`load` suggests the nearest.)
+WORD: Final = Field(strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +93,6 @@ class FieldKind:
         return core_schema.no_info_plain_validator_function(
             self.read, json_schema_input_schema=handler.generate_schema(self.written)
         )
-
-
-def choice(words: type[Enum]) -> FieldKind:
-    """One word of an enumeration, or its member."""
-    allowed = [str(word.value) for word in words]
-
-    def read(value: object) -> Enum:
-        if isinstance(value, words):
-            return value
-        if isinstance(value, str) and value in allowed:
-            return words(value)
-        hint = did_you_mean(value, allowed)
-        raise ValueError(f"{quoted(value)} is not one of {listed(allowed)}{hint}")
-
-    return FieldKind(read, Literal[*allowed])
 
 
 def size(least: str, most: str) -> FieldKind:
@@ -134,8 +119,7 @@ def _measure(
             raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
         return number(amount)
 
-    told = Field(examples=[example], description=f"From {least} to {most}.")
-    return FieldKind(read, Annotated[str, told])
+    return FieldKind(read)
 
 
 def read_text(value: object, what: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -37,7 +38,7 @@ from belljar.policy.network import Network
 from belljar.policy.sections import FileCopy
 from belljar.policy.stand_ins import MODELS, CellStandIn
 from belljar.policy.yaml_tree import Problem, YamlTree
-from belljar.units import did_you_mean, format_size, kind_of, printable, quoted
+from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
 
 # They are copied into each cell at its start.
 MAX_FILES_BYTES: Final = 500 << 20
@@ -207,6 +208,12 @@ def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
             return f"there is no such field{hint}"
         case "missing":
             return "is missing"
+        case "enum":
+            words = re.findall("'([^']*)'", error["ctx"]["expected"])
+            hint = did_you_mean(error["input"], words)
+            return f"{quoted(error['input'])} is not one of {listed(words)}{hint}"
+        case "tuple_type":
+            return str(kinds.expected("a list", error["input"]))
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":

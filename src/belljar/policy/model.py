@@ -102,9 +102,7 @@ class DecoySpec(Strict):
     sample alone."""
 
     id: Id = Field(description="Names it in events.")
-    kind: Annotated[DecoyKind, kinds.choice(DecoyKind)] = Field(
-        description="What it pretends to be."
-    )
+    kind: Annotated[DecoyKind, kinds.WORD] = Field(description="What it pretends to be.")
     place: Annotated[str, kinds.FieldKind(_read_place)] = Field(
         default="",
         description="Its path in the cell (`~/` is the user's home; default the kind's usual "
@@ -247,7 +245,7 @@ class GuardText(Strict):
         "phrases always are.",
     )
     action: Annotated[
-        Mapping[Annotated[Place, kinds.choice(Place)], Annotated[Action, kinds.choice(Action)]],
+        Mapping[Annotated[Place, kinds.WORD], Annotated[Action, kinds.WORD]],
         AfterValidator(_check_actions),
     ] = Field(
         default_factory=dict,
@@ -300,11 +298,11 @@ class Policy(Strict):
         default="policy",
         description="What this policy is called in reports; default the file's name.",
     )
-    risk: Annotated[Risk, kinds.choice(Risk)] = Field(
+    risk: Annotated[Risk, kinds.WORD] = Field(
         description="How bad the model's worst could be. Decides the least tier: low container, "
         "medium gvisor, high and critical microvm."
     )
-    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
+    tier: Annotated[Tier, kinds.WORD] | None = Field(
         default=None, description="Only to raise the tier above what the risk demands."
     )
     image: Annotated[str, IMAGE] = Field(
@@ -368,11 +366,9 @@ class Policy(Strict):
     model: ModelBlock | None = Field(
         default=None, description="Makes this the policy of a model cell, which has no network."
     )
-    on: Mapping[Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]] = (
-        Field(
-            default_factory=dict,
-            description="What is stopped when something happens. Default: a breach stops the run.",
-        )
+    on: Mapping[Annotated[Trigger, kinds.WORD], Annotated[Stop, kinds.WORD]] = Field(
+        default_factory=dict,
+        description="What is stopped when something happens. Default: a breach stops the run.",
     )
 
     @field_validator("tier", mode="after")

@@ -78,15 +78,11 @@ class Upstream(Strict):
 class Record(Strict):
     """The bounds of a range's record."""
 
-    packets: Annotated[int, kinds.size("1MiB", "64GiB")] = Field(
-        default=512 << 20,
-        description="The packet record at most; a cell that sends more makes the sample void.",
-        json_schema_extra={"default": "512MiB"},
+    packets: Annotated[int, kinds.size("1MiB", "64GiB")] = kinds.amount(
+        "512MiB", "The packet record at most; a cell that sends more makes the sample void."
     )
-    events: Annotated[int, kinds.size("16MiB", "1TiB")] = Field(
-        default=1 << 30,
-        description="The range's events and kept bodies at most; a further one ends the range.",
-        json_schema_extra={"default": "1GiB"},
+    events: Annotated[int, kinds.size("16MiB", "1TiB")] = kinds.amount(
+        "1GiB", "The range's events and kept bodies at most; a further one ends the range."
     )
 
 

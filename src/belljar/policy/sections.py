@@ -47,43 +47,34 @@ IMAGE: Final = kinds.checked(
 )
 
 
-def _amount(default: float, shown: str, description: str) -> Any:  # noqa: ANN401 - pydantic's Field
-    return Field(default=default, description=description, json_schema_extra={"default": shown})
-
-
 class ResourcesText(Strict):
     """Resources as they stand in the file."""
 
     cpus: Annotated[int, Field(ge=1, le=64)] = Field(
         default=_DEFAULT.cpus, description="Virtual processors."
     )
-    memory: Annotated[int, kinds.size("64MiB", "256GiB")] = _amount(
-        _DEFAULT.memory_bytes, "512MiB", "Memory for the cell's processes. From 64MiB to 256GiB."
+    memory: Annotated[int, kinds.size("64MiB", "256GiB")] = kinds.amount(
+        "512MiB", "Memory for the cell's processes. From 64MiB to 256GiB."
     )
-    disk: Annotated[int, kinds.size("16MiB", "256GiB")] = _amount(
-        _DEFAULT.disk_bytes,
-        "512MiB",
-        "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB.",
+    disk: Annotated[int, kinds.size("16MiB", "256GiB")] = kinds.amount(
+        "512MiB", "Room for what the cell writes, in memory too. From 16MiB to 256GiB."
     )
     processes: Annotated[int, Field(ge=16, le=32768)] = Field(
         default=_DEFAULT.processes, description="Processes and threads at one time."
     )
-    lifetime: Annotated[float, kinds.duration("10s", "7d")] = _amount(
-        _DEFAULT.lifetime_s,
-        "4h",
-        "After this long the cell is destroyed, whatever it does. From 10s to 7d.",
+    lifetime: Annotated[float, kinds.duration("10s", "7d")] = kinds.amount(
+        "4h", "After this long the cell is destroyed, whatever it does. From 10s to 7d."
     )
-    exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = _amount(
+    exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
         _DEFAULT.exec_timeout_s,
-        "10m",
-        "After this long a command without a timeout of its own is killed with its whole tree. "
-        "From 1s to 1d, at most the lifetime.",
+        json_schema_extra={"default": "10m"},
+        description="After this long a command without a timeout of its own is killed with its "
+        "whole tree. From 1s to 1d, at most the lifetime.",
     )
-    output: Annotated[int, kinds.size("1KiB", "256MiB")] = _amount(
-        _DEFAULT.output_bytes,
+    output: Annotated[int, kinds.size("1KiB", "256MiB")] = kinds.amount(
         "10MiB",
-        "The most that is kept of each output stream of one command; the rest is dropped and "
-        "counted. From 1KiB to 256MiB.",
+        "The most that is kept of each output stream of one command; the rest is "
+        "dropped and counted. From 1KiB to 256MiB.",
     )
 
     @field_validator("exec_timeout", mode="after")
@@ -312,20 +303,14 @@ class ModelBlock(Strict):
     parallel: Annotated[int, Field(ge=1, le=32)] = Field(
         1, description="Requests that it answers at one time."
     )
-    start_timeout: Annotated[float, kinds.duration("1s", "1h")] = Field(
-        300.0,
-        description="After this long without an answer the server counts as broken.",
-        json_schema_extra={"default": "5m"},
+    start_timeout: Annotated[float, kinds.duration("1s", "1h")] = kinds.amount(
+        "5m", "After this long without an answer the server counts as broken."
     )
-    request_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
-        600.0,
-        description="After this long a request is given up.",
-        json_schema_extra={"default": "10m"},
+    request_timeout: Annotated[float, kinds.duration("1s", "1d")] = kinds.amount(
+        "10m", "After this long a request is given up."
     )
-    answer: Annotated[int, kinds.size("1KiB", "1GiB")] = Field(
-        16 << 20,
-        description="The most of one answer; more is a violation, which ends the cell.",
-        json_schema_extra={"default": "16MiB"},
+    answer: Annotated[int, kinds.size("1KiB", "1GiB")] = kinds.amount(
+        "16MiB", "The most of one answer; more is a violation, which ends the cell."
     )
     record: Literal["text", "digest"] = Field(
         "text", description="What is kept of requests and answers besides sizes and digests."

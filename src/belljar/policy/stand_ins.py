@@ -209,12 +209,10 @@ class Health(Strict):
         description="With `image: true`: what replaces the image's own, in seconds (`2s`); "
         "`retries` is a number.",
     )
-    interval: Annotated[float, kinds.duration("100ms", "5m")] = Field(
-        default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
+    interval: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount(
+        "1s", "Between two tries."
     )
-    timeout: Annotated[float, kinds.duration("100ms", "5m")] = Field(
-        default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
-    )
+    timeout: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount("5s", "Of one try.")
     retries: Annotated[int, Field(ge=1, le=1000)] = Field(default=30, description="Tries at most.")
     within: Annotated[float, kinds.duration("1s", "1d")] | None = Field(
         default=None,
@@ -260,7 +258,7 @@ class TargetStandIn(StandIn):
         default=None, description="Where it runs. Default the image's working directory."
     )
     health: HealthField = None
-    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
+    tier: Annotated[Tier, kinds.WORD] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
     )
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
