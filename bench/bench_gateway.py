@@ -100,12 +100,7 @@ def gateway(events: int, udp: int, http: int, scratch: str, guarded: str) -> Non
     shop = StandInPlan(id="shop", kind="http", names=("shop.example",), ports=(PortPlan(number=port, protocol="http"),))
     bounds = Bounds()
     config = GatewayConfig(
-        layout=layout,
-        stand_ins=(shop,),
-        range_seed="00" * 16,
-        scratch=Path(scratch),
-        bounds=bounds,
-        guard=guard() if guarded else None,
+        layout=layout, stand_ins=(shop,), scratch=Path(scratch), bounds=bounds, guard=guard() if guarded else None
     )
     asyncio.run(run(config, {"dns_udp": socks[1], str(port): socks[2]}, socks[0], make))
 

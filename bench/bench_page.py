@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.unit.report.stories import findings_of
 from tests.unit.report.test_page import many, source_of
 
-from belljar.report.collect import collect
-from belljar.report.html import render
+from belljar.report.page import page_facts, render
 
 AIMS_MS = {"open": 2000, "filter": 100, "search": 100, "unfold": 500}
 FILTER = """() => {
@@ -56,7 +55,7 @@ def large_page() -> bytes:
     for each in transcripts:
         turns = [("2026-11-20T22:00:00.000000Z", "assistant", "I think. " * 100)] * 20
         source.timelines.take_transcript(each.uuid, turns)
-    return render(collect(findings_of(transcripts, lines), source))
+    return render(page_facts(findings_of(transcripts, lines), source))
 
 
 def measure(page: Page, address: str) -> dict[str, float]:

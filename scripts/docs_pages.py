@@ -22,7 +22,7 @@ from scripts import promises
 
 from belljar.cli.main import COMMANDS, root
 from belljar.compose.keys import KEYS, KeyOutcome
-from belljar.compose.model import ComposeNetwork, NetworkPlace, reasons_of
+from belljar.compose.model import ComposeNetwork, reasons_of
 from belljar.ledger.kinds import FIELDS
 from belljar.policy.model import policy_schema
 from belljar.report.reasons import ReasonCode
@@ -267,8 +267,7 @@ def compose_page() -> str:
         "converter. What the words mean and how values are converted: [compose files](compose.md).\n\n"
         "```console\n$ belljar check compose.yaml\n```\n\n"
         f"## Services\n\n{table(('key', 'outcome', 'reason'), rows())}\n"
-        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(ComposeNetwork)))}\n"
-        f"## A service's networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(NetworkPlace)))}"
+        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(ComposeNetwork)))}"
     )
 
 

@@ -25,6 +25,7 @@ def sources(here: Path) -> dict[str, str]:
     """The path of each file in the wheel, and its text."""
     belljar = here.parents[1] / "src" / "belljar"
     found = {f"{name}.py": (belljar / f"{name}.py").read_text() for name in MODULES}
+    found["ledger/kinds.txt"] = (belljar / "ledger/kinds.txt").read_text()
     found["command.py"] = (here / "command.py").read_text()
     found |= dict.fromkeys(
         ("__init__.py", "ledger/__init__.py"), '"""Checks the record of a Belljar run."""\n'

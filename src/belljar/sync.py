@@ -42,12 +42,9 @@ from belljar.cell.pool import open_pool as open_async_pool
 from belljar.cell.range import Range as AsyncRange
 from belljar.channel import ExecOutput, Stream
 from belljar.errors import CellError, ContainmentBreach
-from belljar.events import Actor
-from belljar.host.settings import PolicyLike
 from belljar.isolation.hold import release as release
 from belljar.isolation.kill import KillReport, kill_now
 from belljar.isolation.survivors import Destruction
-from belljar.ledger.rundir import RunDirectory
 from belljar.plan.model import Plan
 from belljar.policy.guarding import OWN_CELL
 from belljar.store.home import belljar_home
@@ -69,17 +66,6 @@ class _Job(Generic[_T]):
         self._function, self._portal = function, portal
         self._scope: anyio.CancelScope | None = None
 
-    def start(self) -> None:
-        """Have it run."""
-        self.post(self._run)
-
-    def post(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Have the loop do it. From any thread."""
-        try:
-            self._portal.start_task_soon(act)
-        except RuntimeError:  # the loop has ended, and every task with it
-            self._fail(CellError("its event loop has ended"))
-
     async def cancel(self) -> None:
         """Cancel it, also when it was never started."""
         if self._scope is not None:
@@ -87,7 +73,8 @@ class _Job(Generic[_T]):
         else:  # what is posted begins in order: an interrupt came before the start was posted
             self._fail(CellError("the call was cancelled"))
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Run it."""
         try:
             with anyio.CancelScope() as self._scope:
                 self.done.set_result(await self._function())
@@ -100,12 +87,15 @@ class _Job(Generic[_T]):
         if not self.done.done():
             self.done.set_exception(error)
 
-    def wait(self, act: Callable[[], None], future: Future[Any] | None = None) -> None:
-        """Act, then await its end or `future`. An interrupt cancels it; a breach wins."""
+    def wait(self, act: Callable[[], Awaitable[None]], future: Future[Any] | None = None) -> None:
+        """Act in the loop, await its end or `future`. An interrupt cancels it; a breach wins."""
         interrupt, awaited = None, future or self.done
         while True:
             try:
-                act()
+                try:
+                    self._portal.start_task_soon(act)
+                except RuntimeError:  # the loop has ended, and every task with it
+                    self._fail(CellError("its event loop has ended"))
                 # Python sees a signal that comes just before a thread waits only after the wait
                 while not awaited.done():
                     wait([awaited], timeout=_LOOK_S)
@@ -114,8 +104,7 @@ class _Job(Generic[_T]):
                 break
             except BaseException as signalled:  # noqa: BLE001
                 # A signal handler's: raised below.
-                interrupt, awaited = interrupt or signalled, self.done
-                act = partial(self.post, self.cancel)
+                interrupt, awaited, act = interrupt or signalled, self.done, self.cancel
         if isinstance(error := self.done.exception(), ContainmentBreach):
             raise error from interrupt
         raise interrupt
@@ -134,7 +123,7 @@ class Loop:
     ) -> _T:
         """Run a coroutine function in the loop."""
         job = self._job(partial(function, *args, **kwargs))
-        job.wait(job.start)
+        job.wait(job.run)
         return job.done.result()
 
     @contextmanager
@@ -152,9 +141,12 @@ class Loop:
                 if left[0] is not None:
                     raise left[0]
 
+        async def end_hold() -> None:
+            leave[0].set()
+
         def end(error: Exception | None) -> None:
             left.append(error)
-            job.wait(partial(self._portal.call, lambda: leave[0].set()))
+            job.wait(end_hold)
             job.done.result()
 
         def fail(done: Future[Any]) -> None:
@@ -164,7 +156,7 @@ class Loop:
         job = self._job(hold)
         # Who waits for `value` must also hear of a manager that failed before it was entered.
         job.done.add_done_callback(fail)
-        job.wait(job.start, value)
+        job.wait(job.run, value)
         try:
             yield value.result()
         except Exception as error:
@@ -172,7 +164,7 @@ class Loop:
             raise
         except BaseException as signalled:
             with suppress(BaseException):  # one more interrupt changes nothing
-                job.wait(partial(job.post, job.cancel))
+                job.wait(job.cancel)
             if isinstance(found := job.done.exception(), ContainmentBreach):
                 raise found from signalled
             raise
@@ -405,17 +397,7 @@ class Pool(_Facade[AsyncPool]):
 
 open_cell = _opening(cell_open.open_cell, Cell)
 open_pool = _opening(open_async_pool, Pool)
-
-
-def open_range(
-    policy: PolicyLike = None,
-    *,
-    run: RunDirectory | None = None,
-    home: Path | None = None,
-    actor: Actor = Actor.OPERATOR,
-) -> AbstractContextManager[Range]:
-    """See `belljar.open_range`. Ctrl-C destroys the range first."""
-    return _entered(cell_open.open_range(policy, run=run, home=home, actor=actor), Range, None)
+open_range = _opening(cell_open.open_range, Range)
 
 
 def kill(

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 from tests.fakes.probing import PROBES, FakeProgram, dead
 from tests.fakes.recorder import MemoryRecorder
@@ -144,19 +145,14 @@ class FakeCell:
         keep: str = "head",
     ) -> ExecOutput:
         self._alive()
+        missing = partial(ExecOutput, returncode=126, code=126, not_started_errno=errno.ENOENT)
         try:
             identity = _identity(user or self.plan.user)
         except KeyError:
-            return ExecOutput(
-                returncode=126,
-                code=126,
-                not_started_errno=errno.ENOENT,
-                stage="user",
-                user=user or "",
-            )
+            return missing(stage="user", user=user or "")
         where = self.directory / cwd
         if not where.is_dir():
-            return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="cwd")
+            return missing(stage="cwd")
         try:
             process = await anyio.open_process(
                 list(argv),
@@ -167,22 +163,8 @@ class FakeCell:
             )
         except OSError as error:
             return ExecOutput(returncode=127, code=127, not_started_errno=error.errno, stage="exec")
-        out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        try:
-            with anyio.move_on_after(timeout_s or self.plan.limits.exec_timeout_s) as timeout:
-                async with anyio.create_task_group() as streams:
-                    streams.start_soon(_collect, process.stdout, out["stdout"])
-                    streams.start_soon(_collect, process.stderr, out["stderr"])
-                    streams.start_soon(_feed, process.stdin, input or b"")
-                    await process.wait()
-        finally:
-            with anyio.CancelScope(shield=True):
-                if process.returncode is None:
-                    with _quiet():
-                        os.killpg(process.pid, signal.SIGKILL)
-                code = await process.wait()
-                await process.aclose()
-        timed_out = timeout.cancelled_caught
+        wait_s = timeout_s or self.plan.limits.exec_timeout_s
+        code, timed_out, out = await _run(process, input or b"", wait_s)
         cap = self.plan.limits.output_bytes
         limit = min(cap, max_output_bytes or cap)
         kept = {
@@ -416,6 +398,28 @@ def _identity(user: str) -> dict[str, Any]:
         return {}
     entry = pwd.getpwnam(user)
     return {"user": entry.pw_uid, "group": entry.pw_gid}
+
+
+async def _run(
+    process: anyio.abc.Process, contents: bytes, timeout_s: float
+) -> tuple[int, bool, dict[str, bytearray]]:
+    """Its exit code, whether it was killed for its time, and its output."""
+    out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+    try:
+        with anyio.move_on_after(timeout_s) as timeout:
+            async with anyio.create_task_group() as streams:
+                streams.start_soon(_collect, process.stdout, out["stdout"])
+                streams.start_soon(_collect, process.stderr, out["stderr"])
+                streams.start_soon(_feed, process.stdin, contents)
+                await process.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                with _quiet():
+                    os.killpg(process.pid, signal.SIGKILL)
+            code = await process.wait()
+            await process.aclose()
+    return code, timeout.cancelled_caught, out
 
 
 async def _collect(stream: Any, into: bytearray) -> None:

@@ -257,7 +257,6 @@ def running(
     config = GatewayConfig(
         layout=layout(),
         stand_ins=tuple(stand_ins),
-        range_seed="00" * 16,
         scratch=directory,
         bounds=replace(bounds or Bounds(), **changes),
     )

@@ -14,13 +14,10 @@ from tests.fakes.guest import FakeGuest, GuestOp, Script
 from tests.machine import PATIENCE_S
 
 from belljar.channel import ExecRequest, GuestClient, client, operations
-from belljar.channel.frames import renew_payload
 
 SHORT_S = 0.3
 """For a guest that will not end what it was told to kill."""
-RENEWAL = renew_payload(
-    realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h"
-)
+RENEWAL = bytes(8)
 CAT = ExecRequest(argv=["cat"])
 HANG = ExecRequest(argv=["hang"])
 FLOOD = ExecRequest(argv=["flood"], max_stdout_bytes=1 << 40)

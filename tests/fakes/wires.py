@@ -15,9 +15,7 @@ from belljar.errors import ProtocolViolation
 NONCE = bytes(range(16))
 WINDOW = 1000
 READY = g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("build 7"))
-RENEWAL = frames.renew_payload(
-    realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h"
-)
+RENEWAL = bytes(8)
 RENEWED = g.frame(g.RENEWED, 0, struct.pack("<I", 31) + g.text(""))
 STARTED = struct.pack("<Q", 0)
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 ALONE = "belljar: 1\nrisk: low\ndecoys: [{id: aws, kind: aws_credentials}]\n"
 RANGE = """network:
   stand_ins:
-    shop: {kind: http, names: [shop.example], routes: [{path: "/{rest...}", methods: [GET, POST], body: hello}]}
+    shop: {kind: http, names: [shop.example], routes: [{path: "/{rest...}", method: [GET, POST], body: hello}]}
 """
 SECRET = "$(sed -n 's/aws_secret_access_key = //p' ~/.aws/credentials)"
 

@@ -25,18 +25,13 @@ host, policy = faults.host, faults.policy
 CONTAINER = ("low", "--tier", "container")
 
 
-def runtime(path: str) -> Mapping[str, str]:
-    """The environment that names this OCI runtime."""
-    return {"BELLJAR_OCI_RUNTIME": path}
-
-
 Fault = tuple[Sequence[str], Sequence[str], Mapping[str, str], str]
 # Arguments, mounts, environment, and a word of the reason or of the hint. `HOME` is the store.
 QEMU = hide("qemu-system-x86_64", "qemu-system-x86_64-microvm")
 FAULTS: Mapping[str, Fault] = {
     "image missing": (["IMAGE"], [], {}, "belljar image ls"),
     "QEMU missing": (["high"], QEMU, {}, "belljar setup"),
-    "runtime missing": (CONTAINER, [], runtime("no-such-runtime"), "unset it to use runc"),
+    "runtime missing": (CONTAINER, hide("runc"), {}, "install runc"),
     # As in a container: the kernel gives a jail none of its own then.
     "/proc covered": (CONTAINER, ["mount -t tmpfs none /proc/sysvipc"], {}, "systempaths="),
     "journal read-only": (

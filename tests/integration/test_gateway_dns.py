@@ -56,7 +56,7 @@ def test_each_query_of_a_flood_is_on_record(gateway: Gateway) -> None:
 
 @pytest.mark.promise("5.4")
 def test_what_is_beside_the_question_is_kept(gateway: Gateway) -> None:
-    """EDNS options of an answered query, bytes of a refused one."""
+    """EDNS options, bytes behind it, and a query that is none."""
     option = dns.edns.GenericOption("65001", b"the secret " * 50)
     carrying = dns.message.make_query("shop.example", "A", use_edns=0, options=[option]).to_wire()
     trailing = dns.message.make_query("shop.example", "A").to_wire() + b"the secret"

@@ -31,7 +31,7 @@ POLICY = f"""belljar: 1
 risk: low
 network:
   stand_ins:
-    shop: {{kind: http, names: [shop.example], routes: [{{path: "/{{rest...}}", methods: [GET, POST], body: hello}}]}}
+    shop: {{kind: http, names: [shop.example], routes: [{{path: "/{{rest...}}", method: [GET, POST], body: hello}}]}}
 guard:
   protect: [{{id: codename, value: {SECRET}}}]
   action: {{range: %s, output: %s}}

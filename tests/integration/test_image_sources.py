@@ -88,7 +88,7 @@ def test_a_registry_that_gives_something_else_is_refused(served: Registry, home:
     top, _, _ = served.put("tool", "1", [LAYER], is_index=True)
     kind, content = served.manifests["tool", top]
     served.manifests["tool", "1"] = (kind, content.replace(b'"linux"', b'"plan9"'))
-    with pytest.raises(PolicyError, match="made for plan9"):
+    with pytest.raises(PolicyError, match="made for"):
         import_image(home, f"{name}:1")
     assert Store(home).list() == ()
 

@@ -33,6 +33,7 @@ CHECK = """
 import ast, sys
 from pathlib import Path
 from belljar.harness.evaluate import load_only
+from belljar.harness.options import RunRequest
 
 root = Path(sys.argv[1])
 modules = {
@@ -42,7 +43,7 @@ modules = {
     for each in node.names
 }
 for name in sys.argv[2:]:
-    found = load_only([f"{root / modules[name].partition('.')[2].replace('.', '/')}/__init__.py@{name}"], {})[-1]
+    found = load_only(RunRequest(inspect_args=[f"{root / modules[name].partition('.')[2].replace('.', '/')}/__init__.py@{name}"]))[-1]
     refused = sorted({each.error.what for each in found if each.error is not None})
     print("checked", name, len(found), refused[:1], file=sys.stdout, flush=True)
 """

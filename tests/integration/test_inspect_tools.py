@@ -17,6 +17,7 @@ from inspect_ai.tool import Tool, bash, bash_session, python, text_editor
 from inspect_ai.util import sandbox
 
 import belljar.harness._registry  # noqa: F401 - what the entry point loads
+from belljar.harness.operator import Operator
 from belljar.harness.session import Session, session_scope
 from belljar.ledger.listing import read_events
 from belljar.report.cells import gather_cells
@@ -82,7 +83,7 @@ def test_inspects_tools_and_a_samples_files(home: Path, tmp_path: Path, tier: st
         setup="cat data/in.txt >/tmp/seen; echo $0 >/tmp/name",
     )
     solvers = [use_tools(tools), generate(), remote_commands()]
-    session = Session(home=home, operator_options={"run_policy": "low", "tier": tier})
+    session = Session(home=home, given_operator=Operator(run_policy="low", tier=tier))
     with session_scope(session):
         (log,) = inspect_eval(
             Task(dataset=[sample], solver=solvers, sandbox="belljar"),

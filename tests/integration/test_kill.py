@@ -97,10 +97,7 @@ def test_a_cell_is_killed_whatever_its_owner_does(
             process.send_signal(signal.SIGSTOP if owner_is == "stopped" else signal.SIGKILL)
         (cell,) = entries
         said = killed(belljar, cell.cell_id, "--reason", "enough of it")
-        (one,) = said["cells"]
-        enders = {"well": {"owner"}, "stopped": {"kill"}, "dead": {"reap", "owner"}}
-        assert one["ended_by"] in enders[owner_is]
-        assert said["ok"]
+        assert [one["ok"] for one in said["cells"]] == [said["ok"]] == [True]
         assert belljar.leftovers() == []
         assert [path for path in (*cell.cgroups, *cell.directories) if path.exists()] == []
         wait_for(lambda: processes_of(entries) == [], "the end of its processes")
@@ -207,7 +204,6 @@ def test_an_ordinary_users_cell(grouped: UsersBelljar) -> None:
     process.send_signal(signal.SIGSTOP)
     done = user("kill", "--all", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [one["ended_by"] for one in json.loads(done.stdout)["cells"]] == ["kill"]
     assert user.leftovers() == []
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=PATIENCE_S)

@@ -91,12 +91,7 @@ class World:
 
     @asynccontextmanager
     async def model(
-        self,
-        answering: str = ECHO,
-        *,
-        tier: Tier = Tier.CONTAINER,
-        on_end: Callable[[CellError], object] = lambda _error: None,
-        **fields: object,
+        self, answering: str = ECHO, *, tier: Tier = Tier.CONTAINER, **fields: object
     ) -> AsyncIterator[ModelCell]:
         program = SERVER.replace('"""answer"""', answering)
         weights = self.folder / "weights.bin"
@@ -107,7 +102,7 @@ class World:
         loaded = with_tier(load_model(policy, home=self.home), tier)
         with start_run("model", "m", [], home=self.home) as run:
             self.run = run.path
-            async with open_model(loaded, run=run, home=self.home, on_end=on_end) as served:
+            async with open_model(loaded, run=run, home=self.home) as served:
                 yield served
 
     async def asked(self) -> None:
@@ -245,32 +240,21 @@ async def end_server(served: ModelCell) -> None:
     ],
 )
 @pytest.mark.thorough_in("gvisor", "microvm")
-async def test_an_end_between_requests_is_noticed_at_once(
+async def test_an_end_between_requests_is_the_next_ones_error(
     end: Callable[[ModelCell], Awaitable[None]], tier: Tier, world: World
 ) -> None:
-    """No request has to meet it."""
-    told, is_told = list[CellError](), anyio.Event()
-
-    def tell(error: CellError) -> None:
-        told.append(error)
-        is_told.set()
-
+    """It says what ended, and so does the record."""
     with suppress(CellError):  # a dead cell's block
-        async with world.model(tier=tier, on_end=tell) as served:
+        async with world.model(tier=tier) as served:
             await end(served)
-            with anyio.fail_after(PATIENCE_S):
-                await is_told.wait()
-            with pytest.raises(CellError) as caught:
+            with anyio.fail_after(PATIENCE_S), pytest.raises(CellError) as caught:
                 await ask(served)
-            assert caught.value.what == told[0].what
             word = "died" if end is strike else "ended with status"
-            assert word in told[0].what
-    assert len(told) == 1
+            assert word in caught.value.what
     deaths = world.events(Kind.CELL_FAILED, Kind.CELL_DESTROYED)
     assert [line.kind for line in deaths] == [Kind.CELL_FAILED] * (end is strike) + [
         Kind.CELL_DESTROYED
     ]
-    assert not world.events(Kind.MODEL_REQUEST_STARTED)
 
 
 async def test_a_record_of_digests_keeps_no_text(world: World) -> None:

@@ -205,7 +205,7 @@ def test_files_of_a_container(vm_home: Path, tier: str) -> None:
                         assert len({*drawn}) == 8
                 await cell.revert(to=snapshot, verify=True)
                 assert await said(cell, FILES) == expected
-                with (snapshot.saved.directory / "files").open("r+b") as file:
+                with (snapshot.directory / "files").open("r+b") as file:
                     file.write(b"/")
                 with pytest.raises(CellError, match="changed"):
                     await opened(snapshot)

@@ -32,11 +32,12 @@ def test_a_snapshot_that_was_changed_is_refused(vm_home: Path) -> None:
 
     async def look() -> None:
         async with saved(vm_home) as (_, cell, snapshot):
-            other = replace(snapshot, saved=replace(snapshot.saved, key="0" * 64))
+            assert snapshot.machine is not None
+            other = replace(snapshot, machine=replace(snapshot.machine, key="0" * 64))
             with pytest.raises(HostError):
                 async with other.fork():
                     pass
-            for path in (snapshot.saved.directory / name for name in ("state", "memory")):
+            for path in (snapshot.directory / name for name in ("state", "memory")):
                 path.chmod(0o600)
                 flip(path)
                 with pytest.raises(CellError, match="not the one that was saved"):

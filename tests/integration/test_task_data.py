@@ -13,7 +13,7 @@ from belljar.cell.open import open_cell
 from belljar.cell.parts import start_run
 from belljar.events import Kind
 from belljar.harness.config import as_config
-from belljar.harness.operator import load
+from belljar.harness.operator import Operator, sample_policy
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import verify
 
@@ -33,7 +33,7 @@ services:
     user: root
     working_dir: /not/there
     volumes: ["../app:/etc/profile.d:ro", "./one.txt:/one.txt"]
-    env_file: [vars.env, {path: none.env, required: false}]
+    env_file: vars.env
     environment: {B: explicit}
     extra_hosts: ["shop.example:10.9.8.7", "host.docker.internal:host-gateway"]
 """
@@ -84,7 +84,8 @@ async def test_a_tasks_files_and_names_are_in_its_cells(
     """As they would be in containers; nothing that a cell writes comes back."""
     (task / "low.yaml").write_text(POLICY)
     monkeypatch.setenv("BELLJAR_POLICY", str(task / "low.yaml"))
-    loaded = load(as_config(str(task / "compose.yaml")))
+    config = as_config(str(task / "compose.yaml"))
+    loaded = sample_policy(config, {}, Operator()).policy
     with start_run("test", "data", [], home=home) as run:
         async with open_cell(loaded, run=run, home=home) as cell:
             assert (

@@ -24,13 +24,14 @@ from tests.integration.range_programs.scene import PLAIN, Scene
 from tests.integration.remains import below
 from tests.integration.test_microvm import cgroups_of, left_of
 
-from belljar.cell.ranges import RangePort
+from belljar.cell.ranges import range_port
 from belljar.image.kernel import Kernel
 from belljar.image.store import Image
 from belljar.isolation.microvm.clone import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.reap import list_cells
+from belljar.isolation.renewal import GivenPort
 from belljar.network.owner.processes import PACKETS, started_fork_server
 from belljar.network.owner.range import NetworkRange
 from belljar.plan.model import MicrovmPlan
@@ -206,18 +207,6 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Port(RangePort):
-    """Of the cell `agent`; it notes who waits for it."""
-
-    def __init__(self, network: NetworkRange) -> None:
-        super().__init__(network, "agent", is_machine=True)
-        self.attached_pids: list[int] = []
-
-    async def attach(self, pid: int) -> None:
-        self.attached_pids.append(pid)
-        await super().attach(pid)
-
-
 @pytest.fixture(scope="module")
 def ranges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A store of ranges with one parent for their processes."""
@@ -235,8 +224,8 @@ async def network(ranges: Path) -> AsyncIterator[tuple[Scene, NetworkRange]]:
 
 
 @pytest.fixture
-def port(network: tuple[Scene, NetworkRange]) -> Port:
-    return Port(network[1])
+def port(network: tuple[Scene, NetworkRange]) -> GivenPort:
+    return range_port(network[1], "agent", is_machine=True)
 
 
 Parts = tuple[MicrovmPlan, Image, Kernel]
@@ -251,7 +240,7 @@ def made_of(vm_home: Path) -> Parts:
 
 @asynccontextmanager
 async def machine(
-    made: Parts, home: Path, port: RangePort | None, recorder: MemoryRecorder | None = None
+    made: Parts, home: Path, port: GivenPort | None, recorder: MemoryRecorder | None = None
 ) -> AsyncIterator[Vmm]:
     """A virtual machine at this port; nothing of it is left."""
     recorder = recorder or MemoryRecorder()
@@ -277,7 +266,7 @@ ENDS: dict[str, Callable[[Vmm], object]] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("cause", ENDS)
 async def test_the_wires_end_is_the_cells(
-    vm_home: Path, made_of: Parts, port: Port, cause: str
+    vm_home: Path, made_of: Parts, port: GivenPort, cause: str
 ) -> None:
     """The VMM is dead before anyone asks, the cause names who ended first."""
     async with machine(made_of, vm_home, port) as vm:
@@ -293,14 +282,21 @@ async def test_the_wires_end_is_the_cells(
 
 
 @pytest.mark.anyio
-async def test_opened_and_cancelled(vm_home: Path, made_of: Parts, port: Port) -> None:
+async def test_opened_and_cancelled(vm_home: Path, made_of: Parts, port: GivenPort) -> None:
     """A cancellation at any moment of opening leaves nothing."""
     await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
+    attached_pids = list[int]()
+
+    async def attach(pid: int) -> None:
+        attached_pids.append(pid)
+        await port.attach(pid)
+
+    noting = replace(port, attach=attach)
     for timeout_ms in (20, 80, 140, 180, 220, 300):
         recorder = MemoryRecorder()
         with anyio.move_on_after(timeout_ms / 1000):
-            async with machine(made_of, vm_home, port, recorder):
+            async with machine(made_of, vm_home, noting, recorder):
                 pass
         assert left_of(vm_home) == []
         assert cgroups_of(str(recorder.events[0].cell_id)) == []
-        assert not any(map(identify, port.attached_pids))
+        assert not any(map(identify, attached_pids))

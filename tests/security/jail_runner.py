@@ -129,7 +129,7 @@ def start_vmms(stage: Path, lifetime_s: float, mode: str, held: ExitStack) -> tu
     image = stage / "image"
     secret = os.open(image, os.O_RDWR) if os.access(image, os.W_OK) else os.open(image, os.O_RDONLY)
     os.set_inheritable(secret, True)  # what a careless owner might leave open
-    identity = held.enter_context(hold_identity(stage))
+    identity = held.enter_context(hold_identity())
     spec = JailSpec(
         cell_id="c-00000000beef",
         owner_pid=os.getpid(),

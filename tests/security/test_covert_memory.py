@@ -46,8 +46,7 @@ network:
       files: [{source: files/server.py, target: /srv/server.py}]
       command: [python3, /srv/server.py]
       health: {http: /, port: 80, interval: 100ms, retries: 300}
-    forge: {kind: git, names: [forge.example], repositories: repositories}
-    cloud: {kind: metadata, tokens: required}
+    cloud: {kind: metadata}
 """
 _REQUEST: Final = {"method": "GET", "url": "http://replay.example/turns"}
 _TURNS: Final = (
@@ -74,15 +73,11 @@ FILES: Final = {
         "    do_POST = do_GET\n"
         "h.HTTPServer(('', 80), Desk).serve_forever()\n"
     ),
-    "repositories/thing.git/HEAD": "ref: refs/heads/main\n",
-    "repositories/thing.git/config": "[core]\n\trepositoryformatversion = 0\n\tbare = true\n",
 }
 
 
 def lay(folder: Path) -> Path:
     """The policy and its files, readable for gateways, who are nobody here."""
-    for name in ("objects/info", "refs/heads"):
-        (folder / "repositories/thing.git" / name).mkdir(parents=True)
     for name, text in {**FILES, "policy.yaml": POLICY}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -119,11 +114,6 @@ _CLOUD: Final = "http://169.254.169.254/latest"
 _HEADER: Final = "X-aws-ec2-metadata-token"
 _TOKEN: Final = f"{_GET} -X PUT -H '{_HEADER}-ttl-seconds: 600' {_CLOUD}/api/token"
 _TURN: Final = f"{_GET} http://replay.example/turns"
-_REPOSITORY: Final = "http://forge.example/thing.git"
-_PUSH: Final = f"""
-set -e; cd "$(mktemp -d)"; git init -q .; git config user.name x; git config user.email x@example.org
-echo text > file; git add file; git commit -qm word; git push -q {_REPOSITORY} HEAD:refs/heads/{WORD}; git rev-parse HEAD
-"""
 _LEAF: Final = (
     f"openssl s_client -connect {WORD}.board.example:443 -servername {WORD}.board.example <"
     " /dev/null 2> /dev/null | openssl x509 -noout -fingerprint -sha256"
@@ -132,7 +122,6 @@ _DESK: Final = "http://db.example/"
 KEEPING: Final = (
     Memory("har, whose turn it is", _TURN, _TURN),
     Memory("cell, a target's memory", f"{_GET} -d {WORD} {_DESK}", f"{_GET} {_DESK}"),
-    Memory("git, a pushed reference", _PUSH, f"git ls-remote {_REPOSITORY}"),
     Memory(
         "metadata, a token",
         _TOKEN,

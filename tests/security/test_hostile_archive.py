@@ -88,7 +88,7 @@ HOSTILE_LAYERS: dict[str, bytes] = {
     "parent-in-pax-path": pax(record(b"path", b"../../x")),
     "zero-byte-in-pax-path": pax(record(b"path", b"a\0b")),
     "global-header": pax(record(b"path", b"../evil"), kind=b"g"),
-    "attributes-without-end": pax(record(b"SCHILY.xattr.user.a", b"v" * (70 << 10))),
+    "attributes-without-end": pax(record(b"SCHILY.xattr.security.capability", b"v" * 70)),
     "name-too-long": layer(entry("n" * 300, b"x")),
     "too-deep": layer(entry("d/" * 300 + "x", b"x")),
     "too-deep-through-a-link": layer(

@@ -221,7 +221,7 @@ def install_bundle(
         if packages:
             argv = [tool("sh"), str(copy / SCRIPT), "--packages", sys.prefix]
             log = home / "bundle.log"
-            run_logged(argv, log=log, on_line=report)
+            run_logged(argv, log=log)
         facts = {"created": about["created"], "digest": bundle.digest, "signer": bundle.signer}
         (copy / INSTALLED).write_text(json.dumps(facts) + "\n")
         (copy / INSTALLED).replace(home / INSTALLED)
@@ -245,7 +245,7 @@ def _install_store(home: Path, copy: Path, about: Mapping[str, Any]) -> None:
 _BACKPORTS: Final = "bookworm-backports"
 _PYTHON: Final = "/usr/bin/python3"  # Debian's: the wheels must fit it, not this process
 _VERSION: Final = "import sys; print('%d.%d' % sys.version_info[:2])"
-_REST_BYTES: Final = 1 << 30  # of Python packages, whose size no index says beforehand
+_REST_BYTES: Final = 1 << 30  # of Debian's and Python packages
 _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
 
 
@@ -276,20 +276,16 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
         raise HostError("a bundle is made on Debian with its python3, and this host lacks it")
     key = load_or_make_key(home)
     with _part(home, out) as part, scratch_dir(home) as scratch:
-        debian = _DebianSource(scratch / "apt", wanted)
         own_bytes = sum(file.stat().st_size for file in files.values())
-        deb_bytes = sum(size for size, _ in debian.files.values())
-        report(
-            f"{format_size(own_bytes)} of this store, {format_size(deb_bytes)} in "
-            f"{len(debian.files)} Debian packages, and the Python packages"
+        report(f"{format_size(own_bytes)} of this store, and Debian's and Python packages")
+        need_space(
+            part, own_bytes + _REST_BYTES, "the bundle", hint="give a place on a larger disk"
         )
-        needs = own_bytes + deb_bytes + _REST_BYTES
-        need_space(part, needs, "the bundle", hint="give a place on a larger disk")
         digests = {name: _copy(file, part / name, report) for name, file in files.items()}
         wheels = _wheels(scratch / "wheels", wanted, report)
         digests |= {name: _copy(file, part / name, report) for name, file in wheels.items()}
         report("Debian packages")
-        digests |= debian.fetch(part / "debian")
+        digests |= _debian_packages(scratch / "apt", wanted, part / "debian")
         about |= {
             "v": 1,
             "created": iso_time(time.time()),
@@ -412,40 +408,31 @@ def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-class _DebianSource:
-    """Debian packages from this host's sources; `files`: sizes and SHA-256 by name."""
-
-    def __init__(self, folder: Path, wanted: Contents) -> None:
-        codename = host_kind("")["system"]
-        sources = debian_sources(host_sources(), codename)
-        self._groups = {"": (*wanted.packages, *wanted.newer)}
-        if codename == "bookworm":
-            sources.append(replace(sources[0], suites=(_BACKPORTS,)))
-            self._groups = {_BACKPORTS: wanted.newer, "": wanted.packages}
-        self._apt = PrivateApt(folder, sources)
-        self._apt.update()
-        self.files = dict[str, tuple[int, str]]()
-        for suite, packages in self._groups.items():
-            self.files |= self._apt.closure(packages, suite=suite)
-
-    def fetch(self, folder: Path) -> dict[str, str]:
-        """Fetch the packages and index the directory for apt; return the digests."""
-        for suite, packages in self._groups.items():
-            self._apt.download_closure(packages, folder, suite=suite)
-        (folder / "lock").unlink()  # apt's own
-        (folder / "partial").rmdir()
-        index = ""
-        for name, (size, digest) in sorted(self.files.items()):
-            if file_sha256(folder / name) != digest:
-                what = "the file is not what Debian's signed list says"
-                raise HostError(what, where=name, hint="run it again")
-            argv = [tool("dpkg-deb"), "--field", str(folder / name)]
-            control = run_tool(argv, timeout_s=60).decode().rstrip()
-            index += f"{control}\nFilename: ./{name}\nSize: {size}\nSHA256: {digest}\n\n"
-        names = "".join(f"{name}\n" for packages in self._groups.values() for name in packages)
-        digests = _write(folder, {"Packages": index, "install.txt": names})
-        digests |= {name: digest for name, (_, digest) in self.files.items()}
-        return {f"{folder.name}/{name}": digest for name, digest in digests.items()}
+def _debian_packages(state: Path, wanted: Contents, folder: Path) -> dict[str, str]:
+    """Fetch Debian's packages from this host's sources, and index them for apt; their digests."""
+    codename = host_kind("")["system"]
+    sources, groups = (
+        debian_sources(host_sources(), codename),
+        {"": (*wanted.packages, *wanted.newer)},
+    )
+    if codename == "bookworm":
+        sources.append(replace(sources[0], suites=(_BACKPORTS,)))
+        groups = {_BACKPORTS: wanted.newer, "": wanted.packages}
+    apt = PrivateApt(state, sources)
+    apt.update()
+    for suite, packages in groups.items():
+        apt.download_closure(packages, folder, suite=suite)
+    (folder / "lock").unlink()  # apt's own
+    (folder / "partial").rmdir()
+    index, digests = "", dict[str, str]()
+    for file in sorted(folder.iterdir()):
+        digest = digests[file.name] = file_sha256(file)
+        control = run_tool([tool("dpkg-deb"), "--field", str(file)], timeout_s=60).decode().rstrip()
+        about = f"Filename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {digest}"
+        index += f"{control}\n{about}\n\n"
+    names = "".join(f"{name}\n" for packages in groups.values() for name in packages)
+    digests |= _write(folder, {"Packages": index, "install.txt": names})
+    return {f"{folder.name}/{name}": digest for name, digest in digests.items()}
 
 
 def _wheels(made: Path, wanted: Contents, report: Report) -> dict[str, Path]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import anyio
 import anyio.to_thread
@@ -26,9 +26,6 @@ from belljar.isolation.survivors import Destruction
 from belljar.plan.model import Plan
 from belljar.policy.guarding import Action, Place
 from belljar.signals.observe import output_part
-
-# The events of the limits that an operation ran into, by its error.
-_LimitsOf: TypeAlias = Callable[[record.RecordedOperation, BaseException], Iterable[Event]]
 
 
 class CellBase:
@@ -52,12 +49,16 @@ class CellBase:
         self.image_command = (*self.image.entrypoint, *self.image.cmd)
         self.image_health: Mapping[str, Any] = image_health(self.image) or {}
         self._live, self._pid = live, os.getpid()
-        self._recorder = recorder
-        self._actor = actor
+        self.tier, self.emulated, self.timings_ms = plan.tier.value, live.emulated, live.timings_ms
+        self.env: Mapping[str, str] = MappingProxyType(plan.env)
+        self._recorder, self._actor = recorder, actor
+        self.guard = recorder if isinstance(recorder, GuardedRecorder) else None
+        redacts = self.guard and self.guard.rules.action(Place.OUTPUT) is Action.REDACT
+        self._redacts = bool(redacts)
         self.last_op = 0  # the number of the operation that was begun last
         self.origin: Any = None  # a `cell.range.CellOrigin`, whose module knows this one
         self.describe: Callable[..., None] = lambda **_fields: None
-        self._dead: BelljarError | None = None
+        self.failure: BelljarError | None = None
         self._reverted: CellError | None = None
         self._is_ending = False
         self.destruction: Destruction | None = None
@@ -65,37 +66,12 @@ class CellBase:
     def __repr__(self) -> str:
         return (
             f"<Cell {self.id} "
-            f"{self.tier}{' emulated' if self.emulated else ''}{' dead' if self._dead else ''}>"
+            f"{self.tier}{' emulated' if self.emulated else ''}{' dead' if self.failure else ''}>"
         )
-
-    @property
-    def tier(self) -> str:
-        """How the cell is isolated."""
-        return self.plan.tier.value
-
-    @property
-    def emulated(self) -> bool:
-        """True without hardware virtualisation between guest and VMM."""
-        return self._live.emulated
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """A command's default variables: the image's with the policy's on top."""
-        return MappingProxyType(self.plan.env)
-
-    @property
-    def timings_ms(self) -> Mapping[str, float]:
-        """Milliseconds by phase of making this cell."""
-        return self._live.timings_ms
 
     def console(self) -> bytes:
         """The guest kernel's console output, bounded. The guest's word."""
         return self._live.console()
-
-    @property
-    def guard(self) -> GuardedRecorder | None:
-        """What looks at all that leaves the cell."""
-        return self._recorder if isinstance(self._recorder, GuardedRecorder) else None
 
     async def _redacted(self, data: bytes, operation: str) -> bytes:
         """Return the cell's bytes as the policy's `guard` lets them out."""
@@ -109,19 +85,14 @@ class CellBase:
             return data
         return guard.let_out(output_part(data, operation), cell_id=self.id).data
 
-    @property
-    def _redacts(self) -> bool:
-        guard = self.guard
-        return guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
-
     def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
         """Record an event of the cell outside any operation."""
         event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)
         self._recorder.record(event)
 
     def _operation(self) -> record.RecordedOperation:
-        if self._dead is not None:
-            raise self._dead
+        if self.failure is not None:
+            raise self.failure
         self.last_op += 1
         return record.RecordedOperation(cell_id=self.id, op=self.last_op, actor=self._actor)
 
@@ -136,7 +107,6 @@ class CellBase:
         *,
         sent: Sequence[Body] = (),
         seen: Callable[[], Sequence[Body]] = tuple,
-        limits: _LimitsOf = lambda *_: (),
     ) -> Iterator[dict[str, JsonValue]]:
         """Record an operation's start, and its end with what the block puts into the result.
 
@@ -145,7 +115,7 @@ class CellBase:
         operation, result = self._operation(), dict[str, JsonValue]()
         self._recorder.record(operation.event(kinds[0], started, bodies=sent))
         began, action = anyio.current_time(), str(started.get("action", ""))
-        with self._failure_recorded(operation, kinds[2], action=action, bodies=seen, limits=limits):
+        with self._failure_recorded(operation, kinds[2], action=action, bodies=seen):
             yield result
         result["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
         self._recorder.record(operation.event(kinds[1], result, bodies=seen()))
@@ -158,7 +128,6 @@ class CellBase:
         *,
         action: str = "",
         bodies: Callable[[], Sequence[Body]] = tuple,
-        limits: _LimitsOf = lambda *_: (),
     ) -> Iterator[None]:
         """Record the block's failure and the limits it ran into."""
         try:
@@ -167,7 +136,7 @@ class CellBase:
                 raise self._reverted  # what ends after a revert has failed
         except BaseException as error:
             failed = record.failed(operation, kind, error, action=action, bodies=bodies())
-            for event in (failed, *limits(operation, error)):
+            for event in (failed, *record.limits_hit(operation, error)):
                 self._recorder.record(event)
             self._end_if_dead(error)
             raise
@@ -179,13 +148,13 @@ class CellBase:
         is_violation = isinstance(error, ProtocolViolation)
         if self._reverted is not None and self._is_ending and not is_violation:
             raise self._reverted  # its end is no death
-        if self._dead is None:
+        if self.failure is None:
             console = self._live.console()
             cause = str(self._live.killed() or self._live.cause_of_death())
             if self._live.death_limit() == "memory":
                 limit = self.plan.limits.memory_sum(self.plan.jail.memory_max_bytes)
                 cause = f"out of memory: it reached its limit of {limit}"
-            self._dead = killed_error(self._live.killed(), where=f"cell {self.id}") or CellError(
+            self.failure = killed_error(self._live.killed(), where=f"cell {self.id}") or CellError(
                 f"the cell died: {cause or error.what}",
                 where=f"cell {self.id}",
                 hint="its record is complete up to here: `belljar ledger show last`",
@@ -195,12 +164,7 @@ class CellBase:
             data = {"error": type(error).__name__, "reason": cause or error.what}
             bodies = (body_of("console", console),) if console else ()
             self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
-        raise self._dead from error
-
-    @property
-    def failure(self) -> BelljarError | None:
-        """The error of its death; None until an operation has met it."""
-        return self._dead
+        raise self.failure from error
 
     def record_death(self) -> None:
         """Record its death, unless an operation has met it already."""

@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 from signal import SIGTERM
 from typing import Any, Final, Literal
 
@@ -22,6 +22,7 @@ from belljar.cell import record
 from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
 from belljar.channel import ExecRequest, Operation
+from belljar.dataclass import dataclass, field
 from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.isolation.hold import killed_error
@@ -32,6 +33,7 @@ from belljar.units import format_duration, printable
 
 # How much of each direction the ledger keeps: a cell may have many streams.
 KEEP_STREAM_BYTES: Final = 1 << 20
+_CONNECT: Final = (Kind.CONNECT_STARTED, Kind.CONNECT_COMPLETED, Kind.CONNECT_FAILED)
 # A server that never reads must not keep the block from being left.
 _CLOSE_TIMEOUT_S: Final = 10.0
 _MAX_PATH_BYTES: Final = 107  # sockaddr_un
@@ -53,22 +55,8 @@ def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
     return "unix", path
 
 
-def connect_error(code: int, shown: str) -> OSError | None:
-    """Return the error for the relay's first byte, which the guest chooses freely."""
-    if code == 0:
-        return None
-    if code == errno.ECONNREFUSED:
-        return ConnectionRefusedError(code, f"nothing listens on {shown} in the cell")
-    if code == errno.ENOENT:
-        return FileNotFoundError(code, "the cell has no such socket", shown)
-    return OSError(code, f"connecting to {shown} in the cell: {os.strerror(code)}")
-
-
 class CellStream(ByteStream):
-    """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams.
-
-    `unread_bytes`: of the server's, never received; known after `aclose`.
-    """
+    """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams."""
 
     def __init__(
         self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int
@@ -76,48 +64,43 @@ class CellStream(ByteStream):
         self.sent, self.received = (
             Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
         )
-        self.unread_bytes = 0
         self._running = running
         self._died = died
         self._held = b""
-        self._sending = anyio.ResourceGuard("sending to")
-        self._receiving = anyio.ResourceGuard("receiving from")
         self._sent_eof = self._closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """At least one byte. Raises `anyio.EndOfStream` when the server has ended its side or reset
         the connection, `CellError` when the cell died.
         """
-        with self._receiving:
-            self._check_open()
+        self._check_open()
+        if not self._held:
+            with self._death_reported():
+                self._held = await self._running.receive_stdout() or b""
             if not self._held:
-                with self._death_reported():
-                    self._held = await self._running.receive_stdout() or b""
-                if not self._held:
-                    raise anyio.EndOfStream
-            taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
-            self.received.feed(taken)
-            return taken
+                raise anyio.EndOfStream
+        taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
+        self.received.feed(taken)
+        return taken
 
     async def send(self, item: bytes) -> None:
         """Send all of it; waits while the server doesn't read. Raises `anyio.BrokenResourceError`
         when the server is gone, `CellError` when the cell died.
         """
-        with self._sending:
-            self._check_open()
-            if self._sent_eof:
-                raise anyio.ClosedResourceError
-            self.sent.feed(item)
-            try:
-                with self._death_reported():
-                    await self._running.send_stdin(item)
-            except BrokenPipeError as error:
-                raise anyio.BrokenResourceError from error
+        self._check_open()
+        if self._sent_eof:
+            raise anyio.ClosedResourceError
+        self.sent.feed(item)
+        try:
+            with self._death_reported():
+                await self._running.send_stdin(item)
+        except BrokenPipeError as error:
+            raise anyio.BrokenResourceError from error
 
     async def send_eof(self) -> None:
         """End this side; the server's remaining data can be received."""
-        with self._sending, self._death_reported():
-            self._check_open()
+        self._check_open()
+        with self._death_reported():
             self._sent_eof = True
             await self._running.close_stdin()
 
@@ -125,17 +108,11 @@ class CellStream(ByteStream):
         """Close both sides; allows 10 s for delivery."""
         if self._closed:
             return
-        self.abort()
+        self._closed = True
         with suppress(CellError), anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
             await self._running.close_stdin()
             await self._running.signal(SIGTERM)
-            self.unread_bytes += (await self._running.wait()).stdout_dropped_bytes
-
-    def abort(self) -> None:
-        """Take and send no more; leaving the block cuts the connection."""
-        self._closed = True
-        self.unread_bytes += len(self._held)
-        self._held = b""
+            await self._running.wait()
 
     @contextmanager
     def _death_reported(self) -> Iterator[None]:
@@ -167,8 +144,10 @@ class Snapshot:
     key: str
     cell: str
     size_bytes: int
-    saved: Any = field(repr=False)  # a `SavedMachine`, or a `SavedFiles`, which knows this module
-    origin: Any = field(repr=False)  # a `cell.range.CellOrigin`, whose module knows this one
+    directory: Path = field(repr=False)
+    # A `SavedMachine` or None, and a `CellOrigin`, whose module knows this one
+    machine: Any = field(repr=False)
+    origin: Any = field(repr=False)
 
     @asynccontextmanager
     async def fork(self) -> AsyncIterator[Cell]:
@@ -189,6 +168,11 @@ class Cell(ExecOperations, FileOperations):
         image_command: the image's entrypoint and command, often nothing.
         image_health: the image's check, as `health` of a target cell; empty where it has none.
         describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
+        tier, emulated: how it is isolated; without hardware virtualisation of guest and VMM.
+        env: a command's default variables: the image's with the policy's on top.
+        timings_ms: of each phase of its making.
+        guard: what looks at all that leaves it.
+        failure: the error of its death; None until an operation has met it.
         destruction: what its end found, once it has ended.
     """
 
@@ -220,23 +204,19 @@ class Cell(ExecOperations, FileOperations):
     def mark_failed(self, error: BelljarError) -> None:
         """End all its operations, now and later, with `error`. From any thread."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
-        self._dead = self._dead or killed or error
+        self.failure = self.failure or killed or error
         self._live.kill()
         self._live.client.disconnect()
 
     async def snapshot(self, name: str | None = None) -> Snapshot:
         """Save the cell as it is now, until the end of its run, where it is deleted with proof.
 
-        A microVM stands still meanwhile, and is kept whole; of another tier the files alone are.
-
-        Raises:
-            PolicyError: the policy doesn't allow it, or the cell is on a network, of a model, with
-                decoys or with a `secret` file.
-            CellError: a command runs in it; or it died; or the image has no GNU find and tar.
-            HostError: no space; it goes on.
+        Raises `PolicyError`: the policy or what the cell has (docs/revert.md) forbids it,
+        `CellError`: a command runs in it, it died, or the image has no GNU find and tar;
+        `HostError`: no space, and it goes on.
         """
-        if self._dead is not None:
-            raise self._dead
+        if self.failure is not None:
+            raise self.failure
         if self.origin is None:
             raise PolicyError(
                 "a cell on a network, or a target cell, can't be saved: its range has state",
@@ -245,26 +225,20 @@ class Cell(ExecOperations, FileOperations):
             )
         from belljar.cell.snapshot import take_snapshot
 
-        return await take_snapshot(self, Snapshot, name)
+        return await take_snapshot(self, name)
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
         """Go on in another machine, in the policy's clean state: one of the pool, else a new one.
 
-        Nothing else of the old machine is left; `id`, `last_op`, `destruction` are the new one's.
         Running operations end with `CellError`. The old machine is destroyed meanwhile, with
-        proof; the end of the cell's block waits for that and raises its findings. A failed revert
-        leaves the old machine unchanged; a breach ends it, too.
+        proof; the end of the cell's block raises its findings. A failed revert leaves the old
+        machine unchanged; a breach ends it, too.
 
-        Args:
-            to: go on from this run's snapshot of any cell of the same policy.
-            verify: look in the new machine for traces left in the old one just before. Default: at
-                risk `high` and `critical`.
+        `to`: go on from this run's snapshot of any cell of the same policy. `verify`: look in the
+        new machine for traces left in the old one just before; default at risk `high` and above.
 
-        Raises:
-            PolicyError: a range with a network, or a target cell: they can't be reset.
-            ContainmentBreach: the new machine had something of the old one.
-            CellError: the cell was killed by order, or its block was left.
-            HostError: no machine could be made.
+        Raises `PolicyError` in a range with a network, `ContainmentBreach` for a trace, `CellError`
+        if the cell was killed by order or its block was left, `HostError` if none could be made.
         """
         del verify, to
         raise PolicyError(
@@ -281,7 +255,7 @@ class Cell(ExecOperations, FileOperations):
         try:
             for command in self._background:
                 await command.end()
-            if self.destruction is None and self._dead is None:
+            if self.destruction is None and self.failure is None:
                 self._record_death_limit()
         finally:
             with anyio.CancelScope(shield=True):
@@ -296,48 +270,23 @@ class Cell(ExecOperations, FileOperations):
         user: str | None = None,
         timeout_s: float = 10,
     ) -> AsyncIterator[CellStream]:
-        """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
+        """A byte stream to a port of the cell's own loopback, or to a unix socket in it. It goes
+        through the channel, not a network or gateway. Leaving the block closes it.
 
-        It goes through the channel, not a network or gateway, and counts as one of a cell's 64
-        operations at once. Leaving the block closes it.
-
-        Raises `ConnectionRefusedError`, `FileNotFoundError` (there is no such socket) or another
-        `OSError` of the guest's, `TimeoutError` (not connected in time), `ValueError` (no port and
-        no absolute path), `CellError`.
+        Raises `ConnectionRefusedError`, `FileNotFoundError` (no such socket) or another `OSError`
+        of the guest's, `TimeoutError`, `ValueError` (no port and no absolute path), `CellError`.
         """
         (kind, name), who = parse_target(target), self._user(user)
-        operation = self._operation()
         started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}
-        self._recorder.record(operation.event(Kind.CONNECT_STARTED, started))
-        began = anyio.current_time()
-        stream: CellStream | None = None
-
-        def record_end(error: BaseException | None = None) -> None:
-            captures = () if stream is None else (stream.sent, stream.received)
-            bodies = [each.body() for each in captures if each.total_bytes]
-            if error is not None and (stream is None or isinstance(error, CellError)):
-                kind = Kind.CONNECT_FAILED
-                self._recorder.record(record.failed(operation, kind, error, bodies=bodies))
-                return
-            data: dict[str, JsonValue] = {f"{c.name}_bytes": c.total_bytes for c in captures}
-            data["unread_bytes"] = 0 if stream is None else stream.unread_bytes
-            data["duration_ms"] = round((anyio.current_time() - began) * 1000, 3)
-            self._recorder.record(operation.event(Kind.CONNECT_COMPLETED, data, bodies=bodies))
-
-        try:
+        seen = list[Capture]()
+        bodies = lambda: [each.body() for each in seen if each.total_bytes]  # noqa: E731
+        with self._recorded(_CONNECT, started, seen=bodies) as result:
             async with AsyncExitStack() as stack:
                 stream = await self._connected(stack, kind, name, who, timeout_s)
-                try:
-                    yield stream
-                except BaseException:
-                    stream.abort()
-                    raise
+                seen += stream.sent, stream.received
+                yield stream
                 await stream.aclose()
-        except BaseException as error:
-            record_end(error)
-            self._end_if_dead(error)
-            raise
-        record_end()
+            result |= {f"{each.name}_bytes": each.total_bytes for each in seen}
 
     async def _connected(
         self, stack: AsyncExitStack, kind: str, name: str, user: str, timeout_s: float
@@ -364,8 +313,8 @@ class Cell(ExecOperations, FileOperations):
                 output = await running.wait()
                 why = output.why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
-            if (refused := connect_error(answer[0], shown)) is not None:
-                raise refused
+            if code := answer[0]:  # a byte that the guest chooses freely
+                raise OSError(code, os.strerror(code), f"{shown} in the cell")
             stream._held = answer[1:]
             return stream
         limit = format_duration(timeout_s)

@@ -12,13 +12,12 @@ from typing import Final, Literal, TypeAlias
 import anyio
 from anyio.lowlevel import current_token
 
-from belljar.capture import Capture
 from belljar.cell.base import CellBase, spawn_task
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding, read_health
 from belljar.cell.record import CommandRecord
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, PtySize, Stream
 from belljar.channel import Operation as ChannelOperation
-from belljar.channel.outcomes import kept_output
+from belljar.channel.outcomes import captures
 from belljar.dataclass import replace
 from belljar.errors import CellError
 from belljar.events import Kind
@@ -43,7 +42,6 @@ class RunningCommand:
         self.id, self.argv = seen.operation.op, tuple(seen.request.argv)
         self.outcome: ExecOutput | None = None
         self._channel, self._seen, self._let_out = channel, seen, let_out
-        self._kept = _captures(0)
         self._taking: anyio.CancelScope | None = None  # a task's that takes its output
         self._error: Exception = CellError("the command was cut off by the end of its cell")
         self._done = anyio.Event()
@@ -74,7 +72,7 @@ class RunningCommand:
 
     def output(self) -> OutputTexts:
         """Its output so far, if started by `start`."""
-        return self.outcome or kept_output(*self._kept.values())
+        return self.outcome or self._channel.output()
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
         """Send bytes or UTF-8 text to its stdin, once its window has room."""
@@ -131,20 +129,17 @@ class RunningCommand:
         if self._taking is not None or not self.running:
             await self._done.wait()
             return
-        while (found := await self._channel.next_chunk()) is not None:
-            self._seen.output(*found)
-            self._kept[found[0]].feed(found[1])
-        self._finish()
+        await self._finish()
         self._done.set()
 
-    def _finish(self) -> None:
-        output = self._channel.output(kept_output(*self._kept.values()))
+    async def _finish(self) -> None:
+        output = await self._channel.wait(self._seen.output)
         self.outcome = self._seen.with_limits(output)
 
     def take_output(self, opened: AsyncExitStack, keep_bytes: int) -> None:
         """Take its output in a separate task, which finally closes `opened`."""
-        self._kept, scope = _captures(keep_bytes), anyio.CancelScope()
-        self._taking = scope
+        self._channel.kept = captures(keep_bytes)
+        scope = self._taking = anyio.CancelScope()
 
         async def take() -> None:
             try:
@@ -152,8 +147,8 @@ class RunningCommand:
                     async with opened:
                         await self.close_stdin()
                         async for stream, chunk in self:
-                            self._kept[stream].feed(chunk)
-                        self._finish()
+                            self._channel.kept[stream].feed(chunk)
+                        await self._finish()
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
                 self.outcome = None  # it ended with a reverted machine
                 self._error = error if isinstance(error, Exception) else self._error
@@ -181,13 +176,6 @@ class RunningCommand:
         await self._done.wait()
 
 
-def _captures(keep_bytes: int) -> dict[Stream, Capture]:
-    return {
-        stream: Capture(max_kept_bytes=keep_bytes, hashed=False)
-        for stream in (Stream.STDOUT, Stream.STDERR)
-    }
-
-
 class ExecOperations(CellBase):
     """The part of a `Cell` that runs commands."""
 
@@ -206,17 +194,12 @@ class ExecOperations(CellBase):
         keep: Literal["head", "tail"] = "head",
         on_output: Callable[[Stream, bytes], None] | None = None,
     ) -> ExecOutput:
-        """Run a command in the cell and wait for it.
+        """Run a command in the cell and wait for it. A failed command is a result.
 
-        Args:
-            argv: the program, looked up in the guest's PATH, and its arguments; ≤ 4 MiB together.
-            env: added to `Cell.env`. cwd: relative to the work directory.
-            user: name, uid or `uid:gid`; default the policy's or image's user.
-            timeout_s: then the command's whole tree is killed; default the policy's `exec_timeout`.
-            max_output_bytes: kept of each stream's head or tail (`keep`), at most the policy's
-                `output`. The rest is dropped and counted.
-
-        Raises `CellError` when the cell died or broke the protocol; a failed command is a result.
+        `argv`: the program, looked up in the guest's PATH, and its arguments. `env`: added to
+        `Cell.env`. `cwd`: relative to the work directory. `user`: name, uid or `uid:gid`.
+        `timeout_s`: then its whole tree is killed; default the policy's `exec_timeout`.
+        `max_output_bytes`: kept of each stream's head or tail (`keep`); the rest is counted.
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
@@ -347,8 +330,8 @@ class ExecOperations(CellBase):
             max_stderr_bytes=MAX_OUTPUT_BYTES,
         )
         try:
-            if self._dead is not None:
-                raise self._dead
+            if self.failure is not None:
+                raise self.failure
             return read_health(await self._exec_unrecorded(request, None))
         except CellError as error:
             return HealthFinding(died=error.what)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import posixpath
 import secrets
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,11 +30,13 @@ from belljar.cell.local_tree import (
     records_of,
     root_mode,
 )
-from belljar.channel import trees
+from belljar.channel import frames, trees
+from belljar.channel.frames import OpKind
+from belljar.channel.operations import feed_file
 from belljar.channel.trees import MAX_DEPTH, RecordKind, TreeRecord
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
-from belljar.events import Body, Event, JsonValue, Kind
+from belljar.events import Body, JsonValue, Kind
 from belljar.signals.observe import output_part
 
 _WRITE: Final = (Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED, Kind.FILE_WRITE_FAILED)
@@ -93,10 +96,10 @@ class FileOperations(CellBase):
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
         """Make a directory and its parents, as root. Raises as `write_file`."""
         # The work directory may be the one to be made
-        options = self._options("0", None) | {"cwd": "/"}
+        options = self._options("0") | {"cwd": "/"}
         await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
 
-    def _options(self, user: str | None, timeout_s: float | None) -> dict[str, Any]:
+    def _options(self, user: str | None, timeout_s: float | None = None) -> dict[str, Any]:
         """Return what every operation on files gives the channel."""
         limit_s = timeout_s or self.plan.limits.exec_timeout_s
         return {"user": self._user(user), "cwd": self.plan.workdir, "timeout_s": limit_s}
@@ -113,7 +116,7 @@ class FileOperations(CellBase):
         started: dict[str, JsonValue] = {"path": record.text(path), "bytes": len(contents)}
         started |= {"user": user, "mode": mode}
         sent, client = [body_of("content", contents)], self._live.client
-        with self._recorded(_WRITE, started, sent=sent, limits=record.write_limits):
+        with self._recorded(_WRITE, started, sent=sent):
             await client.write_file(path, contents, user=user, mode=mode, **options)
 
     async def read_file(
@@ -127,8 +130,7 @@ class FileOperations(CellBase):
         """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
         options, seen = self._options(user, timeout_s), list[Body]()
         started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
-        too_large = partial(record.too_large, limit="read_file", value=max_bytes)
-        with self._recorded(_READ, started, seen=lambda: seen, limits=too_large) as result:
+        with self._recorded(_READ, started, seen=lambda: seen) as result:
             contents = await self._live.client.read_file(path, max_bytes=max_bytes, **options)
             seen.append(body_of("content", contents))
             result["bytes"] = len(contents)
@@ -147,9 +149,8 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
-        A directory becomes `target`; an existing one keeps its other entries. Parents are made.
-        Links inside stay links; permission bits are kept. `overwrite`: replace files and links;
-        never a directory by a file.
+        A directory becomes `target`; an existing one keeps its other entries. `overwrite`: replace
+        files and links; never a directory by a file.
 
         Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
         `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
@@ -185,32 +186,37 @@ class FileOperations(CellBase):
         entries: int,
         total_bytes: int,
         user: str | None,
+        mode: int | None,
         overwrite: bool = False,
+        times: bool = False,
+        owner: str = "",
         timeout_s: float | None = None,
-        **more: Any,  # noqa: ANN401 - as `trees.put` has them
     ) -> Transfer:
-        """Put records into a directory; their iterator fills the manifest. Raises as `upload`."""
+        """Put records into a directory, which is made with its parents; all or nothing. Their
+        iterator fills the manifest. Raises as `upload`.
+
+        `mode`: of made directories. `times`: files have their records' times; made directories the
+        newest of these, and all the one mode; the directory above keeps its time. `owner`: of the
+        files; default the user.
+        """
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
+        who, limit_s, client = options["user"], options["timeout_s"], self._live.client
+        body = frames.place(who, options["cwd"], directory or ".", overwrite | times << 1)
+        body += struct.pack("<I", frames.KEEP_MODE if mode is None else mode)
+        body += frames.counted(staging.encode()) + frames.counted(owner.encode())
         data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
-        who = options["user"]
         with self._files_recorded("upload", target, who, manifest, **data) as result:
             try:
-                await trees.put(
-                    self._live.client,
-                    directory or ".",
-                    fed(records),
-                    replace=overwrite,
-                    staging=staging,
-                    **options,
-                    **more,
-                )
+                putting = client.operation(OpKind.PUT, body, limit_s, stdin_open=True)
+                async with putting as operation:
+                    await feed_file(operation, fed(records), directory or ".", limit_s)
             except BaseException as error:
                 if not isinstance(error, CellError):
                     # A put that was ended from outside leaves what it had made.
                     made, options["timeout_s"] = posixpath.join(directory, staging), _CLEAN_UP_S
                     quiet = suppress(OSError, CellError)
                     with quiet, anyio.move_on_after(_CLEAN_UP_S, shield=True):
-                        await trees.remove(self._live.client, made, recursive=True, **options)
+                        await trees.remove(client, made, recursive=True, **options)
                 raise
             transfer = manifest.transfer()
             result |= transfer.counts()
@@ -230,12 +236,9 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
-        A directory becomes `local_path`; an existing one keeps its other entries. The cell's data
-        is hostile: nothing is written outside of `local_path`, links that may lead out are not
-        made, set-user-ID bits and others' right to write are dropped.
-
-        `overwrite`: as `upload`. `skip_unsafe`: leave out links that may lead out, sockets, pipes
-        and devices, and name them in the result; by default each is a `ValueError`.
+        As `upload`; nothing is written outside of `local_path`, and set-user-ID bits and others'
+        right to write are dropped. `skip_unsafe`: leave out links that may lead out, sockets,
+        pipes and devices, and name them in the result; by default each is a `ValueError`.
 
         Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` beyond `max_files`.
         """
@@ -286,51 +289,30 @@ class FileOperations(CellBase):
                 path.write_bytes(let_out.data)
 
     async def list_dir(
-        self,
-        path: str = "",
-        *,
-        user: str | None = None,
-        max_entries: int = MAX_LISTED,
-        timeout_s: float | None = None,
+        self, path: str = "", *, user: str | None = None, max_entries: int = MAX_LISTED
     ) -> tuple[FileInfo, ...]:
-        """What a directory holds, in the order of the names, without `.` and `..`.
-
-        `path`: default the work directory. Links are not followed. Raises as `write_file`, and
-        `OSError(E2BIG)` for more than `max_entries`.
+        """What a directory holds, in the order of the names; default the work directory. Raises as
+        `write_file`, and `OSError(E2BIG)` for more than `max_entries`.
         """
-        options = self._options(user, timeout_s)
+        options = self._options(user)
         found = await self._look("list", path or ".", options, depth=1, max_entries=max_entries)
         return tuple(sorted((_info(r) for r in found if r.path), key=lambda info: info.name))
 
     async def stat(
-        self,
-        path: str,
-        *,
-        user: str | None = None,
-        follow_symlinks: bool = True,
-        timeout_s: float | None = None,
+        self, path: str, *, user: str | None = None, follow_symlinks: bool = True
     ) -> FileInfo:
         """Look what a path is. Raises as `write_file`."""
-        options = self._options(user, timeout_s) | {"follow": follow_symlinks}
+        options = self._options(user) | {"follow": follow_symlinks}
         (found,) = await self._look("stat", path, options, depth=0, max_entries=1)
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
-    async def remove(
-        self,
-        path: str,
-        *,
-        recursive: bool = False,
-        user: str | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Remove a file or link; with `recursive` also a directory, with all that is in it.
-
-        A link is removed, not what it leads to. Raises as `write_file`, and `ValueError` for `/`,
-        `.` or `..`.
+    async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
+        """Remove a file or link; with `recursive` also a directory, with all that is in it. Raises
+        as `write_file`, and `ValueError` for `/`, `.` or `..`.
         """
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
-        options = self._options(user, timeout_s) | {"recursive": recursive}
+        options = self._options(user) | {"recursive": recursive}
         with self._files_recorded("remove", path, options["user"], recursive=recursive) as result:
             count = await trees.remove(self._live.client, path.rstrip("/"), **options)
             result["entries"] = count
@@ -338,17 +320,16 @@ class FileOperations(CellBase):
     async def _look(
         self, action: str, path: str, options: Mapping[str, Any], *, depth: int, max_entries: int
     ) -> list[TreeRecord]:
-        found: list[TreeRecord] = []
+        found, manifest, client = list[TreeRecord](), TreeManifest(), self._live.client
 
         async def take(items: Iterator[TreeRecord | bytes]) -> None:
-            wanted = (item for item in items if isinstance(item, TreeRecord))
-            found.extend(item for item in wanted if item.kind is not RecordKind.LEAVE)
+            for item in items:
+                if isinstance(item, TreeRecord) and item.kind is not RecordKind.LEAVE:
+                    found.append(item)
+                    manifest.add(item)
 
-        manifest, client = TreeManifest(), self._live.client
         with self._files_recorded(action, path, options["user"], manifest) as result:
             await trees.walk(client, path, take, depth=depth, max_entries=max_entries, **options)
-            for item in found:
-                manifest.add(item)
             result["entries"] = len(found)
         return found
 
@@ -367,12 +348,8 @@ class FileOperations(CellBase):
             content = b"" if manifest is None else manifest.content()
             return [body_of("entries", content)] if content else []
 
-        def limits(operation: record.RecordedOperation, error: BaseException) -> list[Event]:
-            is_full = record.write_limits(operation, error) if action == "upload" else []
-            return [*record.too_large(operation, error, limit="max_bytes", value=None), *is_full]
-
         started = {"action": action, "path": record.text(path), "user": user, **more}
-        with self._recorded(_FILES, started, seen=entries, limits=limits) as result:
+        with self._recorded(_FILES, started, seen=entries) as result:
             result["action"] = action
             yield result
 

@@ -6,15 +6,15 @@ finding is recorded as the guest's act, with the number of its event.
 
 from __future__ import annotations
 
-import queue
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from belljar.dataclass import dataclass, replace
-from belljar.errors import BelljarError, LedgerError, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.events import Event, Kind, Recorder
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import (
@@ -94,9 +94,8 @@ class GuardedRecorder:
         self._upstreams = upstreams
         self._lock = threading.Lock()
         self._queued_bytes = 0
-        self._running: _EventJob | None = None
-        self._jobs: queue.SimpleQueue[_EventJob | threading.Event | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._waiting: dict[int, tuple[Future[None], _EventJob]] = {}  # by the event's number
+        self._thread = ThreadPoolExecutor(1, "guard")  # made when something is to be scanned
         self._scanner: Scanner | None = None
         self._streams: StreamScanner | None = None
         self._seen: dict[tuple[str, str, str], int] = {}
@@ -210,33 +209,19 @@ class GuardedRecorder:
     def flush(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
         """Wait until all records are scanned; False on timeout."""
         with self._lock:
-            if self._thread is None or self._is_closed:
-                return True
-        done = threading.Event()
-        self._jobs.put(done)
-        return done.wait(timeout_s)
+            waiting = [future for future, _ in self._waiting.values()]
+        return not wait(waiting, timeout_s).not_done
 
     def close(self) -> None:
         """Wait until all records are scanned, or recorded as not scanned."""
         with self._lock:
             self._is_closed = True
-            thread = self._thread
-        if thread is None:
-            return
-        self._jobs.put(None)
-        thread.join(DRAIN_TIMEOUT_S)
+        self.flush(DRAIN_TIMEOUT_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
-            late = [self._running] if self._running is not None else []
-        while thread.is_alive():
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            if isinstance(job, _EventJob):
-                late.append(job)
+            late = [job for _, job in self._waiting.values()]
         for each in late:
             self._report_unscanned(each, "the cell ended before it was scanned", *each.parts)
-        self._jobs.put(None)  # the loop may have taken the first one
         with self._lock:
             held = list(self._held.values())
         for key, event in held:  # the range ended before its gateway had looked
@@ -248,36 +233,24 @@ class GuardedRecorder:
             is_full = self._queued_bytes + job.size_bytes > MAX_QUEUED_BYTES
             if not (is_late or is_full):
                 self._queued_bytes += job.size_bytes
-                self._jobs.put(job)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="guard", daemon=True)
-                    self._thread.start()
-        if is_late:
-            self._report_unscanned(job, "the guard had ended", *job.parts)
-        elif is_full:
-            self._report_unscanned(job, "too much waits to be scanned", *job.parts)
+                self._waiting[job.evidence] = (self._thread.submit(self._work, job), job)
+        if is_late or is_full:
+            reason = "the guard had ended" if is_late else "too much waits to be scanned"
+            self._report_unscanned(job, reason, *job.parts)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if isinstance(job, threading.Event):
-                job.set()
-                continue
+    def _work(self, job: _EventJob) -> None:
+        try:
+            self._scan(job)
+        except Exception as error:  # noqa: BLE001
+            # What is not scanned is on record, whatever the reason. A ledger that takes no more
+            # fails the run at its next event.
+            with suppress(BelljarError):
+                reason = f"the scan failed: {type(error).__name__}"
+                self._report_unscanned(job, reason, *job.parts)
+        finally:
             with self._lock:
-                self._running = job
-            try:
-                self._scan(job)
-            except LedgerError:
-                # It takes no more: the run fails by that at its next event.
-                return
-            except Exception as error:  # noqa: BLE001
-                # What is not scanned is on record, whatever the reason.
-                with suppress(BelljarError):
-                    reason = f"the scan failed: {type(error).__name__}"
-                    self._report_unscanned(job, reason, *job.parts)
-            finally:
-                with self._lock:
-                    self._running = None
-                    self._queued_bytes -= job.size_bytes
+                del self._waiting[job.evidence]
+                self._queued_bytes -= job.size_bytes
 
     def _scan(self, job: _EventJob) -> None:
         self.made_scanner()

@@ -87,13 +87,11 @@ def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | N
     is_full = now.processes_full or (now.stage == "fork" and now.errno == errno.EAGAIN)
     if is_full or stopped:
         return Cause.PROCESS_TABLE_FULL, "no process can be started"
-    if now.stage == "exec" and now.errno in {errno.ENOENT, errno.ENOTDIR}:
-        return Cause.SHELL_MISSING, f"{SHELL} or its loader is missing"
     if now.errno:
-        why = f"{now.stage}: {os.strerror(now.errno)}"
-        return Cause.CANNOT_START, f"{SHELL} can't be started: {why}"
-    what = "the shell starts and fails" if not now.ended else "the shell can't run `ls`"
-    return Cause.PROGRAMS_BROKEN, what
+        is_missing = now.stage == "exec" and now.errno in {errno.ENOENT, errno.ENOTDIR}
+        why = f"{SHELL} can't be started: {now.stage}: {os.strerror(now.errno)}"
+        return Cause.SHELL_MISSING if is_missing else Cause.CANNOT_START, why
+    return Cause.PROGRAMS_BROKEN, "the shell fails, or can't run `ls`"
 
 
 def may_be_broken(output: ExecOutput) -> bool:
@@ -115,30 +113,29 @@ class HealthWatch:
 
     async def take_baseline(self) -> None:
         """Take what later checks are compared with."""
-        self._baseline, _ = await self._check("baseline")
+        self._baseline = await self._check("baseline")
 
     async def look(self, phase: Literal["call", "end"]) -> None:
         """Check, unless idle or already degraded."""
-        if self._baseline is None or self.degraded:
-            return
-        _, cause = await self._check(phase)
-        if cause and not self.degraded:
-            self.degraded = {"cell": self._cell.id, "cause": cause, "phase": phase}
-            self.degraded["op"] = self._cell.last_op
+        if self._baseline is not None and not self.degraded:
+            await self._check(phase)
 
-    async def _check(self, phase: str) -> tuple[HealthFinding, str]:
+    async def _check(self, phase: str) -> HealthFinding:
         data: dict[str, JsonValue] = {"phase": phase}
         self._record(Event(kind=Kind.CELL_CHECKING, data={**data}, cell_id=self._cell.id))
         began = anyio.current_time()
-        health = await self._cell.check_health()
+        health: HealthFinding = await self._cell.check_health()
         found = damage(self._baseline, health) if self._baseline is not None else None
         cause, detail = (found[0].value, found[1]) if found else ("", "")
+        op, cell_id = self._cell.last_op, self._cell.id
+        if cause and not self.degraded:
+            self.degraded = {"cell": cell_id, "cause": cause, "phase": phase, "op": op}
         data |= {
-            "op": self._cell.last_op,
+            "op": op,
             "cause": cause,
             "detail": detail,
             "duration_ms": round((anyio.current_time() - began) * 1000, 3),
         }
-        trust, cell_id = Trust.GUEST_REPORTED, self._cell.id
+        trust = Trust.GUEST_REPORTED
         self._record(Event(kind=Kind.CELL_CHECKED, data=data, cell_id=cell_id, trust=trust))
-        return health, cause
+        return health

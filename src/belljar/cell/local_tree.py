@@ -72,42 +72,33 @@ class TreeManifest:
     """One tree's entries: JSON lines sorted by path."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, bytes] = {}
-        self._counts = dict.fromkeys(RecordKind, 0)
+        self._entries: dict[str, tuple[TreeRecord, str]] = {}
         self.skipped: list[str] = []
-        self.total_bytes = 0
 
     def add(self, record: TreeRecord, sha256: str = "") -> None:
-        """One entry more; `sha256` is of a file's contents."""
-        self._counts[record.kind] += 1
-        self.total_bytes += record.size_bytes
-        self.begin(record, sha256)
-
-    def begin(self, record: TreeRecord, sha256: str = "") -> None:
-        """List an incoming file; it has no digest unless it comes whole."""
-        line: dict[str, object] = {
-            "path": record.path,
-            "kind": KIND_NAMES[record.kind],
-            "mode": f"{record.mode:04o}",
-            "bytes": record.size_bytes,
-        }
-        if record.kind is RecordKind.LINK:
-            line["link"] = record.link
-        if sha256:
-            line["sha256"] = sha256
-        self._lines[record.path] = json.dumps(line).encode() + b"\n"
+        """List an entry, an incoming file first without the digest: it may not come whole."""
+        self._entries[record.path] = (record, sha256)
 
     def content(self) -> bytes:
         """The list as it is put on record."""
-        return b"".join(line for _, line in sorted(self._lines.items()))
+        lines = list[str]()
+        for path, (record, sha256) in sorted(self._entries.items()):
+            line: dict[str, object] = {"path": path, "kind": KIND_NAMES[record.kind]}
+            line |= {"mode": f"{record.mode:04o}", "bytes": record.size_bytes}
+            line |= {"link": record.link} if record.kind is RecordKind.LINK else {}
+            line |= {"sha256": sha256} if sha256 else {}
+            lines.append(f"{json.dumps(line)}\n")
+        return "".join(lines).encode()
 
     def transfer(self) -> Transfer:
         """Its counts and its digest."""
+        records = [record for record, _ in self._entries.values()]
+        kinds = [record.kind for record in records]
         return Transfer(
-            files=self._counts[RecordKind.FILE],
-            directories=self._counts[RecordKind.ENTER],
-            links=self._counts[RecordKind.LINK],
-            total_bytes=self.total_bytes,
+            files=kinds.count(RecordKind.FILE),
+            directories=kinds.count(RecordKind.ENTER),
+            links=kinds.count(RecordKind.LINK),
+            total_bytes=sum(record.size_bytes for record in records),
             sha256=hashlib.sha256(self.content()).hexdigest(),
             skipped=tuple(sorted(self.skipped)),
         )
@@ -178,7 +169,7 @@ def _file_records(
     record = TreeRecord(
         path=path, kind=RecordKind.FILE, mode=entry.mode, size_bytes=entry.size_bytes
     )
-    manifest.begin(record)
+    manifest.add(record)
     yield encode(record)
     digest, left = hashlib.sha256(), entry.size_bytes
     name = posixpath.normpath(posixpath.join(source.tree.source, entry.path))
@@ -292,16 +283,8 @@ class TreeDestination:
     def place(self) -> None:
         """Move it to its place. Raises `FileExistsError` etc. before any move."""
         made = self._stage / _ROOT
-        if not made.is_dir():
-            if os.path.lexists(self._target) and (self._target.is_dir() or not self._overwrite):
-                code = errno.EISDIR if self._target.is_dir() else errno.EEXIST
-                raise OSError(code, os.strerror(code), str(self._target))
-            made.replace(self._target)
-        elif not os.path.lexists(self._target):
-            made.rename(self._target)
-        elif not self._target.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "a file is there", str(self._target))
-        else:
+        is_there, is_directory = os.path.lexists(self._target), self._target.is_dir()
+        if is_directory and made.is_dir():
             with (
                 _directory(_ROOT, self._open[0][0]) as source,
                 _directory(self._target, None, _DIRECTORY & ~os.O_NOFOLLOW) as target,
@@ -309,6 +292,11 @@ class TreeDestination:
                 # All are checked first: nothing is moved when one of them can't be.
                 for move in (False, True):
                     _bring(source, target, move=move, overwrite=self._overwrite)
+        elif is_there and (is_directory or made.is_dir() or not self._overwrite):
+            code = errno.EISDIR if is_directory else errno.EEXIST
+            raise OSError(code, os.strerror(code), str(self._target))
+        else:
+            made.replace(self._target)
         self.discard()
 
     def discard(self) -> None:

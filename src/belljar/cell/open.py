@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, start_run
-from belljar.cell.range import CellOrigin, FileClock, Range
+from belljar.cell.range import CellOrigin, FileClock, OnTarget, Opening, Range
 from belljar.cell.revert import revertible
 from belljar.cell.stop_rules import stop_rules
 from belljar.descriptors import exhaustion_as_host_error, require_free
@@ -38,7 +38,6 @@ from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
-    from belljar.cell.ranges import OnTarget
     from belljar.isolation.renewal import GivenPort
     from belljar.isolation.sandbox import Sandbox
 
@@ -58,20 +57,13 @@ async def open_cell(
 ) -> AsyncIterator[Cell]:
     """A fresh cell of the plan's tier, destroyed when the block is left.
 
-    If its policy has a network it is the own cell of a range, which ends with it: `open_range`.
+    `policy`: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a
+    policy file's fields, or a loaded policy. `run`: the run directory that records it; default one
+    of its own. Entry and exit may happen in different tasks: no cancel scope stays open.
 
-    Args:
-        policy: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a
-            policy file's fields, or a loaded policy.
-        run: the run directory that records it; default one of its own, closed with the cell.
-
-    Raises:
-        PolicyError, HostError: refused before anything was made; also while the store is held.
-        CellError: it could not be made, or died while a call waited.
-        ContainmentBreach: its destruction found something left, or its range's rules were changed:
-            nothing of this run may count as contained.
-
-    Entry and exit may happen in different tasks: no cancel scope stays open.
+    Raises `PolicyError` and `HostError` before anything was made; `CellError`: it could not be
+    made, or died while a call waited; `ContainmentBreach`: its destruction found something left, or
+    its range's rules were changed: nothing of this run may count as contained.
     """
     async with open_range(policy, run=run, home=home, actor=actor) as opened:
         yield opened.cell
@@ -99,24 +91,14 @@ async def open_range(
     loaded = resolve_here(policy)
     kind = "cell" if loaded.policy.network is None else "range"
     with nullcontext(run) if run else start_run(kind, loaded.source, [], home=home) as run:
-        make = partial(
-            _machine, loaded, run=run, home=home, actor=actor, ahead=ahead, on_target=on_target
-        )
-        async with revertible(make) as opened:
+        opening = Opening(loaded, run, home, actor, ahead=ahead, on_target=on_target)
+        async with revertible(partial(_machine, opening)) as opened:
             yield opened
 
 
 @asynccontextmanager
-async def _machine(
-    loaded: LoadedPolicy,
-    *,
-    run: RunDirectory,
-    home: Path,
-    actor: Actor,
-    ahead: bool,
-    on_target: OnTarget | None,
-    snapshot: Snapshot | None = None,
-) -> AsyncIterator[Range]:
+async def _machine(opening: Opening, snapshot: Snapshot | None = None) -> AsyncIterator[Range]:
+    loaded, run, home = opening.loaded, opening.run, opening.home
     has_network = loaded.policy.network is not None
     async with AsyncExitStack() as stack:
         require_free(_RANGE_DESCRIPTORS if has_network else _CELL_DESCRIPTORS)
@@ -126,30 +108,25 @@ async def _machine(
                 from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
                 await anyio.to_thread.run_sync(hold_air_gap, run, loaded)
-            make = partial(ready_cell, run_id=run.run_id, home=home, actor=actor, ahead=ahead)
             if has_network:
                 from belljar.cell.ranges import open_with_network
 
-                opened = await open_with_network(
-                    stack, loaded, make, run=run, home=home, on_target=on_target
-                )
+                opened = await open_with_network(stack, opening, partial(ready_cell, opening))
             else:
                 parts = await prepare(loaded, recorder=run.recorder, home=home)
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
                 recorder = stack.enter_context(guarded_recorder(rules, loaded))
                 since = FileClock.now()
-                made = make(loaded, parts, recorder=recorder, snapshot=snapshot)
+                made = ready_cell(opening, loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)
-                again = partial(
-                    _machine, loaded, run=run, home=home, actor=actor, ahead=False, on_target=None
-                )
+                again = partial(_machine, replace(opening, ahead=False, on_target=None))
 
                 def fork(snapshot: Snapshot) -> AbstractAsyncContextManager[Range]:
                     return revertible(again, first=partial(again, snapshot=snapshot))
 
                 opened.cell.origin = CellOrigin(run, home, parts, since, again, fork)
-            if loaded.policy.decoys and not ahead:
+            if loaded.policy.decoys and not opening.ahead:
                 from belljar.cell.decoys import decoys_in
 
                 await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
@@ -160,14 +137,11 @@ async def _machine(
 
 @asynccontextmanager
 async def ready_cell(
+    opening: Opening,
     loaded: LoadedPolicy,
     parts: Parts,
     *,
     recorder: Recorder,
-    run_id: str,
-    home: Path,
-    actor: Actor,
-    ahead: bool = False,
     port: GivenPort | None = None,
     place: Mapping[str, str] = MappingProxyType({}),
     part_of: str = "",
@@ -178,12 +152,13 @@ async def ready_cell(
     `place`: its place on the range's network, for the record (`range`, `name`). `part_of`: the
     range, or the first cell of a range without network. Raises as `open_cell`.
     """
+    run_id, home = opening.run.run_id, opening.home
     async with _sandbox(
         parts,
         snapshot,
         home=home,
         recorder=recorder,
-        planned={**place, **planned(loaded, parts, ahead=ahead)},
+        planned={**place, **planned(loaded, parts, ahead=opening.ahead)},
         port=port,
         part_of=part_of,
         weights=parts.weights,
@@ -194,7 +169,7 @@ async def ready_cell(
             live,
             parts.plan,
             recorder,
-            actor=actor,
+            actor=opening.actor,
             has_port=port is not None,
             image=parts.image.config,
         )
@@ -230,8 +205,8 @@ def _sandbox(
         return open_container(parts.plan, parts.image, **options)
     from belljar.isolation.microvm.clone import open_vm
 
-    if snapshot is not None and snapshot.state == "machine":
-        options["saved"] = snapshot.saved
+    if snapshot is not None:
+        options["saved"] = snapshot.machine
     return open_vm(parts.plan, parts.image, parts.kernel, **options)
 
 

@@ -29,7 +29,7 @@ from belljar.cell.parts import start_run
 from belljar.cell.range import Range
 from belljar.cell.revert import revertible
 from belljar.errors import CellError, ContainmentBreach, first_of
-from belljar.events import Actor, Event, Kind, Recorder
+from belljar.events import Actor, Kind
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import check_may_start
 from belljar.ledger.rundir import RunDirectory
@@ -72,7 +72,6 @@ class Pool:
 
     def __init__(
         self,
-        recorder: Recorder,
         *,
         open_one: Callable[..., AbstractAsyncContextManager[Range]],
         warm_up: Callable[[Range], Awaitable[ProbeReport]],
@@ -81,7 +80,7 @@ class Pool:
         taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext,
     ) -> None:
         self.error: Exception | None = None
-        self._recorder, self._open_one, self._warm_up = recorder, open_one, warm_up
+        self._open_one, self._warm_up = open_one, warm_up
         self._size, self._refuse, self._taken = size, refuse, taken
         self._idle: list[_Idle] = []
         self._out: list[_Idle] = []
@@ -139,7 +138,6 @@ class Pool:
 
     async def _take(self) -> _Idle | None:
         """Return a cell that answers, recorded as taken; None: open one."""
-        asked_s = time.monotonic()
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
             idle.watching.cancel()
@@ -148,14 +146,9 @@ class Pool:
                     cell = idle.opened.cell
                     useful_s = STALE_SHARE * cell.plan.limits.lifetime_s
                     is_fresh = time.monotonic() <= idle.made_s + useful_s
-                    may_be_taken = is_fresh and await _answers(cell)
-                    if may_be_taken and idle.opened.killed() is None and not self._is_ended():
-                        data = {
-                            "waited_ms": round((time.monotonic() - asked_s) * 1000, 3),
-                            "age_ms": round((time.monotonic() - idle.made_s) * 1000, 3),
-                        }
-                        event = Event(kind=Kind.CELL_TAKEN, cell_id=cell.id, data=data)
-                        self._recorder.record(event)
+                    is_good = is_fresh and await _answers(cell)
+                    if is_good and idle.opened.killed() is None and not self._is_ended():
+                        cell.note(Kind.CELL_TAKEN, {})
                         self._out.append(idle)
                         return idle
                 finally:
@@ -284,9 +277,6 @@ async def open_pool(
 ) -> AsyncIterator[Pool]:
     """A pool of `size` (1 to 16) idle, warmed cells of one policy; else as `open_cell`.
 
-    `pool.cell()` takes one, or opens one if there is none. Cells that died, failed containment at
-    warm-up, or waited a twentieth of their lifetime are not given out.
-
     Leaving the block destroys unused cells, with proof, and after 10 s those not given back. Raises
     `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way out, or an unused
     cell's destruction left something or could not be proven.
@@ -309,7 +299,6 @@ async def open_pool(
             return await probe_cell(cell, recorder=run.recorder, router=router, **more)
 
         pool = Pool(
-            run.recorder,
             open_one=partial(open_range, loaded, run=run, home=home, actor=actor),
             warm_up=warm_up,
             size=size,

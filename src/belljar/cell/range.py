@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.parts import Parts
     from belljar.cell.stop_rules import StopRulesRecorder
+    from belljar.events import Actor
     from belljar.isolation.hold import KillOrder
     from belljar.ledger.rundir import RunDirectory
     from belljar.network.owner.range import NetworkRange as Network
+    from belljar.policy.loaded import LoadedPolicy
     from belljar.probe.judge import Router
 
 # CLOCK_REALTIME_COARSE, which Python doesn't name: the kernel takes files' times from it.
@@ -24,6 +26,8 @@ _COARSE: Final = 5
 # Kind and body of a request to its answer; called in a thread of the range. Raises `ValueError`
 # to refuse.
 Handler: TypeAlias = Callable[[str, bytes], bytes]
+# Called with a running target cell and its router, if any, before its program is started.
+OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 
 
 class ModelRequests:
@@ -63,6 +67,18 @@ class FileClock:
         boottime = time.CLOCK_BOOTTIME
         offset_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(5))
         return FileClock(time.clock_gettime_ns(_COARSE) - 1, offset_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the machines of one handle are made from; see `open_range`."""
+
+    loaded: LoadedPolicy
+    run: RunDirectory
+    home: Path
+    actor: Actor
+    ahead: bool = False
+    on_target: OnTarget | None = None
 
 
 @dataclass(frozen=True, slots=True)

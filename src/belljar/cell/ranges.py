@@ -8,7 +8,7 @@ range's own cell is last: nothing of a sample runs before its targets.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
-from belljar.cell.range import ModelRequests, Range
+from belljar.cell.range import ModelRequests, Opening, Range
 from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
-from belljar.isolation.renewal import PortSettings
+from belljar.isolation.renewal import GivenPort, PortSettings
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.owner.processes import RangeSpec, started_fork_server
@@ -45,80 +45,54 @@ if TYPE_CHECKING:
 PORT_NAME: Final = "eth0"
 # In a run directory: packet records, each in a directory that `range.opening` names.
 RANGES: Final = "ranges"
-# Called with a running target cell and its router, if any, before its program is started.
-OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 # A cell to be made: its name in the range, its policy, and what it is made from.
 _Member: TypeAlias = tuple[str, LoadedPolicy, Parts]
 # `ready_cell` of one sample: a cell at its port of the range's network, if it has one.
 MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager["Cell"]]
 
 
-class RangePort:
+def range_port(network: Network, name: str, *, is_machine: bool) -> GivenPort:
     """One cell's port, as isolation needs it."""
-
-    def __init__(self, network: Network, name: str, *, is_machine: bool) -> None:
-        port = network.layout.cell(name)
-        gateway = IPv4Address(network.layout.resolver)
-        self.settings = PortSettings(
-            address=IPv4Address(port.address),
-            gateway=gateway,
-            mac=port.mac,
-            gateway_mac=port.gateway_mac,
-            resolver=gateway,
-        )
-        self._network, self._name, self._is_machine = network, name, is_machine
-
-    @property
-    def user_namespace(self) -> int | None:
-        """The range's user namespace; None as root."""
-        return self._network.user_namespace
-
-    async def attach(self, pid: int) -> None:
-        """Put the link there. Raises `BelljarError`."""
-        # A machine takes frames as they are: nothing behind its device would finish what a link's
-        # offloads leave undone.
-        await self._network.attach(self._name, pid, offloads=not self._is_machine)
+    port = network.layout.cell(name)
+    settings = PortSettings(
+        address=IPv4Address(port.address),
+        gateway=IPv4Address(network.layout.resolver),
+        mac=port.mac,
+        gateway_mac=port.gateway_mac,
+    )
+    # A machine takes frames as they are: nothing behind its device would finish what a link's
+    # offloads leave undone.
+    attach = partial(network.attach, name, offloads=not is_machine)
+    return GivenPort(settings=settings, user_namespace=network.user_namespace, attach=attach)
 
 
-class RangeRouter:
+def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
     """The other end of a cell's port, for probes."""
 
-    interface = PORT_NAME
-
-    def __init__(self, network: Network, plan: NetworkPlan, name: str) -> None:
-        self._network, self._name = network, name
-        self.mac = network.layout.cell(name).mac
-        has_metadata = any(name.address == METADATA_ADDRESS for name in network.layout.names)
-        self.known = known_answers(
-            sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata
-        )
-
-    @property
-    def namespace(self) -> int | None:
-        """Where the port's inner end was put."""
-        return self._network.namespace_of(self._name)
-
-    def look(self) -> Sight:
-        """Ask the range's supervisor whether rules and links match the plan."""
+    def look() -> Sight:
         try:
-            self._network.check_now()
+            network.check_now()
         except BelljarError as error:
             is_breach = isinstance(error, ContainmentBreach)
             what = "the range's network is not as planned" if is_breach else "it can't be looked at"
             return Sight(touched=True if is_breach else None, what=f"{what}: {error.what}")
         return Sight(touched=False, what="the range's rules are the plan's")
 
+    has_metadata = any(each.address == METADATA_ADDRESS for each in network.layout.names)
+    return Router(
+        interface=PORT_NAME,
+        mac=network.layout.cell(name).mac,
+        known=known_answers(
+            sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata
+        ),
+        namespace=partial(network.namespace_of, name),
+        look=look,
+    )
 
-async def open_with_network(
-    stack: AsyncExitStack,
-    loaded: LoadedPolicy,
-    make: MakeCell,
-    *,
-    run: RunDirectory,
-    home: Path,
-    on_target: OnTarget | None,
-) -> Range:
+
+async def open_with_network(stack: AsyncExitStack, opening: Opening, make: MakeCell) -> Range:
     """A range with a network, which `stack` ends. Raises as `open_range`."""
+    loaded, run, home = opening.loaded, opening.run, opening.home
     wanted = loaded.policy.network
     if wanted is not None and wanted.has_cells:
         kinds: list[str] = [item.kind for item in wanted.stand_ins.values()]
@@ -156,18 +130,18 @@ async def open_with_network(
         attached = network if has_port else None
         if attached is not None:
             parts = trusting(parts) if plan.has_tls else parts
-            port = RangePort(attached, name, is_machine=isinstance(parts, MachineParts))
+            port = range_port(attached, name, is_machine=isinstance(parts, MachineParts))
         cell = cells[name] = await stack.enter_async_context(
             make(policy, parts, recorder=recorder, port=port, place=place, part_of=part_of)
         )
         if attached is not None:
-            routers[cell.id] = RangeRouter(attached, plan, name)
+            routers[cell.id] = range_router(attached, plan, name)
             await attached.check()  # before anything of its own runs
             if plan.has_tls:
                 await trust(cell, attached.certificate)
         if target is not None:
-            if on_target is not None:
-                await on_target(cell, routers.get(cell.id))
+            if opening.on_target is not None:
+                await opening.on_target(cell, routers.get(cell.id))
             waits[name] = await start_serving(cell, target)
     return Range(
         cell=cells[OWN_CELL],

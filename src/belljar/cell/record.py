@@ -48,19 +48,14 @@ class RecordedOperation:
         )
 
 
-def write_limits(operation: RecordedOperation, error: BaseException) -> list[Event]:
-    """The limit that a write hit, by the guest's error."""
+def limits_hit(operation: RecordedOperation, error: BaseException) -> list[Event]:
+    """The limit that a copy hit: by the host's count, or by the guest's error in a write."""
+    if isinstance(error, FileTooLargeError):
+        data: dict[str, JsonValue] = {"limit": "max_bytes", "value": error.max_bytes}
+        return [operation.event(Kind.LIMIT_HIT, data)]
     name = _LIMIT_OF_ERROR.get(error.errno or 0) if isinstance(error, OSError) else None
-    data: dict[str, JsonValue] = {"limit": name, "value": None}
+    data = {"limit": name, "value": None}
     return [operation.event(Kind.LIMIT_HIT, data, trust=Trust.GUEST_REPORTED)] if name else []
-
-
-def too_large(
-    operation: RecordedOperation, error: BaseException, *, limit: str, value: int | None
-) -> list[Event]:
-    """The limit that a copy out hit, by the host's count."""
-    data: dict[str, JsonValue] = {"limit": limit, "value": value}
-    return [operation.event(Kind.LIMIT_HIT, data)] if isinstance(error, FileTooLargeError) else []
 
 
 def failed(

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
+from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.parts import MachineParts
 from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
@@ -35,7 +35,6 @@ from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.range import CellOrigin
     from belljar.channel.outcomes import ExecOutput
 
@@ -54,16 +53,16 @@ _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
-    """Record a fork's origin and give it its files. Raises `CellError`."""
+    """Record a fork's origin and give it its files. Raises `CellError`, `HostError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
-    if isinstance(snapshot.saved, SavedFiles):
-        await snapshot.saved.put_into(cell)
+    if snapshot.machine is None:
+        await _put_files(snapshot, cell)
     elif cell.plan.tier is not Tier.MICROVM:
         raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
 
 
-async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> Snapshot:
-    """See `Cell.snapshot`. `make`: the class, whose module imports this one."""
+async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
+    """See `Cell.snapshot`."""
     origin: CellOrigin = cell.origin
     _check(cell, origin)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
@@ -71,22 +70,31 @@ async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> S
     cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
     with ExitStack() as undo:
         directory = undo.enter_context(_kept(origin, id_))
-        saved = await _save(cell, origin, directory)
-        snapshot = make(
+        try:
+            machine = await _save_machine(cell, origin, directory)
+            if machine is None:
+                digest, size_bytes = await _save_files(cell, directory, origin.since)
+        except CellError as error:
+            cell._live.raise_if_killed(error)
+            if isinstance(error, MachineLostError) or cell._live.client.failure is not None:
+                cell._end_if_dead(error)
+            raise
+        snapshot = Snapshot(
             id=id_,
             name=name,
-            state="machine" if isinstance(saved, SavedMachine) else "files",
-            digest=saved.digest,
-            key=saved.key,
+            state="files" if machine is None else "machine",
+            digest=digest if machine is None else machine.digest,
+            key=_key_of(cell) if machine is None else machine.key,
             cell=cell.id,
-            size_bytes=saved.size_bytes,
-            saved=saved,
+            size_bytes=size_bytes if machine is None else machine.size_bytes,
+            directory=directory,
+            machine=machine,
             origin=origin,
         )
         data: dict[str, JsonValue] = {
             "snapshot": id_,
             **{each: getattr(snapshot, each) for each in ("name", "state", "digest", "key")},
-            "bytes": saved.size_bytes,
+            "bytes": snapshot.size_bytes,
             "duration_ms": round((time.monotonic() - began) * 1000, 3),
         }
         cell.note(Kind.CELL_SNAPSHOT, data)
@@ -94,19 +102,13 @@ async def take_snapshot(cell: Cell, make: type[Snapshot], name: str | None) -> S
     return snapshot
 
 
-async def _save(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine | SavedFiles:
+async def _save_machine(cell: Cell, origin: CellOrigin, directory: Path) -> SavedMachine | None:
     live, parts = cell._live, origin.parts
-    try:
-        if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
-            return await save_files(cell, directory, since=origin.since)
-        find = partial(find_key, parts.plan, parts.image, parts.kernel, origin.home)
-        key, _root = await anyio.to_thread.run_sync(find)
-        return await save_machine(live, directory, key)
-    except CellError as error:
-        live.raise_if_killed(error)
-        if isinstance(error, MachineLostError) or live.client.failure is not None:
-            cell._end_if_dead(error)
-        raise
+    if not isinstance(live, Vmm) or not isinstance(parts, MachineParts):
+        return None
+    find = partial(find_key, parts.plan, parts.image, parts.kernel, origin.home)
+    key, _root = await anyio.to_thread.run_sync(find)
+    return await save_machine(live, directory, key)
 
 
 def _check(cell: Cell, origin: CellOrigin) -> None:
@@ -143,41 +145,35 @@ def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
         raise HostError(what, where=str(directory), hint="remove it by hand")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedFiles:
-    """Packed files, and all names; `key` is of image and tier."""
-
-    directory: Path
-    key: str
-    digest: str
-    size_bytes: int
-
-    async def put_into(self, cell: Cell) -> None:
-        """Give a fresh cell the saved files. Raises as `Snapshot.fork`."""
-        if self.key != key_of(cell):
-            raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
-        try:
-            digest, names = await anyio.to_thread.run_sync(_read, self.directory)
-        except OSError as error:
-            what = f"the snapshot can't be read: {error.strerror}"
-            raise CellError(what, where=str(self.directory)) from error
-        if digest != self.digest:
-            what = "the snapshot was changed on disk: nothing is made of it"
-            raise CellError(what, where=str(self.directory))
-        if gone := await _names(cell) - names - _OWN:
-            await _run(cell, "xargs", "-0", "rm", "-rf", "--", given=b"\0".join(gone))
-        packed = _pieces(self.directory / "files")
-        await _run(cell, "tar", "-xpf", "-", "--numeric-owner", given=packed)
+async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
+    """Give a fresh cell the saved files. Raises as `Snapshot.fork`."""
+    directory = snapshot.directory
+    if snapshot.key != _key_of(cell):
+        raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
+    try:
+        digest, names = await anyio.to_thread.run_sync(_read, directory)
+    except OSError as error:
+        what = f"the snapshot can't be read: {error.strerror}"
+        raise CellError(what, where=str(directory)) from error
+    if digest != snapshot.digest:
+        what = "the snapshot was changed on disk: nothing is made of it"
+        raise CellError(what, where=str(directory))
+    if gone := await _names(cell) - names - _OWN:
+        await _run(cell, "xargs", "-0", "rm", "-rf", "--", given=b"\0".join(gone))
+    packed = _pieces(directory / "files")
+    await _run(cell, "tar", "-xpf", "-", "--numeric-owner", given=packed)
 
 
-def key_of(cell: Cell) -> str:
+def _key_of(cell: Cell) -> str:
     """Return a tier and image's key; files are restored only on the same key."""
     image = "" if cell.plan.image is None else cell.plan.image.digest
     return hashlib.sha256(f"{cell.tier} {image}".encode()).hexdigest()
 
 
-async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedFiles:
-    """Pack the changes since, by the kernel's word. Raises as `Cell.snapshot`."""
+async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[str, int]:
+    """Pack the changes since, by the kernel's word; return digest and size of all names and of the
+    packed files. Raises as `Cell.snapshot`.
+    """
     cell._live.client.check_idle()
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"
@@ -197,11 +193,10 @@ async def save_files(cell: Cell, directory: Path, *, since: FileClock) -> SavedF
                 cell, *packing, given=given, taken=file.write, max_bytes=most, allowed=(0, 1)
             )
         digest, _ = await anyio.to_thread.run_sync(_read, directory)
-        size_bytes = (directory / "files").stat().st_size
+        return digest, (directory / "files").stat().st_size
     except OSError as error:
         what = f"a snapshot can't be written: {error.strerror}"
         raise HostError(what, where=str(directory.parent), hint=HINT_SPACE) from error
-    return SavedFiles(directory=directory, key=key_of(cell), digest=digest, size_bytes=size_bytes)
 
 
 async def _names(cell: Cell, *tests: str) -> frozenset[bytes]:

@@ -205,12 +205,10 @@ class Program:
         output = self._output
         if not self._ended.is_set() or output is None or output.success:
             return
-        what = f"ended with status {output.returncode}"
-        if output.timed_out:
-            what = "did not end: it took too long"
-        elif output.not_started_errno is not None:
+        what = "took too long" if output.timed_out else f"ended with status {output.returncode}"
+        if output.not_started_errno is not None:
             what = f"can't be started: {printable(output.why_not_started, max_chars=300)}"
-        starts = f", the last of {self._starts} starts" if self._starts > 1 else ""
+        starts = f" at start {self._starts}" if self._starts > 1 else ""
         tail = await log_tail(self._cell)
         raise _failed(self._stand_in, self._cell, f"its program {what}{starts}{tail}")
 
@@ -279,21 +277,15 @@ async def log_tail(cell: Cell) -> str:
 
 def _last_line(output: ExecOutput) -> str:
     """A check's last line; HTTP clients print progress before it."""
-    if output.timed_out:
-        return "it took too long"
     said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
-    return printable(said.splitlines()[-1].strip() if said else "the check failed", max_chars=300)
+    last = "it took too long" if output.timed_out else (said or "the check failed").splitlines()[-1]
+    return printable(last.strip(), max_chars=300)
 
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
     hint = "fix its `command` or its `health`; `belljar exec` with its image shows what happens"
-    if not stand_in.id:
-        what = f"the image's program is not ready: {what}"
-        return CellError(what, where=f"cell {cell.id}", hint=hint)
-    where = f"network.stand_ins.{stand_in.id} (cell {cell.id})"
-    return CellError(
-        f"the target cell {stand_in.id} does not serve: {what}", where=where, hint=hint
-    )
+    name = f"the target cell {stand_in.id}" if stand_in.id else "the image's program"
+    return CellError(f"{name} is not ready: {what}", where=f"cell {cell.id}", hint=hint)
 
 
 # An author's app; more is a mistake in its `files`, as a virtual environment would be.

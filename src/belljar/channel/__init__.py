@@ -8,7 +8,6 @@ Must not: believe the guest; hold more than the bound per operation; know what a
 from belljar.channel.client import GuestClient as GuestClient
 from belljar.channel.frames import RenewedBit as RenewedBit
 from belljar.channel.frames import Stream as Stream
-from belljar.channel.messages import Renewed as Renewed
 from belljar.channel.operations import Operation as Operation
 from belljar.channel.outcomes import CommandError as CommandError
 from belljar.channel.outcomes import ExecOutput as ExecOutput

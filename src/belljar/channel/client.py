@@ -15,33 +15,26 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final, Self, TypeAlias, TypeVar, cast
+from typing import Final, Self
 
 import anyio
 
-from belljar.capture import Capture, Keep
+from belljar.capture import Keep
 from belljar.channel import frames
-from belljar.channel.frames import FrameType, OpKind, Outcome, Stream
-from belljar.channel.messages import (
-    Done,
-    GuestEvent,
-    Pong,
-    Ready,
-    Renewed,
-    Touched,
-    Watched,
-    Welcome,
+from belljar.channel.frames import FrameType, OpKind, Outcome
+from belljar.channel.messages import Answer, GuestEvent, Touched
+from belljar.channel.operations import (
+    Contents,
+    OnOutput,
+    Operation,
+    OwnReads,
+    feed,
+    feed_file,
+    judge,
 )
-from belljar.channel.operations import Contents, Operation, OwnReads, feed, feed_file, judge
-from belljar.channel.outcomes import (
-    ExecOutput,
-    ExecRequest,
-    FileTooLargeError,
-    exec_body,
-    kept_output,
-)
+from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
 from belljar.channel.pump import Pump, SocketPipe
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import replace
 from belljar.errors import CellError, first_of
 from belljar.units import format_duration, printable
 
@@ -51,8 +44,6 @@ _MAX_OPS: Final = 64
 _GRACE_S: Final = 10.0
 # So little fits the guest's window, and needs no second task.
 _SMALL_INPUT_BYTES: Final = 64 << 10
-OnOutput: TypeAlias = Callable[[Stream, bytes], None]
-_Answer = TypeVar("_Answer", Ready, Welcome, Done, Renewed, Watched)
 
 
 class BusyError(CellError):
@@ -63,26 +54,6 @@ class BusyError(CellError):
         super().__init__("the cell is busy: a command runs in it", where="channel", hint=hint)
 
 
-@dataclass(slots=True)
-class _Connection:
-    """Mailbox of the connection's own frames: the last answer of each kind."""
-
-    waiters: set[anyio.Event] = field(default_factory=set)
-    answers: dict[type[GuestEvent], GuestEvent] = field(default_factory=dict)
-    pings_sent: int = 0
-    pongs_seen: int = 0
-
-    on_touched: Callable[[Touched], None] | None = None
-
-    def deliver(self, event: GuestEvent) -> None:
-        if isinstance(event, Touched):
-            if self.on_touched is not None:
-                self.on_touched(event)
-            return
-        self.answers[type(event)] = event
-        self.pongs_seen += isinstance(event, Pong)
-
-
 @asynccontextmanager
 async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
     """Send standard input while the block reads output."""
@@ -91,7 +62,6 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
         await operation.close_stdin()
         yield
         return
-    failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(feed, operation, contents)
@@ -99,21 +69,32 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
             # The command has ended, and reads nothing more.
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:  # our own: its one error, best one that is no cancellation
-        failure = first_of(group, Exception) or first_of(group, BaseException)
-    if failure is not None:
-        raise failure
+        raise (first_of(group, Exception) or first_of(group, BaseException) or group) from None
 
 
 class GuestClient:
     """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._connection = _Connection()
-        self._pump = Pump(SocketPipe(sock), self._connection)
+        # The mailbox of the connection's own frames, with the last answer of each kind
+        self.waiters: set[anyio.Event] = set()
+        self._answers: dict[FrameType, Answer] = {}
+        self._pings_sent = self._pongs_seen = 0
+        self._on_touched: Callable[[Touched], None] | None = None
+        self._pump = Pump(SocketPipe(sock), self)
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._held: anyio.Event | None = None
         self._socket = sock
+
+    def deliver(self, event: GuestEvent) -> None:
+        """Take a frame of the connection itself."""
+        if isinstance(event, Touched):
+            if self._on_touched is not None:
+                self._on_touched(event)
+        elif isinstance(event, Answer):
+            self._answers[event.kind] = event
+            self._pongs_seen += event.kind is FrameType.PONG
 
     async def __aenter__(self) -> Self:
         return self
@@ -137,31 +118,30 @@ class GuestClient:
 
     # ---- the connection
 
-    async def wait_ready(self, *, timeout_s: float) -> Ready:
+    async def wait_ready(self, *, timeout_s: float) -> None:
         """Wait for a freshly booted guest's READY. Raises `CellError`."""
-        return await self._ask(Ready, None, timeout_s, "did not become ready")
+        await self._ask(FrameType.READY, None, timeout_s, "did not become ready")
 
-    async def hello(self, *, timeout_s: float = 10.0) -> Welcome:
+    async def hello(self, *, timeout_s: float = 10.0) -> None:
         """Shake hands; once per connection and first. Raises `CellError`."""
         send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
-        welcome = await self._ask(Welcome, send, timeout_s, "did not answer HELLO")
+        welcome = await self._ask(FrameType.WELCOME, send, timeout_s, "did not answer HELLO")
         self._slots = anyio.Semaphore(min(_MAX_OPS, welcome.max_ops), fast_acquire=True)
-        return welcome
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> None:
         """Build a template's container, by `frames.config_payload`. Raises `CellError`."""
         send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
-        done = await self._ask(Done, send, timeout_s, "did not answer CONFIG")
+        done = await self._ask(FrameType.CONFIGURED, send, timeout_s, "did not answer CONFIG")
         if done.errno:
             why = f"{os.strerror(done.errno)}: {printable(done.detail, max_chars=300)}"
             what = f"the guest could not build the workload's container: {why}"
             hint = "ask for fewer `cpus` or more `memory`"  # ENOMEM is the usual one
             raise CellError(what, where="channel, CONFIG", hint=hint)
 
-    async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Renewed:
+    async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Answer:
         """Make a restored guest a new machine; the caller judges missing parts."""
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
-        return await self._ask(Renewed, send, timeout_s, "did not answer RENEW")
+        return await self._ask(FrameType.RENEWED, send, timeout_s, "did not answer RENEW")
 
     def check_idle(self) -> None:
         """Raise `BusyError` while a command runs or the cell is being saved."""
@@ -179,7 +159,7 @@ class GuestClient:
 
             # Shielded: a workload that nobody waits for would stay frozen
             with anyio.CancelScope(shield=True):
-                done = await self._ask(Done, send, 10.0, "did not answer FREEZE")
+                done = await self._ask(FrameType.FROZEN, send, 10.0, "did not answer FREEZE")
             if done.errno:
                 what = f"the guest agent can't stop what runs there: {os.strerror(done.errno)}"
                 raise BusyError if done.errno == errno.EBUSY else CellError(what, where="FREEZE")
@@ -203,18 +183,15 @@ class GuestClient:
     async def ping(self, *, timeout_s: float = 10.0) -> float:
         """Round trip to the guest agent in seconds. Raises `CellError`; the connection stays."""
         await self._released()
-        began = anyio.current_time()
-        mine = 0
+        began, mine = anyio.current_time(), list[int]()
 
         def make() -> bytes:
-            nonlocal mine
-            mine = self._connection.pings_sent = self._connection.pings_sent + 1
-            return self._pump.wire.send_ping(mine)
+            self._pings_sent += 1
+            mine.append(self._pings_sent)
+            return self._pump.wire.send_ping(self._pings_sent)
 
         await self._pump.send(make)
-        await self._within(
-            lambda: self._connection.pongs_seen >= mine, timeout_s, "did not answer a PING"
-        )
+        await self._within(lambda: self._pongs_seen >= mine[0], timeout_s, "did not answer a PING")
         return anyio.current_time() - began
 
     async def watch_files(
@@ -224,35 +201,33 @@ class GuestClient:
         *,
         max_touches: int = 0,
         timeout_s: float = 10.0,
-    ) -> Watched:
+    ) -> Answer:
         """Have the guest agent report opens and reads of these files, instead of earlier ones.
 
         Earlier touches have been reported when this returns. `on_touched` is called by the task
         that reads the channel, so only while some operation runs; it must not raise.
         """
-        payload = frames.watch_payload(paths, max_touches=max_touches)
 
         def make() -> bytes:
             if paths:
-                self._connection.on_touched = on_touched
-            return self._pump.wire.send_watch(payload, files=len(paths), max_touches=max_touches)
+                self._on_touched = on_touched
+            return self._pump.wire.send_watch(paths, max_touches)
 
         await self._released()
-        return await self._ask(Watched, make, timeout_s, "did not answer WATCH")
+        return await self._ask(FrameType.WATCHED, make, timeout_s, "did not answer WATCH")
 
     async def _ask(
-        self, kind: type[_Answer], send: Callable[[], bytes] | None, timeout_s: float, what: str
-    ) -> _Answer:
-        answers = self._connection.answers
+        self, kind: FrameType, send: Callable[[], bytes] | None, timeout_s: float, what: str
+    ) -> Answer:
         if send is not None:
-            answers.pop(kind, None)
+            self._answers.pop(kind, None)
             await self._pump.send(send)
-        await self._within(lambda: kind in answers, timeout_s, what)
-        return cast("_Answer", answers[kind])
+        await self._within(lambda: kind in self._answers, timeout_s, what)
+        return self._answers[kind]
 
     async def _within(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
         with anyio.move_on_after(timeout_s):
-            await self._pump.wait_until(self._connection, ready)
+            await self._pump.wait_until(self, ready)
             return
         what = f"the guest agent {what} within {format_duration(timeout_s)}"
         raise CellError(what, where="channel", hint="Open a new cell; look at this one's console.")
@@ -270,39 +245,27 @@ class GuestClient:
     ) -> ExecOutput:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
-        Args:
-            input: sent within the guest's window while output is read; what the command doesn't
-                read is dropped. Else standard input is empty, unless `request.stdin`.
-            keep, keep_bytes: which end of each stream is returned, and at most how much. The guest
-                drops the excess over request limits: an endless flood costs the host nothing.
-            on_output: called in this task with every chunk. What it raises ends the command.
+        `input`: what the command doesn't read is dropped. `keep`, `keep_bytes`: which end of each
+        stream is returned, and at most how much. `on_output`: called in this task with every chunk;
+        what it raises ends the command.
 
         If it raises or is cancelled, the guest has killed the command's whole tree. Raises
         `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
         """
-
-        def capture(limit: int) -> Capture:
-            most = limit if keep_bytes is None else min(limit, keep_bytes)
-            return Capture(max_kept_bytes=most, keep=keep, hashed=False)
-
-        stdout, stderr = capture(request.max_stdout_bytes), capture(request.max_stderr_bytes)
+        most = max(request.max_stdout_bytes, request.max_stderr_bytes)  # more does not come
         request = replace(request, stdin=request.stdin or input is not None)
         async with self.open_exec(request) as operation:
+            operation.kept = captures(most if keep_bytes is None else keep_bytes, keep)
             async with _feeding(operation, b"" if input is None else input):
-                while (chunk := await operation.next_chunk()) is not None:
-                    if on_output is not None:
-                        on_output(*chunk)
-                    (stdout if chunk[0] is Stream.STDOUT else stderr).feed(chunk[1])
-            return operation.output(kept_output(stdout, stderr))
+                return await operation.wait(on_output)
 
     @asynccontextmanager
     async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
         """Run a command and talk to it; the block's end kills it."""
-        limit_s = request.timeout_s
         async with self.operation(
             OpKind.EXEC,
             exec_body(request),
-            None if limit_s is None else limit_s + _GRACE_S,
+            None if request.timeout_s is None else request.timeout_s + _GRACE_S,
             stdout=request.max_stdout_bytes,
             # a terminal has no standard error of its own
             stderr=request.max_stderr_bytes if request.pty is None else None,

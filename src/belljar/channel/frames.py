@@ -10,7 +10,6 @@ import errno
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum, IntFlag
-from ipaddress import IPv4Address
 from typing import Final
 
 # A guest agent of another one is refused: templates hold the agent they were made with.
@@ -166,6 +165,12 @@ def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
     return b"".join((HEADER.pack(len(payload), kind, 0, 0, op), payload))
 
 
+def check_size(rows: int, cols: int) -> None:
+    """Raise `ValueError` for a terminal's size that can't be."""
+    if not (1 <= rows <= 0xFFFF and 1 <= cols <= 0xFFFF):
+        raise ValueError(f"{rows} rows and {cols} columns; 1 to 65535 are allowed")
+
+
 def text_bytes(value: str | bytes, what: str) -> bytes:
     """Text as bytes. Raises `ValueError` for a NUL."""
     # Names that Python read from a file system may hold bytes that are no UTF-8 (PEP 383).
@@ -205,47 +210,6 @@ def config_payload(
     head = pack(_CONFIG_HEAD, *limits, capabilities, flags)
     paths = counted_list(text_bytes(path, "warm path") for path in warm_paths)
     return head + counted(text_bytes(hostname, "hostname")) + paths
-
-
-def renew_payload(
-    *,
-    realtime_ns: int,
-    seed: bytes,
-    machine_id: str,
-    boot_id: str,
-    hostname: str,
-    network: bytes = b"",
-) -> bytes:
-    """The payload of RENEW; `network`: from `network_part`. Raises `ValueError`."""
-    if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
-        raise ValueError(
-            "RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 "
-            "characters"
-        )
-    texts = ((machine_id, "machine id"), (boot_id, "boot id"), (hostname, "hostname"))
-    parts = (seed, *(text_bytes(text, what) for text, what in texts))
-    return pack(struct.Struct("<Q"), realtime_ns) + b"".join(map(counted, parts)) + network
-
-
-def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
-    """The payload of WATCH; no paths end the watch. `ValueError`: too many."""
-    if len(paths) > MAX_WATCHED_FILES:
-        raise ValueError(f"{len(paths)} files to watch; at most {MAX_WATCHED_FILES}")
-    return pack(_U32, max_touches) + counted_list(text_bytes(path, "path") for path in paths)
-
-
-def network_part(
-    *,
-    address: IPv4Address,
-    gateway: IPv4Address,
-    mac: str,
-    gateway_mac: str,
-    resolver: IPv4Address,
-    mtu: int,
-) -> bytes:
-    """A RENEW's network part. Addresses are in network order."""
-    macs = b"".join(bytes.fromhex(each.replace(":", "")) for each in (mac, gateway_mac))
-    return address.packed + gateway.packed + macs + resolver.packed + mtu.to_bytes(2, "little")
 
 
 def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:

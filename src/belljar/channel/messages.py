@@ -23,51 +23,23 @@ MAX_SIGNAL: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The agent has booted."""
+class Answer:
+    """A frame of the connection itself.
 
-    version: int
-    build: str
+    Attributes:
+        errno, detail: of CONFIGURED, WATCHED and FROZEN; 0: it was done. FATAL has the detail.
+        done: what a restored guest says it has made new.
+        max_ops, stdin_window_bytes: WELCOME's limits: operations, and stdin before a CREDIT.
+        errors: of each file of a WATCH, 0 if watched.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
-    """The agent's limits: `max_ops` operations, and stdin bytes before a CREDIT."""
-
-    version: int
-    max_ops: int
-    stdin_window_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """The answer to CONFIG (the workload's container) or FREEZE; `errno` 0: it was done."""
-
-    errno: int
+    kind: FrameType
+    errno: int = 0
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewed:
-    """What the restored guest says it has made new."""
-
-    done: RenewedBit
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pong:
-    """The answer to the oldest PING."""
-
-    cookie: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """The guest agent's file watches: an errno each, 0 if watched. `errno`: of all."""
-
-    errno: int
-    errors: tuple[int, ...]
+    done: RenewedBit = RenewedBit(0)
+    max_ops: int = 0
+    stdin_window_bytes: int = 0
+    errors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +56,14 @@ class Touched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fatal:
-    """The guest can't go on. Later frames are not read."""
+class Progress:
+    """STARTED, with a read file's size or 0; an output stream's EOF, with its number; CREDIT, with
+    the bytes of stdin that the guest takes.
+    """
 
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """The operation runs. `info`: a read file's size, else 0."""
-
+    kind: FrameType
     op: int
-    info: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,22 +73,6 @@ class Data:
     op: int
     stream: Stream
     content: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eof:
-    """An output stream has ended."""
-
-    op: int
-    stream: Stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credit:
-    """The guest takes `granted_bytes` more of stdin."""
-
-    op: int
-    granted_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +90,7 @@ class Result:
     detail: str
 
 
-# fmt: off
-GuestEvent: TypeAlias = (
-    Ready | Welcome | Done | Renewed | Pong | Watched | Touched | Fatal
-    | Started | Data | Eof | Credit | Result
-)
-# fmt: on
+GuestEvent: TypeAlias = Answer | Touched | Progress | Data | Result
 _NAMES: Final = {int(kind): kind.name for kind in FrameType}
 _HINT: Final = "its cell is ended: open a new one; the run's ledger says what came before"
 

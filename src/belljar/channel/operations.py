@@ -11,16 +11,15 @@ import math
 import posixpath
 import signal
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
-import anyio.to_thread
 
 from belljar.channel import frames
-from belljar.channel.frames import Outcome, SignalScope, Stream
-from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
-from belljar.channel.outcomes import ExecOutput, OutputTexts, file_error, output_of
+from belljar.channel.frames import FrameType, Outcome, SignalScope, Stream
+from belljar.channel.messages import Data, GuestEvent, Progress, Result
+from belljar.channel.outcomes import ExecOutput, OutputTexts, captures, file_error, output_of
 from belljar.errors import CellError
 from belljar.units import format_duration
 
@@ -33,6 +32,9 @@ _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
 _LATE_S: Final = 1.0
 # For a killed operation to end.
 _KILL_S: Final = 10.0
+
+
+OnOutput: TypeAlias = Callable[[Stream, bytes], object]
 
 
 class Operation:
@@ -48,7 +50,8 @@ class Operation:
         self.result: Result | None = None
         self.size_bytes = 0
         self.overdue = False
-        self.discarded = {Stream.STDOUT: 0, Stream.STDERR: 0}
+        self.kept = captures(0)
+        self._dropped_bytes = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
         self._user = user
         self.op = 0
@@ -64,17 +67,17 @@ class Operation:
         """Take what the guest sent."""
         if isinstance(event, Data):
             if self._discards:
-                self.discarded[event.stream] += len(event.content)
+                self._dropped_bytes[event.stream] += len(event.content)
                 self._credit_owed += len(event.content)
             else:
                 self._arrived[event.stream] += event.content
         elif isinstance(event, Result):
             self.result = event
             self._pump.forget(self.op)
-        elif isinstance(event, Started):
-            self.size_bytes = event.info
-        elif isinstance(event, Eof):
-            self._streams_ended.add(event.stream)
+        elif isinstance(event, Progress) and event.kind is FrameType.STARTED:
+            self.size_bytes = event.value
+        elif isinstance(event, Progress) and event.kind is FrameType.EOF:
+            self._streams_ended.add(Stream(event.value))
 
     async def send_stdin(self, content: bytes) -> None:
         """Send it all. Raises `BrokenPipeError` after the command's end."""
@@ -131,19 +134,25 @@ class Operation:
         while (chunk := await self.next_chunk(until=Stream.STDOUT)) is not None:
             if chunk[0] is Stream.STDOUT:
                 return chunk[1]
-            self.discarded[chunk[0]] += len(chunk[1])
+            self.kept[chunk[0]].feed(chunk[1])
         return None
 
-    async def wait(self) -> ExecOutput:
-        """The command's outcome; uniterated output is dropped and counted."""
+    async def wait(self, see: OnOutput | None = None) -> ExecOutput:
+        """The command's outcome, with as much of its uniterated output as `kept` is for."""
         async for stream, chunk in self:
-            self.discarded[stream] += len(chunk)
-        return self.output(OutputTexts())
+            if see is not None:
+                see(stream, chunk)
+            self.kept[stream].feed(chunk)
+        return output_of(self.ended(), self.output(), is_overdue=self.overdue, user=self._user)
 
-    def output(self, kept: OutputTexts) -> ExecOutput:
-        """The outcome with what was kept of its output. Raises `RuntimeError` before."""
-        return output_of(
-            self.ended(), kept, self.discarded, is_overdue=self.overdue, user=self._user
+    def output(self) -> OutputTexts:
+        """What is kept so far."""
+        stdout, stderr = (self.kept[stream] for stream in (Stream.STDOUT, Stream.STDERR))
+        return OutputTexts(
+            stdout=stdout.kept,
+            stderr=stderr.kept,
+            stdout_dropped_bytes=stdout.dropped_bytes + self._dropped_bytes[Stream.STDOUT],
+            stderr_dropped_bytes=stderr.dropped_bytes + self._dropped_bytes[Stream.STDERR],
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
@@ -281,34 +290,17 @@ def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
     raise file_error(result, path)
 
 
-Phase: TypeAlias = Literal["begins", "ended"]
-# Called with the path before it is read, and afterwards.
-Listener: TypeAlias = Callable[[str, Phase], None]
-
-
 class OwnReads:
-    """The host's reads of one guest. `listeners`: called for each, in the event loop's thread.
-
-    `settlers`: called in a worker thread before each read, so that a sensor can take what the guest
-    did before it. Each bounds its time.
-    """
+    """The host's reads of one guest. `covers`: entered with the path around each; bounded."""
 
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-        self.settlers: list[Callable[[], None]] = []
+        self.covers: list[Callable[[str], AbstractAsyncContextManager[None]]] = []
 
     @asynccontextmanager
     async def of(self, path: str, cwd: str) -> AsyncIterator[None]:
-        """Tell the listeners that the block reads this file or directory."""
+        """The block reads this file or directory."""
         whole = posixpath.normpath(posixpath.join("/", cwd, path))
-        for settle in list(self.settlers):
-            await anyio.to_thread.run_sync(settle)
-        # Each hears the end of what it heard begin, whichever listeners come or go meanwhile.
-        heard = list(self.listeners)
-        for listener in heard:
-            listener(whole, "begins")
-        try:
+        async with AsyncExitStack() as stack:
+            for cover in list(self.covers):
+                await stack.enter_async_context(cover(whole))
             yield
-        finally:
-            for listener in heard:
-                listener(whole, "ended")

@@ -12,12 +12,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from belljar.capture import Capture
+from belljar.capture import Capture, Keep
 from belljar.channel.frames import (
     Outcome,
     ResultFlag,
     Stage,
     Stream,
+    check_size,
     counted,
     counted_list,
     pack,
@@ -41,10 +42,7 @@ class PtySize:
     cols: int
 
     def __post_init__(self) -> None:
-        if not (1 <= self.rows <= 0xFFFF and 1 <= self.cols <= 0xFFFF):
-            raise ValueError(
-                f"a terminal of {self.rows} rows and {self.cols} columns; 1 to 65535 are allowed"
-            )
+        check_size(self.rows, self.cols)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +99,11 @@ def exec_body(request: ExecRequest) -> bytes:
     )
     words = (text_bytes(word, f"argv[{index}]") for index, word in enumerate(request.argv))
     user, cwd = text_bytes(request.user, "user"), text_bytes(request.cwd, "cwd")
-    variables = (_variable(name, value) for name, value in request.env.items())
+    for name in request.env:  # the first `=` ends the name (environ(7))
+        if not name or "=" in name:
+            raise ValueError(f"{name!r} is not a name for an environment variable")
+    variables = (text_bytes(f"{name}={value}", name) for name, value in request.env.items())
     return head + counted(user) + counted(cwd) + counted_list(words) + counted_list(variables)
-
-
-def _variable(name: str, value: str) -> bytes:
-    # The first `=` ends the name (environ(7)).
-    if not name or "=" in name:
-        raise ValueError(f"{name!r} is not a name for an environment variable")
-    return text_bytes(f"{name}={value}", f"environment variable {name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,20 +188,11 @@ class ExecOutput(OutputTexts):
     @property
     def why_not_started(self) -> str:
         """One line for a person, or `""`. Escape it: `detail` is guest-controlled."""
-        code, stage, detail = self.not_started_errno, self.stage, self.detail
-        if code is None:
+        if self.not_started_errno is None:
             return ""
-        name, _, group = self.user.partition(":")
-        if stage == "user" and code == errno.ENOENT:
-            is_group = detail.startswith(":")
-            return f"the image has no {f'group `{group}`' if is_group else f'user `{name}`'}"
-        if stage == "cwd" and code == errno.ENOENT:
-            return f"there is no directory `{detail}` in the cell"
-        if stage == "cwd" and code == errno.ENOTDIR:
-            return f"`{detail}` is not a directory in the cell"
-        if stage == "cwd" and code in (errno.EACCES, errno.EPERM):
-            return f"user `{name or 'root'}` can't enter `{detail}`"
-        return ": ".join(part for part in (stage, detail, os.strerror(code)) if part)
+        about = self.user if self.stage == "user" else self.detail
+        why = (self.stage, about, os.strerror(self.not_started_errno))
+        return ": ".join(part for part in why if part)
 
 
 class CommandError(Exception):
@@ -219,13 +204,9 @@ class CommandError(Exception):
 
     def __str__(self) -> str:
         output = self.output
-        ended = f"the command ended with status {output.returncode}"
-        if output.timed_out:
-            ended = "the command timed out"
-        elif output.not_started_errno is not None:
-            ended = "the command did not start"
+        ended = "timed out" if output.timed_out else f"ended with status {output.returncode}"
         last = output.why_not_started or output.stderr_text[-MAX_SHOWN_CHARS:].strip()
-        return f"{ended}: {printable(last, max_chars=MAX_SHOWN_CHARS)}" if last else ended
+        return f"the command {ended}: {printable(last, max_chars=MAX_SHOWN_CHARS)}"
 
 
 class FileTooLargeError(OSError):
@@ -237,42 +218,30 @@ class FileTooLargeError(OSError):
         super().__init__(
             self.CODE, f"the file has {size_bytes} bytes or more; {max_bytes} may be read", path
         )
-        self.size_bytes = size_bytes
+        self.max_bytes, self.size_bytes = max_bytes, size_bytes
 
 
 # A helper that failed in these stages has not looked at the file.
 _BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS})
 
 
-def kept_output(stdout: Capture, stderr: Capture) -> OutputTexts:
-    """Return what these have kept so far."""
-    return OutputTexts(
-        stdout=stdout.kept,
-        stderr=stderr.kept,
-        stdout_dropped_bytes=stdout.dropped_bytes,
-        stderr_dropped_bytes=stderr.dropped_bytes,
-    )
+def captures(keep_bytes: int, keep: Keep = "head") -> Mapping[Stream, Capture]:
+    """Return what keeps so much of a command's output streams."""
+    of = (Stream.STDOUT, Stream.STDERR)
+    return {each: Capture(max_kept_bytes=keep_bytes, keep=keep, hashed=False) for each in of}
 
 
 def output_of(
-    result: Result,
-    kept: OutputTexts,
-    discarded: Mapping[Stream, int],
-    *,
-    is_overdue: bool,
-    user: str = "",
+    result: Result, kept: OutputTexts, *, is_overdue: bool = False, user: str = ""
 ) -> ExecOutput:
-    """The guest's RESULT of a command with its output; `discarded`: bytes beside `kept`."""
-    code, flags, failed = result.code, result.flags, None
-    match result.outcome:
-        case Outcome.EXITED:
-            returncode = code
-        case Outcome.SIGNALED:
-            returncode = 128 + code
-        case _:
-            returncode = 127 if code in (errno.ENOENT, errno.ENOTDIR) else 126
-            failed = code
-    words: dict[str, Any] = {str(flag.name).lower(): flag in flags for flag in ResultFlag}
+    """The guest's RESULT of a command with its output."""
+    code = result.code
+    stdout_bytes, stderr_bytes = result.stdout_dropped_bytes, result.stderr_dropped_bytes
+    failed = code if result.outcome not in (Outcome.EXITED, Outcome.SIGNALED) else None
+    returncode = code + (128 if result.outcome is Outcome.SIGNALED else 0)
+    if failed is not None:
+        returncode = 127 if code in (errno.ENOENT, errno.ENOTDIR) else 126
+    words: dict[str, Any] = {str(flag.name).lower(): flag in result.flags for flag in ResultFlag}
     words["timed_out"] |= is_overdue and words["killed"]
     return ExecOutput(
         returncode=returncode,
@@ -280,12 +249,8 @@ def output_of(
         signalled=result.outcome is Outcome.SIGNALED,
         stdout=kept.stdout,
         stderr=kept.stderr,
-        stdout_dropped_bytes=result.stdout_dropped_bytes
-        + kept.stdout_dropped_bytes
-        + discarded[Stream.STDOUT],
-        stderr_dropped_bytes=result.stderr_dropped_bytes
-        + kept.stderr_dropped_bytes
-        + discarded[Stream.STDERR],
+        stdout_dropped_bytes=kept.stdout_dropped_bytes + stdout_bytes,
+        stderr_dropped_bytes=kept.stderr_dropped_bytes + stderr_bytes,
         **words,
         not_started_errno=failed,
         stage=result.stage.name.lower() if result.stage else "",

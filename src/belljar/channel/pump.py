@@ -14,7 +14,8 @@ from typing import Final, Protocol
 import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from belljar.channel.messages import Credit, Data, Eof, Fatal, GuestEvent, Result, Started
+from belljar.channel.frames import FrameType
+from belljar.channel.messages import Answer, Data, GuestEvent, Progress, Result
 from belljar.channel.wire import HostConnection
 from belljar.errors import CellError, ProtocolViolation
 from belljar.units import printable
@@ -155,11 +156,11 @@ class Pump:
             self.fail(violation)
             return
         for event in events:
-            if isinstance(event, Fatal):
+            if isinstance(event, Answer) and event.kind is FrameType.FATAL:
                 self._gone(f"the guest agent gave up: {printable(event.detail, max_chars=300)}")
                 continue
             mailbox: Mailbox | None = self._connection
-            if isinstance(event, Data | Result | Credit | Eof | Started):
+            if isinstance(event, Data | Result | Progress):
                 mailbox = self._operations.get(event.op)
             if mailbox is not None:
                 mailbox.deliver(event)

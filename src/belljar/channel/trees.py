@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from enum import IntEnum
 from typing import Final, NoReturn
 
@@ -17,7 +17,7 @@ from belljar.channel import frames
 from belljar.channel.client import GuestClient
 from belljar.channel.frames import FrameType, OpKind, Outcome, Stage
 from belljar.channel.messages import violated
-from belljar.channel.operations import feed_file, judge
+from belljar.channel.operations import judge
 from belljar.channel.outcomes import FileTooLargeError
 from belljar.dataclass import dataclass
 
@@ -204,7 +204,6 @@ def _violated(what: str) -> NoReturn:
 
 TakeItems = Callable[[Iterator[TreeRecord | bytes]], Awaitable[None]]
 _FOLLOW, _CONTENTS = 1, 2  # of a walk
-_REPLACE, _TIMES = 1, 2  # of a put
 _WALK_BOUNDS: Final = struct.Struct("<IQQQ")
 # A removal answers with a u64.
 _COUNT_BYTES = 8
@@ -250,37 +249,6 @@ async def walk(
                 raise OSError(errno.ELOOP, deep, path)
         judge(operation, path, timeout_s)
     reader.finish()
-
-
-async def put(
-    client: GuestClient,
-    path: str,
-    records: AsyncIterable[bytes],
-    *,
-    user: str,
-    cwd: str,
-    replace: bool,
-    mode: int | None,
-    staging: str,
-    times: bool = False,
-    owner: str = "",
-    timeout_s: float | None = None,
-) -> None:
-    """Put a tree into the directory `path`, which is made with its parents; all or nothing.
-
-    `mode`: of made directories. `times`: files have their records' times; made directories the
-    newest of these, and all the one mode; the directory above keeps its time. The path is
-    absolute. `owner`: of the files; default the user.
-
-    Raises `FileExistsError`, `NotADirectoryError`, `IsADirectoryError`; else as `write_file`. A
-    put ended from outside leaves the directory `staging` in `path` for the caller to remove.
-    """
-    flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
-    number = frames.KEEP_MODE if mode is None else mode
-    strings = frames.counted(staging.encode()) + frames.counted(owner.encode())
-    body = frames.place(user, cwd, path, flags) + struct.pack("<I", number) + strings
-    async with client.operation(OpKind.PUT, body, timeout_s, stdin_open=True) as operation:
-        await feed_file(operation, records, path, timeout_s)
 
 
 async def remove(

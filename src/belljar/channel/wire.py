@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Final
 
 from belljar.channel import frames
@@ -26,21 +26,13 @@ from belljar.channel.frames import (
 from belljar.channel.messages import (
     MAX_ERRNO,
     MAX_SIGNAL,
-    Credit,
+    Answer,
     Data,
-    Done,
-    Eof,
-    Fatal,
     GuestEvent,
     Payload,
-    Pong,
-    Ready,
-    Renewed,
+    Progress,
     Result,
-    Started,
     Touched,
-    Watched,
-    Welcome,
     violated,
 )
 from belljar.dataclass import dataclass
@@ -55,6 +47,12 @@ _ANSWERS: Final = {
     FrameType.CONFIG: FrameType.CONFIGURED,
     FrameType.RENEW: FrameType.RENEWED,
     FrameType.FREEZE: FrameType.FROZEN,
+}
+_OF_OPERATIONS: Final = {FrameType.EOF, FrameType.CREDIT, FrameType.STARTED, FrameType.RESULT}
+_OF_CONNECTION: Final = {
+    *_ANSWERS.values(),
+    *(FrameType.READY, FrameType.WELCOME, FrameType.PONG),
+    *(FrameType.WATCHED, FrameType.TOUCHED, FrameType.FATAL),
 }
 # All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63
@@ -84,9 +82,9 @@ class HostConnection:
         self._pending = bytearray()  # of an incomplete frame: at most a header and a full payload
         self._violation: ProtocolViolation | None = None
         self._ended = False
-        self._ready: Ready | None = None
+        self._is_ready = False
         self._nonce: bytes | None = None
-        self._welcome: Welcome | None = None
+        self._welcome: Answer | None = None
         self._awaited = set[FrameType]()
         self._renewed = False
         self._pings: deque[int] = deque()
@@ -94,23 +92,6 @@ class HostConnection:
         self._watched_files = self._touches_left = 0
         self._live: dict[int, _LiveOp] = {}
         self._next_op = 1
-        self._on_connection: Mapping[int, Callable[[Payload], GuestEvent]] = {
-            FrameType.READY: self._on_ready,
-            FrameType.WELCOME: self._on_welcome,
-            FrameType.CONFIGURED: self._on_configured,
-            FrameType.RENEWED: self._on_renewed,
-            FrameType.FROZEN: self._on_frozen,
-            FrameType.PONG: self._on_pong,
-            FrameType.WATCHED: self._on_watched,
-            FrameType.TOUCHED: self._on_touched,
-            FrameType.FATAL: self._on_fatal,
-        }
-        self._on_operation: Mapping[int, Callable[[int, _LiveOp, Payload], GuestEvent]] = {
-            FrameType.EOF: self._on_eof,
-            FrameType.CREDIT: self._on_credit,
-            FrameType.STARTED: self._on_started,
-            FrameType.RESULT: self._on_result,
-        }
 
     @property
     def live_ops(self) -> int:
@@ -172,12 +153,12 @@ class HostConnection:
 
     def _on_frame(self, kind: int, op: int, raw: bytes) -> GuestEvent:
         payload = Payload(raw, kind=kind, op=op)
-        if (on_connection := self._on_connection.get(kind)) is not None:
+        if kind in _OF_CONNECTION:
             if op:
                 violated("a connection frame that names an operation", kind, op)
-            event = on_connection(payload)
-        elif (on_operation := self._on_operation.get(kind)) is not None:
-            event = on_operation(op, self._live_op(kind, op), payload)
+            event = self._on_connection(FrameType(kind), payload)
+        elif kind in _OF_OPERATIONS:
+            event = self._on_operation(FrameType(kind), op, self._live_op(kind, op), payload)
         else:
             violated("a frame of a type that a guest may not send", kind, op)
         payload.end()
@@ -189,16 +170,40 @@ class HostConnection:
             violated("a frame for an operation that is not live", kind, op)
         return state
 
-    def _on_ready(self, payload: Payload) -> Ready:
-        if self._ready is not None or self._welcome is not None:
-            payload.violated("a READY that comes twice or after WELCOME")
-        self._ready = Ready(version=self._version(payload), build=payload.text())
-        return self._ready
+    def _on_connection(self, kind: FrameType, payload: Payload) -> GuestEvent:
+        match kind:
+            case FrameType.READY:
+                if self._is_ready or self._welcome is not None:
+                    payload.violated("a READY that comes twice or after WELCOME")
+                self._is_ready = True
+                self._check_version(payload)
+                return Answer(kind=kind, detail=payload.text())
+            case FrameType.WELCOME:
+                return self._on_welcome(payload)
+            case FrameType.PONG:
+                if not self._pings or self._pings.popleft() != payload.number(8):
+                    payload.violated("a PONG that answers no PING, or out of order")
+                return Answer(kind=kind)
+            case FrameType.WATCHED:
+                return self._on_watched(payload)
+            case FrameType.TOUCHED:
+                return self._on_touched(payload)
+            case FrameType.FATAL:
+                self._ended = True
+                return Answer(kind=kind, detail=payload.text())
+        if kind not in self._awaited:
+            payload.violated(f"a {kind.name} that was not asked for")
+        self._awaited.discard(kind)
+        if kind is FrameType.RENEWED:
+            return self._on_renewed(payload)
+        code = payload.errno()
+        detail = payload.text() if kind is FrameType.CONFIGURED else ""
+        return Answer(kind=kind, errno=code, detail=detail)
 
-    def _on_welcome(self, payload: Payload) -> Welcome:
+    def _on_welcome(self, payload: Payload) -> Answer:
         if self._nonce is None or self._welcome is not None:
             payload.violated("a WELCOME that was not asked for")
-        version = self._version(payload)
+        self._check_version(payload)
         if payload.take(frames.NONCE_BYTES) != self._nonce:
             payload.violated("a WELCOME with another nonce than HELLO's")
         max_ops, window = payload.number(4), payload.number(4)
@@ -206,50 +211,31 @@ class HostConnection:
             payload.violated(
                 f"a WELCOME that grants {max_ops} operations and a stdin window of {window} bytes"
             )
-        self._welcome = Welcome(version=version, max_ops=max_ops, stdin_window_bytes=window)
+        kind = FrameType.WELCOME
+        self._welcome = Answer(kind=kind, max_ops=max_ops, stdin_window_bytes=window)
         return self._welcome
 
-    def _version(self, payload: Payload) -> int:
+    def _check_version(self, payload: Payload) -> None:
         version, ours = payload.number(2), frames.PROTOCOL_VERSION
         if version != ours:
             payload.violated(f"the agent speaks version {version}, this host {ours}")
-        return version
 
-    def _on_configured(self, payload: Payload) -> Done:
-        self._take_awaited(FrameType.CONFIGURED, payload)
-        return Done(errno=payload.errno(), detail=payload.text())
-
-    def _on_renewed(self, payload: Payload) -> Renewed:
-        self._take_awaited(FrameType.RENEWED, payload)
+    def _on_renewed(self, payload: Payload) -> Answer:
         self._renewed = True
         done = payload.number(4)
         if done & ~_RENEWED_BITS:
             payload.violated(f"done bits {done:#x}")
-        return Renewed(done=RenewedBit(done), detail=payload.text())
+        return Answer(kind=FrameType.RENEWED, done=RenewedBit(done), detail=payload.text())
 
-    def _on_frozen(self, payload: Payload) -> Done:
-        self._take_awaited(FrameType.FROZEN, payload)
-        return Done(errno=payload.errno())
-
-    def _take_awaited(self, answer: FrameType, payload: Payload) -> None:
-        if answer not in self._awaited:
-            payload.violated(f"a {answer.name} that was not asked for")
-        self._awaited.discard(answer)
-
-    def _on_pong(self, payload: Payload) -> Pong:
-        cookie = payload.number(8)
-        if not self._pings or self._pings.popleft() != cookie:
-            payload.violated("a PONG that answers no PING, or out of order")
-        return Pong(cookie=cookie)
-
-    def _on_watched(self, payload: Payload) -> Watched:
+    def _on_watched(self, payload: Payload) -> Answer:
         if not self._watches:
             payload.violated("a WATCHED that was not asked for")
         asked, code, count = self._watches.popleft(), payload.errno(), payload.number(4)
         if count not in (0, asked) or (count != asked and not code):
             payload.violated(f"errno {code} and {count} answers for {asked} files")
         self._watched_files = count
-        return Watched(errno=code, errors=tuple(payload.errno() for _ in range(count)))
+        errors = tuple(payload.errno() for _ in range(count))
+        return Answer(kind=FrameType.WATCHED, errno=code, errors=errors)
 
     def _on_touched(self, payload: Payload) -> Touched:
         index, operation = payload.number(4), payload.number(2)
@@ -260,10 +246,6 @@ class HostConnection:
             payload.violated("more touches than may be reported, or a process name too long")
         self._touches_left -= 1
         return Touched(index=index, operation=operation, count=count, pid=pid, process=process)
-
-    def _on_fatal(self, payload: Payload) -> Fatal:
-        self._ended = True
-        return Fatal(detail=payload.text())
 
     def _on_data(self, op: int, view: memoryview, start: int, end: int) -> Data:
         state, count = self._live_op(_DATA, op), end - start - 1
@@ -280,29 +262,31 @@ class HostConnection:
         state.caps_left[stream] = left - count
         return Data(op=op, stream=Stream(stream), content=bytes(view[start + 1 : end]))
 
-    def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Eof:
-        stream = payload.number(1)
-        if stream not in state.caps_left or not state.started:
-            payload.violated(f"EOF of stream {stream}, which is not open")
-        del state.caps_left[stream]
-        return Eof(op=op, stream=Stream(stream))
-
-    def _on_credit(self, op: int, state: _LiveOp, payload: Payload) -> Credit:
-        window = self._welcome.stdin_window_bytes if self._welcome else 0
-        granted = payload.number(4)
-        if granted == 0 or state.stdin_credit + granted > window:
-            payload.violated(
-                f"{granted} bytes of credit on top of {state.stdin_credit}; the window is {window}"
-            )
-        state.stdin_credit += granted
-        return Credit(op=op, granted_bytes=granted)
-
-    def _on_started(self, op: int, state: _LiveOp, payload: Payload) -> Started:
-        info = payload.number(8)
-        if state.started or info > _MAX_COUNT or (info and state.kind is not OpKind.READ):
-            payload.violated(f"a STARTED that comes twice or with info {info}")
-        state.started = True
-        return Started(op=op, info=info)
+    def _on_operation(
+        self, kind: FrameType, op: int, state: _LiveOp, payload: Payload
+    ) -> Progress | Result:
+        match kind:
+            case FrameType.EOF:
+                value = payload.number(1)
+                if value not in state.caps_left or not state.started:
+                    payload.violated(f"EOF of stream {value}, which is not open")
+                del state.caps_left[value]
+            case FrameType.CREDIT:
+                window = self._welcome.stdin_window_bytes if self._welcome else 0
+                value, credit = payload.number(4), state.stdin_credit
+                if value == 0 or credit + value > window:
+                    payload.violated(
+                        f"{value} bytes of credit on top of {credit}; the window is {window}"
+                    )
+                state.stdin_credit += value
+            case FrameType.STARTED:
+                value = payload.number(8)
+                if state.started or value > _MAX_COUNT or (value and state.kind is not OpKind.READ):
+                    payload.violated(f"a STARTED that comes twice or with info {value}")
+                state.started = True
+            case _:
+                return self._on_result(op, state, payload)
+        return Progress(kind=kind, op=op, value=value)
 
     def _on_result(self, op: int, state: _LiveOp, payload: Payload) -> Result:
         outcome, flags, stage, code, stdout_dropped, stderr_dropped, duration = _RESULT.unpack(
@@ -365,12 +349,15 @@ class HostConnection:
         self._pings.append(cookie)
         return message
 
-    def send_watch(self, payload: bytes, *, files: int, max_touches: int) -> bytes:
-        """WATCH, with the `frames.watch_payload` of these files; ends the previous one."""
+    def send_watch(self, paths: Sequence[str], max_touches: int) -> bytes:
+        """WATCH of these files, which ends the previous one. `ValueError`: too many."""
         self._in_order()
-        message = frames.frame(FrameType.WATCH, 0, payload)
-        self._watches.append(files)
-        if files:
+        if len(paths) > frames.MAX_WATCHED_FILES:
+            raise ValueError(f"{len(paths)} files; at most {frames.MAX_WATCHED_FILES}")
+        names = frames.counted_list(frames.text_bytes(path, "path") for path in paths)
+        message = frames.frame(FrameType.WATCH, 0, max_touches.to_bytes(4, "little") + names)
+        self._watches.append(len(paths))
+        if paths:
             self._touches_left = max_touches
         return message
 
@@ -441,12 +428,11 @@ class HostConnection:
 
     def send_resize(self, op: int, rows: int, columns: int) -> bytes:
         """A terminal's size, each 1 to 65,535; `b""` when dead."""
-        if not (1 <= rows <= 0xFFFF and 1 <= columns <= 0xFFFF):
-            raise ValueError(f"{rows} rows and {columns} columns; 1 to 65535 are allowed")
+        frames.check_size(rows, columns)
         size = struct.pack("<HH", rows, columns)
         return frames.frame(FrameType.RESIZE, op, size) if op in self._live else b""
 
-    def _in_order(self, *, holds: bool = True) -> Welcome:
+    def _in_order(self, *, holds: bool = True) -> Answer:
         if self._welcome is None or not holds:
             raise RuntimeError("the order is HELLO, RENEW and their answers, then operations")
         return self._welcome

@@ -31,17 +31,6 @@ if TYPE_CHECKING:
     from belljar.isolation.reap import CellListing
     from belljar.live.feed import Feed
 
-_ENDED_BY: Final = {
-    "owner": "by its owner",
-    "kill": "by this command: its owner did not react",
-    "reap": "by this command: its owner is dead",
-}
-_PRUNED: Final = {
-    "unneeded": "would remove",
-    "removed": "removed",
-    "in use": "kept",
-    "failed": "NOT removed",
-}
 _COLUMNS = ("CELL", "STATE", "AGE", "TIER", "SAMPLE", "MEMORY", "POLICY", "RUN", "OWNER", "KIND")
 
 
@@ -190,9 +179,7 @@ def _print_killed(report: KillReport, *, held: bool) -> None:
         click.echo(f"{'CELL':16} {'KIND':9} {'HALTED':>9}  DESTROYED")
     for cell in report.cells:
         after = "NO" if cell.halted_ms is None else f"{cell.halted_ms:.0f} ms"
-        destroyed = _ENDED_BY.get(cell.ended_by, "NOT PROVEN")
-        if cell.remaining:
-            destroyed = f"NOT PROVEN: {', '.join(cell.remaining)}"
+        destroyed = f"NOT PROVEN: {', '.join(cell.remaining)}" if cell.remaining else "proven"
         click.echo(f"{cell.cell_id:16} {cell.kind:9} {after:>9}  {destroyed}")
     for problem in report.problems:
         click.echo(f"not proven: {printable(problem, max_chars=300)}")
@@ -223,9 +210,8 @@ def release(*, as_json: bool) -> None:
     show_default=True,
     help="Remove what was not used for this long; 0s: all that no running cell uses.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
-@console.json_option()
-def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
+@console.json_option("Print a JSON list.")
+def prune(unused_for: float, *, as_json: bool) -> int:
     """Remove unused templates, unpacked images, parts of builds and program roots.
 
     A template is the snapshot of a booted guest from which microVM cells start. Images, runs, keys,
@@ -235,21 +221,16 @@ def prune(unused_for: float, *, dry_run: bool, as_json: bool) -> int:
     """
     from belljar.isolation.prune import prune as prune_store
 
-    parts = console.run_async(prune_store, belljar_home(), unused_for_s=unused_for, dry_run=dry_run)
-    gone = [part for part in parts if part.state in {"removed", "unneeded"}]
-    freed_bytes = sum(part.size_bytes for part in gone)
+    parts = console.run_async(prune_store, belljar_home(), unused_for_s=unused_for)
     if as_json:
-        shown = [{**asdict(part), "path": str(part.path)} for part in parts]
-        console.print_json({"dry_run": dry_run, "freed_bytes": freed_bytes, "parts": shown})
+        console.print_json([{**asdict(part), "path": str(part.path)} for part in parts])
     else:
         for part in parts:
-            name, size = part.path.name[:12], format_size(part.size_bytes)
-            what = f"{_PRUNED[part.state]} {part.kind} {name} ({size})"
-            click.echo(printable(f"{what}: {part.why}"))
-        freed = f"{'would free' if dry_run else 'freed'} {format_size(freed_bytes)}"
-        if gone or not parts:
-            click.echo(f"{freed} ({len(gone)} parts)" if gone else "nothing to remove")
-    return HostError.exit_code if any(part.state == "failed" for part in parts) else 0
+            done = f"NOT removed: {part.problem}:" if part.problem else "removed"
+            click.echo(printable(f"{done} {part.kind} {part.path.name[:12]}"))
+        if not parts:
+            click.echo("nothing to remove")
+    return HostError.exit_code if any(part.problem for part in parts) else 0
 
 
 # --- serve and watch

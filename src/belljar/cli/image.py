@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +30,7 @@ def image() -> None:
     """Build, import, name, list, inspect and remove images.
 
     An image is the read-only root file system of cells. REF is a name as in Docker (NAME,
-    NAME:TAG, NAME@sha256:DIGEST), or a digest of `belljar image ls`; its first characters do if
-    they are unique.
+    NAME:TAG, NAME@sha256:DIGEST), or a digest of `belljar image ls --json`.
     """
 
 
@@ -79,14 +77,13 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
-@console.json_option("Print the image as one JSON object.")
-def tag(*, ref: str, name: str, as_json: bool) -> None:
+def tag(ref: str, name: str) -> None:
     """Give the image REF an additional NAME; another image that has the name loses it.
 
     Policies and tasks that name no image use the name `default`.
     """
     store = Store(belljar_home())
-    print_image(store.name(store.find(ref), name), as_json=as_json)
+    print_image(store.name(store.find(ref), name), as_json=False)
 
 
 @image.command()
@@ -100,28 +97,21 @@ def ls(*, as_json: bool) -> None:
     rows = [_COLUMNS]
     for entry in images:
         names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
-        rows.append((names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source))
+        digest = entry.digest[:_DIGEST_CHARS] if entry.names else entry.digest
+        rows.append((names, digest, size, entry.created, entry.source))
     click.echo("\n".join(console.table_lines(rows)))
 
 
 @image.command()
 @click.argument("ref")
-@console.json_option()
-def inspect(ref: str, *, as_json: bool) -> None:
-    """Show the image REF."""
-    found = Store(belljar_home()).find(ref)
-    if as_json:
-        print_image(found, as_json=True)
-        return
-    for name, value in found.to_json().items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        click.echo(f"{name:11} {printable(text)}")
+def inspect(ref: str) -> None:
+    """Print the image REF as one JSON object."""
+    print_image(Store(belljar_home()).find(ref), as_json=True)
 
 
 @image.command()
 @click.argument("ref")
-@console.json_option("Print what was removed as one JSON object.")
-def rm(ref: str, *, as_json: bool) -> None:
+def rm(ref: str) -> None:
     """Remove an image, or one of its names.
 
     Removing its last name, or its digest, removes the image.
@@ -129,11 +119,8 @@ def rm(ref: str, *, as_json: bool) -> None:
     store = Store(belljar_home())
     removed = store.remove(ref)
     gone = all(entry.digest != removed.digest for entry in store.list())
-    if as_json:
-        console.print_json({"digest": removed.digest, "ref": ref, "image_removed": gone})
-    else:
-        what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
-        click.echo(f"removed the {what}")
+    what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
+    click.echo(f"removed the {what}")
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
@@ -163,7 +150,6 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("--base", default="default", help="What --apt and --pip add their packages to.")
 @click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
 @click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
-@click.option("--mirror", default="", metavar="URL", help="Debian's, for Belljar's own images.")
 @console.json_option("Print the image as one JSON object.")
 def build(
     context: str,
@@ -177,7 +163,6 @@ def build(
     base: str,
     apt: tuple[str, ...],
     pip: tuple[str, ...],
-    mirror: str,
     as_json: bool,
 ) -> None:
     """Build an image from the Dockerfile in CONTEXT, without Docker.
@@ -214,7 +199,7 @@ def build(
 
         own = context or "default"
         report_line = console.progress(f"Building {own}", quiet=as_json)
-        made = build_image(home, RECIPES[own], mirror=mirror, report=report_line)
+        made = build_image(home, RECIPES[own], report_line)
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
 

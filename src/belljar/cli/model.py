@@ -26,8 +26,8 @@ HOST: Final = "127.0.0.1"
 def model() -> None:
     """Host a model in a cell: weights, the server's image, serving.
 
-    Weights are kept once, by digest, and given to cells read-only. REF is a digest, the beginning
-    of one, or a name of `belljar model ls`.
+    Weights are kept once, by digest, and given to cells read-only. REF is a digest, or the
+    beginning of one.
 
     \b
     Examples:

@@ -24,7 +24,6 @@ from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
 
 if TYPE_CHECKING:
-    from belljar.harness.operator import OperatorOptions
     from belljar.harness.preview import Outlook
     from belljar.host.model import HostFacts
     from belljar.plan.model import ImageFacts, Plan
@@ -225,26 +224,29 @@ def check(
       belljar check compose.yaml
     """
     from belljar.harness import preview
+    from belljar.harness.operator import Operator
 
-    options: OperatorOptions = {
-        "run_policy": policy,
-        "tier": tier or "",
-        "allow_upstreams": allow_upstreams,
-    }
     kind, home = preview.kind_of(target), belljar_home()
     if kind == "policy" and policy:
         raise console.MisuseError(f"--policy can't be combined with the policy `{target}`")
     if kind in {"compose", "policy"} and inspect_args:
         raise console.MisuseError(f"{printable(inspect_args[0])} is for tasks alone")
-    if kind == "compose":
-        previews = preview.check_compose(target, options)
-    elif kind == "policy":
-        previews = preview.check_policy(target, options)
+    if kind in {"compose", "policy"}:
+        check_file = preview.check_policy if kind == "policy" else preview.check_compose
+        operator = Operator(run_policy=policy, tier=tier or "", allow_upstreams=allow_upstreams)
+        previews = check_file(target, operator)
     else:
         with reported_if_slow(LOADING):
             from belljar.harness.evaluate import load_only
+            from belljar.harness.options import RunRequest
 
-            previews = load_only([target, *inspect_args], options)[-1]
+            request = RunRequest(
+                inspect_args=[target, *inspect_args],
+                policy=policy,
+                tier=tier or "",
+                allow_upstreams=allow_upstreams,
+            )
+            previews = load_only(request)[-1]
     found = preview.outlooks(
         previews,
         home,

@@ -79,9 +79,7 @@ def make_page(
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.verification import Status
-    from belljar.report.collect import collect
-    from belljar.report.html import render
-    from belljar.report.source import RunSource
+    from belljar.report.page import RunSource, page_facts, render
     from belljar.report.timeline import Timelines
 
     timelines = Timelines()
@@ -116,7 +114,7 @@ def make_page(
         alarm=evidence.ledger_problem if evidence.ledger is Status.BAD else "",
         is_running=is_running,
     )
-    return render(collect(findings, source)), not source.alarm
+    return render(page_facts(findings, source)), not source.alarm
 
 
 def write_page(target: Path, page: bytes) -> None:

@@ -317,12 +317,12 @@ def network_lines(facts: Facts) -> list[str]:
             packets = f"; packets: {found['packets']}" if found["packets"] else ""
             named = f"range {found['range']}, cells {cells}{packets}"
             counted = (
-                f"{found['requests_in_all']} request(s) and connection(s), "
+                f"{found['requests']} request(s) and connection(s), "
                 f"{found['requests_between_cells']} of them between cells, "
                 f"{found['requests_refused']} refused"
             )
             lines.append(f"\nNetwork of {row['name'][:80]}: {named}")
-            lines += (f"  {line}" for line in (counted, *found["sentences"]))
+            lines.append(f"  {counted}")
     return _bounded(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -143,7 +144,7 @@ async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> i
     # Its kind of stream can still be read after a failed write
     async with await UNIXSocketStream.from_socket(connected) as owner:
         with _raw_terminal():
-            status = await relay(owner, wire.frame(wire.FrameKind.OPEN, opening.payload()))
+            status = await relay(owner, opening.frame())
     code, _, why = status.partition(" ")
     if why:
         console.notice(why)
@@ -157,13 +158,18 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
     first.
     """
     gone = (anyio.BrokenResourceError, anyio.ClosedResourceError)
-    reader, sending = wire.FrameReader(), anyio.Lock()
+    sending = anyio.Lock()
 
     async def tell(content: bytes) -> None:
         # Keys and sizes are sent by two tasks: their frames must not mix.
         async with sending:
             with suppress(*gone):  # what it said before it closed is still to be read
                 await owner.send(content)
+
+    async def tell_size() -> None:
+        if sys.stdin.isatty():
+            size = json.dumps(_terminal_size()).encode()
+            await tell(wire.frame(wire.FrameKind.RESIZE, size))
 
     async def send_keys() -> None:
         if (keys := standard_input()) is not None:
@@ -174,22 +180,21 @@ async def relay(owner: UNIXSocketStream, opening: bytes) -> str:
     async def follow_size() -> None:
         # Opened before the first look, so that no change in between is missed.
         with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
-            if sys.stdin.isatty():  # its size may have changed since the opening
-                await tell(wire.frame(wire.FrameKind.RESIZE, wire.size_payload(*_terminal_size())))
+            # It may have changed since the opening.
+            await tell_size()
             async for _ in changes:
-                await tell(wire.frame(wire.FrameKind.RESIZE, wire.size_payload(*_terminal_size())))
+                await tell_size()
 
     await tell(opening)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(send_keys, name="keyboard")
         tasks.start_soon(follow_size, name="terminal size")
         with suppress(*gone):
-            async for chunk in owner:
-                for kind, payload in reader.feed(chunk):
-                    if kind is wire.FrameKind.EXIT:
-                        tasks.cancel_scope.cancel()
-                        return payload.decode("utf-8", "replace")
-                    sys.stdout.buffer.write(payload)
-                    sys.stdout.flush()
+            async for kind, payload in wire.frames(owner):
+                if kind is wire.FrameKind.EXIT:
+                    tasks.cancel_scope.cancel()
+                    return payload.decode("utf-8", "replace")
+                sys.stdout.buffer.write(payload)
+                sys.stdout.flush()
         tasks.cancel_scope.cancel()
     return "1 the cell's owner closed the connection"

@@ -60,8 +60,7 @@ class Step(NamedTuple):
 
 @click.command()
 @click.option("--yes", "-y", is_flag=True, help="Don't ask for confirmation.")
-@click.option("--mirror", default="", metavar="URL", help="Debian mirror. Default: the host's.")
-def setup(*, yes: bool, mirror: str) -> int:
+def setup(*, yes: bool) -> int:
     """Install what Belljar needs on this host: tools, guest kernel, default image.
 
     Lists the steps with their commands and asks for confirmation. Can be run again: only what is
@@ -74,7 +73,7 @@ def setup(*, yes: bool, mirror: str) -> int:
       3  something is still missing
     """
     home = belljar_home()
-    steps, problem = plan_setup(home, mirror=mirror)
+    steps, problem = plan_setup(home)
     if steps:
         click.echo("Steps:")
         for number, step in enumerate(steps, 1):
@@ -91,7 +90,7 @@ def setup(*, yes: bool, mirror: str) -> int:
                 console.progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True)
             )
         # Planned again, to see what is still missing.
-        steps, problem = plan_setup(home, mirror=mirror)
+        steps, problem = plan_setup(home)
     if problem is not None:
         click.echo(console.message(problem), err=True)
     elif not steps:
@@ -99,7 +98,7 @@ def setup(*, yes: bool, mirror: str) -> int:
     return HostError.exit_code if steps or problem else 0
 
 
-def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError | None]:
+def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
     """The steps to a ready host, and what they leave missing. Raises `HostError`."""
     sources, steps, problem, release = host_sources(), list[Step](), None, _release()
     codename = release.get("VERSION_CODENAME", "")
@@ -122,15 +121,15 @@ def plan_setup(home: Path, *, mirror: str = "") -> tuple[list[Step], HostError |
     making = list[Step]()
     if not _has_kernel(home):
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-        kernel = partial(_fetch_kernel, home, codename or "bookworm", mirror)
+        kernel = partial(_fetch_kernel, home, codename or "bookworm")
         making.append(Step(title, "belljar setup", kernel))
     # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "sqfstar"} & {n.command for n in missing}
     if can_build and Store(home).missing("default") is not None:
-        build = partial(_build_image, home, mirror)
+        build = partial(_build_image, home)
         making.append(Step("Build the image default", "belljar image build default", build))
     if making:  # without a mirror, refuse before anything is begun
-        debian_sources(sources, "bookworm", mirror=mirror)
+        debian_sources(sources, "bookworm")
     return [*steps, *making], problem
 
 
@@ -157,11 +156,8 @@ def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSo
     apt, commands = "apt-get -q -y", list[str]()
     newer = sorted(n.package for n in missing if n.backports and codename == "bookworm")
     plain = sorted({need.package for need in missing} - {*newer})
-    if newer and not any(
-        {_BACKPORTS} <= {*each.suites} for each in sources if "main" in each.components
-    ):
-        main = debian_sources(sources, "bookworm")[0]
-        suite = AptSource(uri=main.uri, suites=(_BACKPORTS,), signed_by=main.signed_by)
+    if newer and not any(_BACKPORTS in each.suites for each in sources):
+        suite = AptSource(debian_sources(sources, "bookworm")[0].uri, (_BACKPORTS,))
         text = shlex.quote(suite.deb822().replace("\n", "\\n"))
         # An ordinary user's setup reads it too, whatever root's umask
         commands.append(f"printf %b {text} > {BACKPORTS_FILE} && chmod 644 {BACKPORTS_FILE}")
@@ -178,19 +174,20 @@ def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
     log = home / "setup.log"
     log.write_text("")
     log.chmod(0o600)
-    run_logged(["/bin/sh", "-c", line], log=log, on_line=report)
+    report("apt's output is in setup.log")
+    run_logged(["/bin/sh", "-c", line], log=log)
 
 
-def _fetch_kernel(home: Path, codename: str, mirror: str, report: Callable[[str], None]) -> None:
+def _fetch_kernel(home: Path, codename: str, report: Callable[[str], None]) -> None:
     report("fetching and checking the package")
-    sources = kernel_sources(host_sources(), codename, mirror=mirror)
-    fetch_kernel(home, sources, REQUIRED_MODULES)
+    sources = kernel_sources(host_sources(), codename)
+    fetch_kernel(home, sources)
 
 
-def _build_image(home: Path, mirror: str, report: Callable[[str], None]) -> None:
+def _build_image(home: Path, report: Callable[[str], None]) -> None:
     from belljar.image.build import RECIPES, build_image
 
-    build_image(home, RECIPES["default"], mirror=mirror, report=report)
+    build_image(home, RECIPES["default"], report)
 
 
 def _release() -> dict[str, str]:
@@ -321,10 +318,11 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
     `ContainmentBreach` when another sandbox provider was about to be used.
     """
     from belljar.harness.evaluate import load_only
+    from belljar.harness.options import RunRequest
 
     before = dict(os.environ)
     try:
-        previews = load_only(inspect_args, {})[-1]
+        previews = load_only(RunRequest(inspect_args=inspect_args))[-1]
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -330,38 +330,33 @@ class ServiceBuild:
     inline: str = ""
 
 
-def _build(
-    name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str
-) -> ServiceBuild | None:
-    """A service's build, if any. Raises `CannotKeepError`."""
-    files, written = files_named_by(document), service.get("build")
-    if written is None or files is None:
-        return None
-    files, context = files.of(service), ""
-    try:
-        build = read_part(Build, {"context": written} if isinstance(written, str) else written)
-        context = build.context or "."
-        # Compose also takes a repository's address, which would need a network.
-        if "://" in context or context.startswith(("git@", "github.com/")):
-            raise ValueError("a build's context is a directory of the task")
-        return ServiceBuild(
-            image=image,
-            root=str(files.root),
-            context=files.path(context),
-            dockerfile=files.path(posixpath.join(context, build.dockerfile or "Dockerfile")),
-            args=build.args,
-            target=build.target,
-            inline=build.dockerfile_inline,
-        )
-    except ValueError as error:
-        why = f"{context}: {error}" if context else str(error)
-        raise refusal(f"service {name}", "build", why) from None
-
-
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
     """The builds of the services. Raises `CannotKeepError`."""
-    found = []
+    root, found = files_named_by(document), list[ServiceBuild]()
     for name, service in services_of(document).items():
-        if image := text(service.get("image") or ""):
-            found.append(_build(name, service, document, parse_reference(image).familiar))
-    return tuple(build for build in found if build is not None)
+        image, written = text(service.get("image") or ""), service.get("build")
+        if root is None or written is None or not image:
+            continue
+        files, context = root.of(service), ""
+        try:
+            build = read_part(Build, {"context": written} if isinstance(written, str) else written)
+            context = build.context or "."
+            # Compose also takes a repository's address, which would need a network.
+            if "://" in context or context.startswith(("git@", "github.com/")):
+                raise ValueError("a build's context is a directory of the task")
+            dockerfile = posixpath.join(context, build.dockerfile or "Dockerfile")
+            found.append(
+                ServiceBuild(
+                    image=parse_reference(image).familiar,
+                    root=str(files.root),
+                    context=files.path(context),
+                    dockerfile=files.path(dockerfile),
+                    args=build.args,
+                    target=build.target,
+                    inline=build.dockerfile_inline,
+                )
+            )
+        except ValueError as error:
+            why = f"{context}: {error}" if context else str(error)
+            raise refusal(f"service {name}", "build", why) from None
+    return tuple(found)

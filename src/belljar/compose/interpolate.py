@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from io import StringIO
 from typing import Any, Final
 
 from belljar.compose.values import CannotKeepError
@@ -26,7 +25,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 # A `$` before neither a name nor a brace stays. `odd`: what else Compose reads behind a brace.
 _REFERENCE: Final = re.compile(
     rf"\$(?:(?P<dollar>\$)|(?P<plain>{_NAME.pattern})"
-    rf"|\{{(?P<name>{_NAME.pattern})(?:(?P<operator>:?[-?])(?P<word>[^{{}}$]*))?\}}|(?P<odd>\{{))",
+    rf"|\{{(?P<name>{_NAME.pattern})(?:(?P<operator>:?-)(?P<word>[^{{}}$]*))?\}}|(?P<odd>\{{))",
     re.ASCII,
 )
 # Of a policy's `env`, where `$$` is a dollar sign before such a name alone.
@@ -37,10 +36,11 @@ _OF_METADATA: Final = re.compile(
 )
 # What it would take for a reference: it is escaped there.
 _METADATA: Final = re.compile(rf"\$(?=\{{?{_OURS})")
+# Of a line of such a file, after a blank or at a value's beginning.
+_COMMENT: Final = re.compile(r"\s#|^#")
+_ODD: Final = {"'": {"'"}, '"': {'"', "\\", "$"}, "": {"'", '"', "\\", "$"}}
 # Of all inserted text.
 MAX_CHARACTERS: Final = 1 << 20
-# python-dotenv takes the square of their number before a value's end.
-_BLANKS: Final = re.compile(r"[^\S\r\n]{256}")
 # Of all of a service's files of variables.
 MAX_VARIABLES: Final = 1024
 
@@ -61,7 +61,7 @@ class _Reading:
         """The text for a reference. Raises `CannotKeepError`."""
         if found["odd"]:
             shown = printable(found.string[found.start() :], max_chars=60)
-            why = "write `$NAME`, `${NAME}`, `${NAME:-default}` or `${NAME:?message}`"
+            why = "write `$NAME`, `${NAME}` or `${NAME:-default}`"
             raise CannotKeepError(f"{self.what} has {shown}, which is not read here: {why}")
         name = found["plain"] or found["name"]
         value = "$" if found["dollar"] else self._value(name, found["operator"], found["word"])
@@ -77,18 +77,17 @@ class _Reading:
             value = self.variables.get(name)
             if not self.is_environment:
                 self.shaping.add(name)
-        if value or (value is not None and not (operator or "").startswith(":")):
+        elif operator:
+            self.defaulted.add(name)
+        if value or (value is not None and operator != ":-"):
             return value
-        if operator in ("-", ":-"):
-            if not is_metadata:
-                self.defaulted.add(name)
+        if operator:
             return word
         if self.blanks and self.is_environment and is_metadata:
             return ""
         why = "this host's environment is never read"
         if is_metadata:
             why = "it is not in this sample's metadata"
-        why += f": {printable(word, max_chars=200)}" if word else ""
         raise CannotKeepError(
             f"{self.what} asks for ${printable(name)}, and {why}",
             hint=f"give it by the sample's metadata (${METADATA_PREFIX}…), or write a default: "
@@ -166,22 +165,21 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
 
 
 def read_dotenv(text: str) -> dict[str, str | None]:
-    """A file's variables; None without a value. Raises `ValueError`."""
-    from dotenv.parser import parse_stream
+    """A file's variables; None without a value. Raises `ValueError`.
 
-    if _BLANKS.search(text):
-        raise ValueError("it has 256 blanks in a row")
+    A value is plain or in quotes, in one line. Escapes, and references, which Compose would fill
+    from this host's environment, are refused.
+    """
     found: dict[str, str | None] = {}
-    for item in parse_stream(StringIO(text)):
-        line, value = f"line {item.original.line}", item.value or ""
-        if item.error or (item.key is not None and not _VARIABLE.fullmatch(item.key)):
-            raise ValueError(f"{line} is no `NAME=VALUE`, or has an open quote")
-        # python-dotenv has removed the quotes, so the source is looked at.
-        quote = item.original.string.partition("=")[2].strip()[:1]
-        # Compose would fill it from this host's environment.
-        if "$" in value and quote != "'":
-            raise ValueError(f"{line} has a `$` outside of single quotes: write its value out")
-        if item.key is not None:
-            # A comment, which python-dotenv takes for the value
-            found[item.key] = "" if value.startswith("#") and not quote.strip("#") else item.value
+    for number, line in enumerate(text.split("\n"), 1):
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        name, value = name.strip(), value.strip()
+        if name.startswith("#") or not (name or equals):
+            continue
+        quote = value[0] if value[:1] in ("'", '"') and value[1:].endswith(value[0]) else ""
+        plain = value[1:-1] if quote else _COMMENT.split(value, maxsplit=1)[0]
+        if not (_VARIABLE.fullmatch(name) and _ODD[quote].isdisjoint(plain)):
+            why = "no `NAME=VALUE`, or has a `$`, backslash or quote outside of single quotes"
+            raise ValueError(f"line {number} is {why}")
+        found[name] = plain if equals else None
     return found

@@ -207,7 +207,7 @@ def _init(value: object, converted: Converted) -> None:
 
 def _reported(kind: DifferenceKind, key: str, detail: str) -> Convert:
     def convert(value: object, converted: Converted) -> None:
-        if value:
+        if value and value != "no":  # of `restart`
             converted.note(kind, key, detail)
 
     return convert
@@ -346,7 +346,7 @@ KEYS: Final[Mapping[str, Key]] = {
             FOR_HOST: "device_cgroup_rules devices gpus pid uts cgroup credential_spec "
             "use_api_socket sysctls",
             "it would share with another container": "volumes_from external_links ipc",
-            "give the other service an alias in `networks`, and name it in `depends_on`": "links",
+            "give the other service a `container_name`, and name it in `depends_on`": "links",
             "put it into the image, or into the service's command": "group_add post_start",
             "put the file beside the compose file, and mount it with `volumes`": "secrets configs",
             "write the services that run out, in a file of their own": "profiles extends provider "

@@ -16,13 +16,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from belljar.compose import values
 from belljar.compose.values import OUTSIDE_TASK, Refusals, each, limit, names_in, switch, text
-from belljar.units import printable
+from belljar.units import parse_duration, printable
 
 UNKNOWN: Final = "Compose has no such key"
 # Each is read whole, for every service that names it.
 _MAX_ENV_FILES: Final = 16
-# Of these only `ro` changes what a cell has; the others are about a host that it has not.
-_MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"}
+# Of these only `ro` changes what a cell has; a cell has no labels of SELinux.
+_MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z"}
 NO_DEVICE: Final = "no cell has a GPU or another device"
 FOR_HOST: Final = "it would open this host to the cell"
 
@@ -34,21 +34,22 @@ def _names_as_keys(value: object) -> object:
     return value if isinstance(value, Mapping) else dict.fromkeys(names_in(value))
 
 
-def _short_mount(value: object) -> object:
+def _only_names(value: object) -> list[str]:
+    if isinstance(value, Mapping) and any(item is not None for item in value.values()):
+        raise ValueError("only the networks' names are read")
+    return names_in(value)
+
+
+def _mount(value: object) -> object:
     """`[SOURCE:]TARGET[:OPTIONS]`."""
-    if isinstance(value, Mapping):
-        return value
-    parts = text(value).split(":")
-    if len(parts) == 1:
-        return {"type": "volume", "target": parts[0]}
+    parts = value.split(":") if isinstance(value, str) else []
     options = set(parts[2].split(",")) if len(parts) == 3 else set()
-    # A drive of Windows has a colon of its own.
-    if len(parts) > 3 or parts[1].startswith("\\"):
+    if len(parts) not in {1, 2, 3} or not options <= _MOUNT_OPTIONS:
+        raise ValueError("only `[SOURCE:]TARGET[:ro]` is read")
+    source = parts[0] if len(parts) > 1 else ""
+    if source.startswith(("/", "~", "\\")):
         raise ValueError(OUTSIDE_TASK)
-    if unread := options - _MOUNT_OPTIONS:
-        raise ValueError(f"the options {', '.join(sorted(unread))} are not read")
-    kind = "bind" if parts[0].startswith((".", "/", "~", "\\")) else "volume"
-    return {"type": kind, "source": parts[0], "target": parts[1], "read_only": "ro" in options}
+    return {"source": source, "target": parts[len(parts) > 1], "read_only": "ro" in options}
 
 
 def _without_devices(value: object) -> object:
@@ -73,11 +74,9 @@ Number = Annotated[
     float | None, Field(strict=False, gt=0, allow_inf_nan=False), BeforeValidator(limit)
 ]
 Size = Annotated[str | None, BeforeValidator(values.size)]
-Names = Annotated[list[str], BeforeValidator(names_in)]
 Command = Annotated[list[str], BeforeValidator(values.words)]
-InCell = Annotated[str, BeforeValidator(lambda value: values.place_of(text(value)))]
 Tmpfs = Annotated[list[Annotated[str, BeforeValidator(values.tmpfs_of)]], BeforeValidator(each)]
-Time = Annotated[float, BeforeValidator(lambda value: values.seconds(value) if value else 0.0)]
+Time = Annotated[float, BeforeValidator(lambda value: parse_duration(text(value or "0s")))]
 # They only say how strongly a container is isolated
 _RUNTIMES: Final = r"runc|crun|youki|runsc|kata|kata-runtime|io\.containerd\.(runc|runsc|kata)\.v2"
 Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
@@ -134,11 +133,12 @@ class Deploy(Part):
 class Healthcheck(Part):
     """With Docker's defaults; 0 is one, too. Without a test: the image's."""
 
+    ignored: ClassVar[str] = "start_interval"  # a cell asks at least once a second
+
     test: Annotated[list[str] | None, BeforeValidator(values.health_test)] = None
     interval: Time = 0.0
     timeout: Time = 0.0
     start_period: Time = 0.0
-    start_interval: Time = 0.0
     retries: Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)] = None
     disable: Switch = False
 
@@ -154,18 +154,9 @@ class Condition(Enum):
 class Dependency(Part):
     """One service of `depends_on`."""
 
-    ignored: ClassVar[str] = "restart"
+    ignored: ClassVar[str] = "restart required"
 
     condition: Annotated[Condition, BeforeValidator(Condition)] = Condition.STARTED
-    required: Switch = True
-
-
-class NetworkPlace(Part):
-    """A service's place in a network; addresses differ by range."""
-
-    ignored: ClassVar[str] = "priority gw_priority"
-
-    aliases: Names = []
 
 
 class ComposeNetwork(Part):
@@ -188,35 +179,11 @@ class Volume(Part):
 
 
 class Mount(Part):
-    """A service's volume. `source` "": nameless."""
+    """A service's volume. `source`: a path that begins with `.`, a volume's name, or ""."""
 
-    ignored: ClassVar[str] = "consistency"
-
-    type: Literal["volume", "bind", "tmpfs"]
-    source: Text = ""
-    target: InCell
-    read_only: Switch = False
-
-    @model_validator(mode="after")
-    def _fits(self) -> Mount:
-        is_path = self.source.startswith(("/", "~", "\\")) or self.source[1:2] == ":"
-        if is_path or (self.type == "volume" and self.source.startswith(".")):
-            raise ValueError(OUTSIDE_TASK)
-        if self.type == "tmpfs" and self.source:
-            raise ValueError("a tmpfs has no source")
-        return self
-
-
-class EnvFile(Part):
-    """One of a service's `env_file`, which may be its path alone."""
-
-    path: Text
-    required: Switch = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: object) -> object:
-        return {"path": value} if isinstance(value, str) else value
+    source: str
+    target: Annotated[str, BeforeValidator(values.place_of)]
+    read_only: bool
 
 
 class Build(Part):
@@ -248,7 +215,7 @@ class Service(Part):
     entrypoint: Command | None = None
     environment: Annotated[dict[str, str | None], BeforeValidator(values.pairs)] = {}
     env_file: Annotated[
-        list[EnvFile],
+        list[Text],
         Field(max_length=_MAX_ENV_FILES),
         BeforeValidator(lambda value: each(value or [])),
     ] = []
@@ -263,7 +230,7 @@ class Service(Part):
     cap_add: list[Text] = []
     privileged: Switch = False
     ports: list[Any] = []
-    restart: Annotated[str | None, BeforeValidator(values.restart_of)] = None
+    restart: Annotated[str, BeforeValidator(lambda value: text(value or "no"))] = "no"
     hostname: Text = ""
     container_name: Text = ""
     extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []
@@ -274,8 +241,8 @@ class Service(Part):
     runtime: Runtime | None = Field(default=None, description=FOR_HOST)
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
-    networks: Annotated[dict[str, NetworkPlace], BeforeValidator(_names_as_keys)] = {}
-    volumes: list[Annotated[Mount, BeforeValidator(_short_mount)]] = []
+    networks: Annotated[list[str], BeforeValidator(_only_names)] = []
+    volumes: list[Annotated[Mount, BeforeValidator(_mount)]] = []
     init: Switch = False
     expose: list[Any] = []
     network_mode: Literal["none", "bridge", "default"] | None = Field(

@@ -8,7 +8,6 @@ but for reading the task's files.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeAlias
@@ -27,10 +26,9 @@ from belljar.compose.model import (
     parse,
     read_part,
 )
-from belljar.compose.values import TMPFS, CannotKeepError, Refusals, mapping, refusal, tmpfs_of
+from belljar.compose.values import CannotKeepError, Refusals, mapping, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference
-from belljar.policy.fields import read_host
 from belljar.policy.files import list_tree, reason
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.reference import is_idle
@@ -46,12 +44,11 @@ _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
 # Likewise: a policy's `retries`.
 _MAX_TRIES: Final = 1000
-_TIMES: Final = ("interval", "timeout", "start_period", "start_interval")
+_TIMES: Final = ("interval", "timeout", "start_period")
 _NO_DIRECTORY: Final = (
     "the compose configuration is not a file, so the task's directory is not known"
 )
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
-_CELL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # The implicit network, and the sample's own cell in a range.
 _DEFAULT: Final = "default"
 # What each service awaits, in which state.
@@ -120,7 +117,7 @@ def _read(
     for each in converted.values():
         made = [*each.directories, *each.model.tmpfs]
         each.program = program_of(each.model) | ({"directories": made} if made else {})
-        if each.model.restart:
+        if each.model.restart != "no":
             each.program["restart"] = each.model.restart
         if each.model.healthcheck is not None and each.model.healthcheck.model_fields_set:
             each.health = _health(each.model.healthcheck)
@@ -129,7 +126,7 @@ def _read(
     network = None
     if len(order) > 1:
         cells = {name: converted[name] for name in order}
-        network = _network(cells, names_of(services, default), joined, waits, own=default)
+        network = _network(cells, joined, waits, own=default)
     env = {"env": tuple(own.words["env"].items())} if "env" in own.words else {}
     held = {
         OWN_CELL if name == default else name: CellData(
@@ -170,7 +167,7 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
                 why = f"{shown}: {printable(reason(error))}"
                 refused.add(cell.where, "volumes", why)
             else:
-                if mount.type == "volume" and mount.source:
+                if mount.source and not mount.source.startswith("."):
                     used.setdefault(mount.source, []).append(cell)
     for name, cells in used.items():
         if len(cells) > 1:
@@ -182,15 +179,12 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
 def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
     """Give a cell a directory or task files. Raises `OSError`, `ValueError`."""
     source, target = mount.source, mount.target
-    if mount.type != "bind":
+    if not source.startswith("."):
         if mount.read_only:
             raise ValueError("its service can't write to it, so it stays empty")
         if source and source not in declared:
             raise ValueError(f"there is no volume {source} in the file")
-        is_tmpfs = mount.type == "tmpfs"
-        cell.directories.append(tmpfs_of(target) if is_tmpfs else target)
-        if is_tmpfs:
-            cell.changed("volumes", f"{target} {TMPFS}")
+        cell.directories.append(target)
         return
     if cell.home is None:
         raise ValueError(_NO_DIRECTORY)
@@ -218,19 +212,14 @@ def add_env_files(cell: Converted) -> None:
     """Add a service's `env_file` below its `environment`. Raises `CannotKeepError`."""
     found = dict[str, str]()
     for file in cell.model.env_file:
-        path = printable(file.path)
+        path = printable(file)
         try:
             if cell.home is None:
                 raise ValueError(_NO_DIRECTORY)
-            read = read_dotenv(cell.home.read_text(cell.home.path(file.path)))
+            read = read_dotenv(cell.home.read_text(cell.home.path(file)))
         except (OSError, ValueError) as error:
             why = f"{path}: {printable(reason(error))}"
-            is_missing = isinstance(error, FileNotFoundError)
-            if is_missing and not file.required:
-                cell.changed("env_file", f"{path} does not exist, and is not required")
-                continue
-            hint = "make it; an example is often beside it" if is_missing else ""
-            raise refusal(cell.where, "env_file", why, hint=hint) from error
+            raise refusal(cell.where, "env_file", why) from error
         found |= {name: value for name, value in read.items() if value is not None}
         if unset := ", ".join(sorted(name for name, value in read.items() if value is None)):
             cell.changed("env_file", f"{path}: variables without a value are not set ({unset})")
@@ -275,16 +264,15 @@ def _health(check: Healthcheck) -> dict[str, Any]:
         return dict(UNCHECKED)
     if not check.test:
         given = {name: getattr(check, name) for name in _TIMES}
-        times = {name: f"{value:.9f}s" for name, value in given.items() if value}
+        times = {name: f"{value:.6f}s" for name, value in given.items() if value}
         times |= {"retries": str(check.retries)} if check.retries else {}
         found = {"image": True, **({"times": times} if times else {})}
         return {} if written == {"test"} else found
     interval_s, timeout_s = check.interval or _USUAL_S, check.timeout or _USUAL_S
     retries, start_s = check.retries or _USUAL_RETRIES, check.start_period
     wait_s = min(retries * interval_s + start_s, _MAX_WAIT_S)
-    asked_s = min(interval_s, check.start_interval or _USUAL_S, _MAX_INTERVAL_S)
     # Seldom enough that as many tries as a policy takes last for the whole wait.
-    every_s = max(asked_s, _MIN_S, wait_s / _MAX_TRIES)
+    every_s = max(min(interval_s, _MAX_INTERVAL_S), _MIN_S, wait_s / _MAX_TRIES)
     within_s = start_s + (timeout_s if start_s else 0.0) + retries * (interval_s + timeout_s)
     return {
         "command": check.test,
@@ -304,11 +292,10 @@ def waits_of(services: Mapping[str, Service]) -> Waits:
     for name, service in services.items():
         waits[name] = {}
         for needed, how in service.depends_on.items():
-            if needed in services:
-                waits[name][needed] = how.condition
-            elif how.required:
+            if needed not in services:
                 what = f"{printable(name)} depends on {printable(needed)}, which does not exist"
                 raise CannotKeepError(f"its compose service {what}")
+            waits[name][needed] = how.condition
     return waits
 
 
@@ -371,57 +358,31 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
         where = f"service {name}"
         if "networks" in service.model_fields_set and service.network_mode is not None:
             refused.add(where, "networks", "it has both networks and network_mode")
-        if unknown := service.networks.keys() - {*declared, _DEFAULT}:
+        if unknown := {*service.networks} - {*declared, _DEFAULT}:
             why = f"it joins a network that is not declared: {printable(min(unknown))}"
             refused.add(where, "networks", why)
         if service.network_mode == "none":
             alone[name] = []
         else:
-            joined[name] = list(service.networks) or [_DEFAULT]
+            joined[name] = service.networks or [_DEFAULT]
     refused.raise_all()
     # With a network for all there is nothing to keep apart.
     is_shared = len(services) == 1 or (joined and set.intersection(*map(set, joined.values())))
     return (alone if len(services) > 1 else {}) if is_shared else {**joined, **alone}
 
 
-def names_of(services: Mapping[str, Service], default: str) -> dict[str, list[str]]:
-    """Each service's names. Raises `CannotKeepError`: shared or impossible."""
-    names: dict[str, list[str]] = {}
-    owner: dict[str, str] = {}
-    for name, service in services.items():
-        shown = f"its compose service {printable(name)}"
-        if name != default and (name == _DEFAULT or not _CELL_NAME.fullmatch(name)):
-            why = "letters, digits, `.`, `_` and `-`; `default` is the sample's own cell"
-            raise CannotKeepError(f"{shown} can't be called so here: {why}")
-        aliases = [alias for place in service.networks.values() for alias in place.aliases]
-        given = [name, service.hostname, service.container_name, *aliases]
-        # DNS compares names without regard to case (RFC 4343).
-        names[name] = list(dict.fromkeys(item.lower() for item in given if item))
-        for item in names[name]:
-            try:
-                read_host(item)
-            except ValueError as error:
-                raise CannotKeepError(f"{shown} can't have this name here: {error}") from None
-            if owner.setdefault(item, name) != name:
-                both = printable(f"{owner[item]} and {name}")
-                why = f"its compose services {both} have the same name: {printable(item)}"
-                raise CannotKeepError(why)
-    return names
-
-
 def _network(
-    cells: Mapping[str, Converted],
-    names: Mapping[str, list[str]],
-    joined: Mapping[str, list[str]],
-    waits: Waits,
-    *,
-    own: str,
+    cells: Mapping[str, Converted], joined: Mapping[str, list[str]], waits: Waits, *, own: str
 ) -> dict[str, Any]:
     """The range's network: every port is reachable, as in compose."""
 
     def reached(name: str) -> dict[str, Any]:
+        service = cells[name].model
+        given = [name, service.hostname, service.container_name]
+        # DNS compares names without regard to case (RFC 4343).
+        names = list(dict.fromkeys(item.lower() for item in given if item))
         networks = {"networks": joined[name]} if name in joined else {}
-        return {"names": names[name], "ports": ["all"], **networks}
+        return {"names": names, "ports": ["all"], **networks}
 
     completed, healthy = (awaited(waits, each) for each in (Condition.COMPLETED, Condition.HEALTHY))
     stand_ins = {}

@@ -14,20 +14,10 @@ from math import isfinite
 from typing import Any, Final
 
 from belljar.differences import Difference, DifferenceKind, sentences
-from belljar.units import printable
+from belljar.units import parse_size, printable
 
-_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
-_UNITS: Final = ("", "k", "m", "g", "t")
-_TIME: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
-_SECONDS: Final = dict(
-    zip(
-        ("ns", "us", "µs", "μs", "ms", "s", "m", "h", "d", "w"),
-        (1e-9, 1e-6, 1e-6, 1e-6, 1e-3, 1.0, 60.0, 3600.0, 86400.0, 604800.0),
-        strict=True,
-    )
-)
-# Units may repeat: without a bound a text is summed for long.
-_MAX_TIME_CHARS: Final = 40
+# Docker's units of a size, which count by 1024, and none for bytes.
+_UNIT: Final = re.compile(r"([kmgt])i?b?$")
 # A program without a health check is ready after this time.
 SETTLE_S: Final = 1.0
 # Of one command, as text or as a list.
@@ -197,21 +187,9 @@ def size(value: object) -> str | None:
     written = limit(value)
     if written is None:
         return None
-    found = _SIZE.fullmatch(written)
-    if found is None:
-        raise ValueError("no size")
-    in_bytes = int(float(found[1]) * 1024 ** _UNITS.index(found[2].lower()))
+    written = f"{written}b" if written[-1:].isdigit() else _UNIT.sub(r"\1ib", written.lower())
+    in_bytes = parse_size(written)
     return f"{in_bytes}B" if in_bytes else None
-
-
-def seconds(value: object) -> float:
-    """A time as Go writes it: `1m30s`, `1.5h`, `200ms`."""
-    written = "".join(str(value).split())
-    if written == "0":
-        return 0.0
-    if not written or len(written) > _MAX_TIME_CHARS or _TIME.sub("", written):
-        raise ValueError(f"{printable(str(value), max_chars=40)}, which is no time")
-    return sum(float(number) * _SECONDS[unit] for number, unit in _TIME.findall(written))
 
 
 def each(value: object) -> list[Any]:
@@ -228,23 +206,15 @@ def pairs(value: object) -> dict[str, str | None]:
 
 
 def hosts(value: object) -> list[tuple[str, str]]:
-    """Names and addresses of `extra_hosts`."""
-    if isinstance(value, Mapping):
-        written = [[str(name), text(item)] for name, item in value.items()]
-    else:
-        written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
-    if len(written) > _MAX_HOSTS:
-        raise ValueError(f"at most {_MAX_HOSTS} names")
-    found = []
-    for name, address in ([part.strip() for part in (*line, "")[:2]] for line in written):
-        try:
-            if _HOST_NAME.fullmatch(name) is None or "%" in address:  # a zone may be any text
-                raise ValueError("no name, or an address with a zone")
-            plain = address.removeprefix("[").removesuffix("]")
-            found.append((name, GATEWAY if address == GATEWAY else str(ip_address(plain))))
-        except ValueError:
-            why = f"{name} {address} is no host name and IP address (or `{GATEWAY}`)"
-            raise ValueError(why) from None
+    """Names and addresses of `extra_hosts`, lines `NAME:ADDRESS` or `NAME=ADDRESS`."""
+    written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
+    found = [(line[0].strip(), line[-1].strip().strip("[]")) for line in written]
+    for name, address in found:
+        # (a zone behind % may be any text)
+        if not _HOST_NAME.fullmatch(name) or "%" in address or len(found) > _MAX_HOSTS:
+            raise ValueError(f"{name} is no host name, or there are more than {_MAX_HOSTS}")
+        if address != GATEWAY:
+            ip_address(address)
     return found
 
 
@@ -274,34 +244,17 @@ def place_of(target: str) -> str:
     return found
 
 
-_RESTART: Final = re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?")
-
-
-def restart_of(value: object) -> str | None:
-    """Return a restart policy in Docker's words; None: `no`, YAML's false."""
-    found = "no" if value is False else text(value) or "no"
-    if not _RESTART.fullmatch(found):
-        raise ValueError("none of no, always, unless-stopped, on-failure and on-failure:TIMES")
-    return None if found == "no" else found
-
-
 TMPFS: Final = (
     "is a directory of the cell, which ends with the cell; mode and owner are kept, the other "
     "options are not, and what the image has there stays"
 )
-# Only what a directory has too: sizes and flags of a mount mean nothing for it.
-_TMPFS_OPTION: Final = re.compile(r"mode=0*[0-7]{3,4}|[ug]id=[0-9]{1,5}")
 
 
 def tmpfs_of(value: object) -> str:
     """A tmpfs, `PATH:OPTIONS`, as a directory of a cell: anybody's, unless its options say
     otherwise."""
-    target, _, options = text(value).partition(":")
-    path, named = place_of(target), {"mode": "1777"}
-    for option in filter(None, options.split(",")):
-        name, _, value = option.partition("=")
-        if name in ("mode", "uid", "gid"):
-            if not _TMPFS_OPTION.fullmatch(option):
-                raise ValueError(f"`{option}` is no mode or id of a cell")
-            named[name] = value
-    return f"{path}:{','.join(f'{name}={value}' for name, value in named.items())}"
+    target, _, written = text(value).partition(":")
+    options = dict(option.partition("=")[::2] for option in written.split(","))
+    # Only what a directory has too: sizes and flags of a mount mean nothing for it.
+    named = {"mode": "1777", **{k: v for k, v in options.items() if k in {"mode", "uid", "gid"}}}
+    return f"{place_of(target)}:{','.join(f'{k}={v}' for k, v in named.items())}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
@@ -12,67 +11,51 @@ from belljar.events import Kind
 from belljar.ledger.schema import BodyRef, Line
 from belljar.units import printable
 
-SIZE: Final = (100, 30)  # columns and rows until a command has a terminal of its own
+SIZE: Final = (100, 30)  # columns and rows where the first command has no terminal
 _AT_END: Final = 1 << 40  # milliseconds: when the command ended
 _ENDS: Final = (Kind.EXEC_COMPLETED, Kind.EXEC_TIMED_OUT, Kind.EXEC_FAILED)
-_TIMED_OUT: Final = 124  # as timeout(1) and shells have it, as the codes below
-_NOT_FOUND, _NOT_STARTED, _SIGNAL, _KILLED = 127, 126, 128, 137
+_TIMED_OUT, _SIGNAL, _NO_CODE = 124, 128, 1  # the former as timeout(1) and shells have it
 
 
 def cast(lines: Iterable[Line], cell: str, read: Callable[[BodyRef], bytes]) -> Iterator[Any]:
-    """Yield the header, then events for output, new sizes and exits.
+    """Yield the header, then events for output and exits.
 
     Each command begins with our prompt. Output is as it came: it may hold escape sequences, like
     any terminal recording.
     """
-    last_ns, terminals, begun, size = 0, set[int](), dict[int, int](), SIZE
+    last_ns, terminals, begun = 0, set[int](), dict[int, int]()
     for line in lines:
         if line.cell != cell or not line.kind.startswith("exec."):
             continue
         now_ns, op, data = int(line.mono_ns), line.data["op"], line.data
-        wanted = (data.get("cols", size[0]), data.get("rows", size[1]))
         if not last_ns:
-            last_ns, size = now_ns, wanted
-            term = {"cols": size[0], "rows": size[1]}
+            last_ns = now_ns
+            term = {"cols": data.get("cols", SIZE[0]), "rows": data.get("rows", SIZE[1])}
             yield {"version": 3, "term": term, "title": f"cell {cell}"}
-
-        def event(now_ns: int, code: str, data: str) -> list[Any]:
-            nonlocal last_ns
-            passed_s, last_ns = max(0, now_ns - last_ns) / 1e9, max(last_ns, now_ns)
-            return [round(passed_s, 6), code, data]
-
-        if wanted != size:
-            size = wanted
-            yield event(now_ns, "r", f"{size[0]}x{size[1]}")
+        pieces = [piece for body in line.bodies for piece in _pieces(line, body, read)]
         if line.kind is Kind.EXEC_STARTED:
             begun[op] = now_ns
             terminals |= {op} if data.get("pty") else set()
-            yield event(now_ns, "o", f"$ {shlex.join(map(str, data['argv']))}\r\n")
-        sizes = [(ms, (cols, rows)) for ms, cols, rows in data.get("size_times") or ()]
-        pieces = [(ms, "r", f"{cols}x{rows}") for ms, (cols, rows) in sizes]
-        for body in line.bodies:
-            pieces += _pieces(line, body, read)
-        for after_ms, code, text in sorted(pieces, key=lambda piece: piece[0]):
-            at_ns = begun.get(op, now_ns) + after_ms * 1_000_000
-            shown = text if op in terminals else text.replace("\n", "\r\n")
-            yield event(min(at_ns, now_ns), code, shown)
-        size = sizes[-1][1] if sizes else size
+            pieces.append((0, "o", f"$ {shlex.join(map(str, data['argv']))}\r\n"))
         if line.kind in _ENDS:
-            status, why = _exit(line)
-            if why:
-                yield event(now_ns, "o", f"[{why}]\r\n")
-            yield event(now_ns, "x", str(status))
+            pieces += _end(line)
+        for after_ms, code, text in sorted(pieces, key=lambda piece: piece[0]):
+            at_ns = min(begun.get(op, now_ns) + after_ms * 1_000_000, now_ns)
+            passed_s, last_ns = max(0, at_ns - last_ns) / 1e9, max(last_ns, at_ns)
+            shown = text if op in terminals else text.replace("\n", "\r\n")
+            yield [round(passed_s, 6), code, shown]
 
 
-def _exit(line: Line) -> tuple[int, str]:
-    """Return the shell's exit status, and why there is no other."""
+def _end(line: Line) -> Iterator[tuple[int, str, str]]:
+    """Yield why there is no exit status, and the shell's status."""
     data = line.data
-    if line.kind is Kind.EXEC_TIMED_OUT:
-        return _TIMED_OUT, "timed out"
-    if line.kind is Kind.EXEC_FAILED:
-        status = _NOT_FOUND if data.get("errno") == errno.ENOENT else _NOT_STARTED
-        return status if data.get("errno") else _KILLED, printable(str(data["reason"]))
-    return data["code"] + _SIGNAL * (data["status"] == "signalled"), ""
+    if line.kind is Kind.EXEC_COMPLETED:
+        status = data["code"] + _SIGNAL * (data["status"] == "signalled")
+    else:
+        status = _TIMED_OUT if line.kind is Kind.EXEC_TIMED_OUT else _NO_CODE
+        why = printable(str(data.get("reason", "timed out")))
+        yield _AT_END, "o", f"[{why}]\r\n"
+    yield _AT_END, "x", str(status)
 
 
 def _pieces(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,32 +32,24 @@ _OTHER: Final = 99
 
 def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
     """Yield the OCSF events of events with a class."""
-    started: dict[tuple[str | None, int], Line] = {}
-    answered: dict[tuple[Any, Any], Line] = {}
+    begun: dict[tuple[str, object], Line] = {}
     for line in lines:
-        if line.kind in (Kind.EXEC_STARTED, Kind.FILE_READ_STARTED):
-            started[line.cell, line.data["op"]] = line
-        elif line.kind is Kind.NETWORK_HTTP:
-            answered[line.data.get("range"), line.data["exchange"]] = line
+        # No kind's own in a range's event: it may have any shape
+        number = line.data.get("exchange", line.data.get("op"))
+        key = (_place(line, ""), number if isinstance(number, int) else None)
+        if line.kind in (Kind.EXEC_STARTED, Kind.FILE_READ_STARTED, Kind.NETWORK_HTTP):
+            begun[key] = line
         make = _CLASSES.get(line.kind)
-        if make and (made := make(line, _first(line, started, answered))) is not None:
+        if make and (made := make(line, begun.get(key, line))) is not None:
             yield {**_base(line, run_id, made["class_uid"], made["activity_id"]), **made}
 
 
-def _first(
-    line: Line,
-    started: Mapping[tuple[str | None, int], Line],
-    requested: Mapping[tuple[Any, Any], Line],
-) -> Line:
-    """Return the event that began the operation, or the event itself."""
-    if line.kind is Kind.NETWORK_HTTP_ANSWERED:
-        return requested.get((line.data.get("range"), line.data["exchange"]), line)
-    number = line.data.get("op")  # no kind's own: a range's event may have one of any shape
-    return started.get((line.cell, number), line) if isinstance(number, int) else line
+def _place(line: Line, run_id: str) -> str:
+    return line.cell or str(line.data.get("range") or run_id)
 
 
 def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str, Any]:
-    place = line.cell or str(line.data.get("range") or run_id)
+    place = _place(line, run_id)
     return {
         "activity_id": activity_id,
         "category_uid": class_uid // 1000,
@@ -77,10 +70,10 @@ def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str
     }
 
 
-def _process(line: Line, first: Line) -> dict[str, Any] | None:
+def _process(line: Line, first: Line) -> dict[str, Any]:
     argv = [str(word) for word in first.data.get("argv", ())]
     ends = line.kind is not Kind.EXEC_STARTED
-    made: dict[str, Any] = {
+    return {
         "class_uid": _PROCESS,
         "activity_id": 2 if ends else 1,
         "process": {
@@ -89,23 +82,20 @@ def _process(line: Line, first: Line) -> dict[str, Any] | None:
             "cmd_line": " ".join(argv),
             "user": {"name": str(first.data.get("user", ""))},
         },
+        **({"exit_code": int(line.data.get("code", -1))} if ends else {}),
     }
-    if ends:
-        made["exit_code"] = int(line.data.get("code", -1))
-    return made
 
 
-def _file(line: Line, first: Line) -> dict[str, Any] | None:
-    reads = line.kind is Kind.FILE_READ_COMPLETED
+def _file(line: Line, first: Line) -> dict[str, Any]:
     path = str(first.data.get("path", ""))
     return {
         "class_uid": _FILE,
-        "activity_id": 2 if reads else 3,
+        "activity_id": 2 if line.kind is Kind.FILE_READ_COMPLETED else 3,
         "file": {"name": path.rsplit("/", 1)[-1] or "/", "path": path, "type_id": 1},
     }
 
 
-def _network(line: Line, _first: Line) -> dict[str, Any] | None:
+def _network(line: Line, _first: Line) -> dict[str, Any]:
     data = line.data
     # A look-up that left, and a connection that was cut later, were let through
     is_allowed = data.get("verdict") in ("allowed", "dialled", "looked_up", "cut")
@@ -120,19 +110,19 @@ def _network(line: Line, _first: Line) -> dict[str, Any] | None:
 
 
 def _endpoint(data: Mapping[str, Any]) -> dict[str, Any]:
-    address, found = str(data.get("address") or ""), {}
-    try:
-        found["ip"] = str(ipaddress.ip_address(address))
-    except ValueError:
-        found["hostname"] = str(data.get("host") or data.get("name") or address or "unknown")
-    if isinstance(data.get("port"), int):
-        found["port"] = data["port"]
-    return found
+    address = str(data.get("address") or "")
+    named = {"hostname": str(data.get("host") or data.get("name") or address or "unknown")}
+    with suppress(ValueError):
+        named = {"ip": str(ipaddress.ip_address(address))}
+    return {**named, **({"port": data["port"]} if isinstance(data.get("port"), int) else {})}
 
 
-def _http(line: Line, first: Line) -> dict[str, Any] | None:
+def _http(line: Line, first: Line) -> dict[str, Any]:
     method = str(first.data.get("method", ""))
-    made: dict[str, Any] = {
+    made: dict[str, Any] = {"disposition_id": 1 if line.data.get("verdict") == "allowed" else 2}
+    if line.kind is Kind.NETWORK_HTTP_ANSWERED:
+        made = {"http_response": {"code": line.data["status"], "length": line.data["bytes"]}}
+    return {
         "class_uid": _HTTP,
         "activity_id": _METHODS.index(method) + 1 if method in _METHODS else _OTHER,
         "http_request": {
@@ -142,15 +132,11 @@ def _http(line: Line, first: Line) -> dict[str, Any] | None:
         },
         "src_endpoint": {"name": str(line.data.get("cell", ""))},
         "dst_endpoint": {"hostname": str(line.data.get("stand_in", ""))},
+        **made,
     }
-    if line.kind is Kind.NETWORK_HTTP_ANSWERED:
-        made["http_response"] = {"code": line.data["status"], "length": line.data["bytes"]}
-    else:
-        made["disposition_id"] = 1 if line.data["verdict"] == "allowed" else 2
-    return made
 
 
-def _dns(line: Line, _first: Line) -> dict[str, Any] | None:
+def _dns(line: Line, _first: Line) -> dict[str, Any]:
     return {
         "class_uid": _DNS,
         "activity_id": 6,
@@ -180,12 +166,8 @@ def _finding(line: Line, _first: Line) -> dict[str, Any] | None:
 
 # Only as far as they found something.
 _BREACHES: Final = (
-    Kind.PROBE_COMPLETED,
-    Kind.CELL_REVERT_VERIFIED,
-    Kind.CELL_DESTROYED,
-    Kind.RANGE_DESTROYED,
-    Kind.AIR_GAP_CHANGED,
-    Kind.DECOY_CARRIED,
+    *(Kind.PROBE_COMPLETED, Kind.CELL_REVERT_VERIFIED, Kind.CELL_DESTROYED),
+    *(Kind.RANGE_DESTROYED, Kind.AIR_GAP_CHANGED, Kind.DECOY_CARRIED),
 )
 _Make = Callable[[Line, Line], dict[str, Any] | None]
 _MADE_FROM: Final[Mapping[_Make, Sequence[Kind]]] = {

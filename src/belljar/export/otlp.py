@@ -29,15 +29,10 @@ BATCH_SPANS: Final = 512  # as the SDK's own batch processor
 POLL_INTERVAL_S: Final = 0.5
 # Attributes' names change between versions of the semantic conventions.
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.37.0"
-_STARTS: Final[Mapping[Kind, tuple[str, str]]] = {
-    Kind.EXEC_STARTED: ("exec", "op"),
-    Kind.FILE_READ_STARTED: ("file.read", "op"),
-    Kind.FILE_WRITE_STARTED: ("file.write", "op"),
-    Kind.FILES_STARTED: ("files", "op"),
-    Kind.CONNECT_STARTED: ("connect", "op"),
-    Kind.MODEL_REQUEST_STARTED: ("model.request", "request"),
-    Kind.NETWORK_HTTP: ("network.http", "exchange"),
-}
+_STARTS: Final = (
+    *(Kind.EXEC_STARTED, Kind.FILE_READ_STARTED, Kind.FILE_WRITE_STARTED, Kind.FILES_STARTED),
+    *(Kind.CONNECT_STARTED, Kind.MODEL_REQUEST_STARTED, Kind.NETWORK_HTTP),
+)
 _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "exec": {"argv": "process.command_args", "code": "process.exit.code", "user": "process.owner"},
     "model.request": {
@@ -50,14 +45,8 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "status": "http.response.status_code",
     },
 }
-# What a request to a model is, by its path; another one, as for its list of models, is no GenAI.
-_OPERATIONS: Final = {
-    "/v1/chat/completions": "chat",
-    "/v1/responses": "chat",
-    "/v1/messages": "chat",
-    "/v1/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
-}
+# Requests to a model of other paths, as for a list of models, are no GenAI.
+_CHATS: Final = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 def follow(
@@ -127,8 +116,8 @@ class Spans:
             if self._ranges.get(place):
                 self._samples[self._ranges[place]] = context
         elif line.kind in _STARTS:
-            name, field = _STARTS[line.kind]
-            key = (name, place, line.data[field])
+            name = line.kind.value.removesuffix(".started")
+            key = (name, place, _number(line))
             self._begin(key, name, line, self._samples.get(place, self._run))
             if line.data.get("verdict", "allowed") != "allowed":  # nothing answers it
                 self._close(self._open.pop(key), Status(StatusCode.ERROR))
@@ -150,9 +139,7 @@ class Spans:
 
     def _end(self, line: Line, place: str) -> None:
         subject = line.kind.value.rpartition(".")[0]
-        number = line.data.get("op", line.data.get("request", line.data.get("exchange")))
-        # Not every kind's own: it may have any shape
-        key: tuple[object, ...] = (subject, place, number if isinstance(number, int) else None)
+        key: tuple[object, ...] = (subject, place, _number(line))
         if line.kind is Kind.RUN_FINISHED:
             key = ("run",)
         elif line.kind is Kind.SAMPLE_FINISHED:
@@ -192,16 +179,19 @@ class Spans:
         return self.closed()
 
 
+def _number(line: Line) -> int | None:
+    found = line.data.get("op", line.data.get("request", line.data.get("exchange")))
+    return found if isinstance(found, int) else None  # no kind's own may have any shape
+
+
 def _attributes(name: str, line: Line) -> dict[str, Any]:
     """Return the event's fields by convention names, others as `belljar.…`."""
     known = _NAMES.get(name.partition(" ")[0], {})
     found: dict[str, Any] = {"belljar.trust": line.trust.value}
     if line.cell:
         found["belljar.cell"] = line.cell
-    path = str(line.data.get("path")).partition("?")[0]
-    if name == "model.request" and path in _OPERATIONS:
-        found["gen_ai.operation.name"] = _OPERATIONS[path]
-        found["gen_ai.provider.name"] = "belljar"
+    if name == "model.request" and str(line.data.get("path")).partition("?")[0] in _CHATS:
+        found |= {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "belljar"}
     for field, value in line.data.items():
         if isinstance(value, str | bool | int | float):
             found[known.get(field, f"belljar.{field}")] = value

@@ -445,8 +445,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
         standard_output_to_error(),  # engines print what they notice
         ExitStack() as unless_breached,
     ):
-        loaded = load_only(request.inspect_args, request.operator_options)
-        task, home = select_task(request, loaded), request.home or belljar_home()
+        task, home = select_task(request, load_only(request)), request.home or belljar_home()
         # An empty tar archive is two blocks of zeros.
         archive = pack_task(task.root) if task.root is not None else bytes(1024)
         argv = [*sys.argv[:1], "run", "--fleet", fleet, *request.inspect_args]

@@ -47,7 +47,7 @@ SILENCE_S: Final = 12.0
 # So many times as long a node waits for its head, which gives it up before.
 _LEASE: Final = 2.5
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
-_SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", "BELLJAR_ALLOW_UPSTREAMS", SILENCE)
+_SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", SILENCE)
 # Ray's own, with its token, and what would change the unit's options unseen.
 _REMOVED: Final = ("RAY_", *_SETTINGS)
 # A unit's words name its samples, and Inspect refuses to be told twice.

@@ -17,10 +17,11 @@ from belljar.fleet.engine import CELLS, CLEAR_S, HARDWARE, MEMORY, Engine, joine
 from belljar.fleet.guard import END_S
 from belljar.fleet.units import Node
 from belljar.harness.options import SelectedTask
-from belljar.image.store import Image, Store, is_like_digest
+from belljar.image.store import Image, Store
 from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.kinds import HEX64, check_shape, shape_of
 from belljar.package import __version__
+from belljar.policy.reference import IMAGE_ID
 from belljar.store.locks import locked
 from belljar.units import format_size, printable
 from belljar.waiting import print_status
@@ -222,7 +223,8 @@ def _send(
             print_status(f"belljar: image {printable(name)}: {shown} sent to {len(to)} node(s)")
     document = image.rootfs.with_name("image.json").read_bytes()
     # An image that was asked for by its digest has no name to give it there.
-    names = [] if is_like_digest(name) else [name]
+    is_digest = IMAGE_ID.fullmatch(f"sha256:{name.removeprefix('sha256:')}")
+    names = [] if is_digest else [name]
     call(on_node.take_image, document, names, [*image.origins])
     if refused:  # their disks may be full
         engine.on_each([*refused], on_node.clear, fleet, within_s=CLEAR_S)

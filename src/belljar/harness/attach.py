@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
-from anyio.abc import SocketAttribute, SocketListener, SocketStream
+from anyio.abc import AnyByteReceiveStream, SocketAttribute, SocketListener, SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from belljar.errors import BelljarError, CellError
 from belljar.units import printable
@@ -33,11 +34,16 @@ if TYPE_CHECKING:
     from belljar.cell.exec import RunningCommand
 
 
+logger = logging.getLogger(__name__)
+# People at terminals of one cell.
+MAX_CLIENTS: Final = 8
+# A client that says nothing must not keep one of the few places.
+_OPENING_S: Final = 10.0
+# An image may lack bash, but a cell's every image has a shell there.
+_LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 # A reader holds one frame at most, so a broken peer costs no more memory.
 MAX_PAYLOAD_BYTES: Final = 1 << 16
-# Kind and length of a frame; `_SIZE`: rows and columns of a terminal.
-_HEAD: Final = struct.Struct("<cI")
-_SIZE: Final = struct.Struct("<HH")
+_HEAD: Final = struct.Struct("<cI")  # kind and length of a frame
 
 
 class FrameKind(Enum):
@@ -52,13 +58,9 @@ class FrameKind(Enum):
     EXIT = b"X"
 
 
-class AttachError(ValueError):
-    """The peer broke the protocol."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The first frame: a command and its terminal. Invalid: ends only its session."""
+    """The first frame, as JSON: a command and its terminal."""
 
     argv: tuple[str, ...] = ()
     user: str | None = None
@@ -66,55 +68,26 @@ class Opening:
     cols: int = 80
     term: str = "xterm"
 
-    def payload(self) -> bytes:
-        """As bytes."""
-        return json.dumps(asdict(self)).encode()
+    def frame(self) -> bytes:
+        """As its frame."""
+        return frame(FrameKind.OPEN, json.dumps(asdict(self)).encode())
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     """One frame. The payload must fit."""
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise AttachError(f"{len(payload)} bytes in one frame")
     return _HEAD.pack(kind.value, len(payload)) + payload
 
 
-def size_payload(rows: int, cols: int) -> bytes:
-    """A terminal's size."""
-    return _SIZE.pack(rows & 0xFFFF, cols & 0xFFFF)
-
-
-class FrameReader:
-    """Splits bytes into frames; buffers at most one."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, chunk: bytes) -> Iterator[tuple[FrameKind, bytes]]:
-        """The frames that `chunk` completes. Raises `AttachError`."""
-        self._buffer += chunk
-        while len(self._buffer) >= _HEAD.size:
-            kind, length = _HEAD.unpack_from(self._buffer)
+async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
+    """Each frame until the peer leaves. Raises `ValueError` for one that is none."""
+    reading = BufferedByteReceiveStream(stream)
+    with contextlib.suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
+        while True:
+            kind, length = _HEAD.unpack(await reading.receive_exactly(_HEAD.size))
             # Checked before the payload is there: it would be held in memory.
             if length > MAX_PAYLOAD_BYTES:
-                raise AttachError(f"a frame of {length} bytes")
-            if len(self._buffer) < _HEAD.size + length:
-                return
-            payload = bytes(self._buffer[_HEAD.size : _HEAD.size + length])
-            del self._buffer[: _HEAD.size + length]
-            try:
-                yield FrameKind(kind), payload
-            except ValueError as error:
-                raise AttachError(f"a frame of kind {kind!r}") from error
-
-
-logger = logging.getLogger(__name__)
-# People at terminals of one cell.
-MAX_CLIENTS: Final = 8
-_RECEIVE_BYTES: Final = 1 << 16
-# A client that says nothing must not keep one of the few places.
-_OPENING_S: Final = 10.0
-# An image may lack bash, but a cell's every image has a shell there.
-_LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
+                raise ValueError(f"a frame of {length} bytes")
+            yield FrameKind(kind), await reading.receive_exactly(length)
 
 
 def attach_directory(home: Path | None) -> Path:
@@ -204,7 +177,7 @@ class AttachSocket:
         credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] not in {0, os.geteuid()}:
             return
-        async with contextlib.aclosing(_incoming(stream)) as incoming:
+        async with contextlib.aclosing(frames(stream)) as incoming:
             with anyio.fail_after(_OPENING_S):
                 # A client that left at once sent no opening, and no branch below takes it.
                 kind, payload = await anext(incoming, (FrameKind.INPUT_END, b""))
@@ -250,7 +223,7 @@ async def _relay(
                     if kind is FrameKind.INPUT and not has_ended:
                         await running.send_stdin(payload)
                     elif kind is FrameKind.RESIZE:
-                        await running.resize(*_SIZE.unpack(payload))
+                        await running.resize(*json.loads(payload))
                     elif kind is FrameKind.INPUT_END:
                         await running.close_stdin()
                 except (BrokenPipeError, CellError):
@@ -271,17 +244,6 @@ async def _relay(
     return status
 
 
-async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
-    reader = FrameReader()
-    while True:
-        try:
-            chunk = await stream.receive(_RECEIVE_BYTES)
-        except (anyio.EndOfStream, anyio.BrokenResourceError):
-            return
-        for received in reader.feed(chunk):
-            yield received
-
-
 def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
     """Connect to an attach socket. Raises `OSError`."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -298,36 +260,40 @@ def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
     """Ask owners to destroy kept cells; returns those confirmed."""
     released = []
-    for path in sorted(attach_directory(home).glob("*")):
-        if cell_id not in (None, path.name):
-            continue
-        try:
-            with connect_to(path) as stream:
+    for name, stream in _connected(home):
+        # A timeout: a running sample's socket that is not served right now
+        with contextlib.suppress(OSError):
+            if cell_id in (None, name):
                 stream.sendall(frame(FrameKind.RELEASE))
                 # Any byte confirms; none means that it was closed without an answer.
-                released += [path.name] if stream.recv(1) else []
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        except OSError:  # a timeout: a running sample's socket that is not served right now
-            continue
+                released += [name] if stream.recv(1) else []
     return released
 
 
 def remove_dead_sockets(home: Path | None = None) -> None:
     """Remove dead owners' sockets."""
+    for _ in _connected(home, timeout_s=1):
+        pass
+
+
+def _connected(home: Path | None, *, timeout_s: float = 5.0) -> Iterator[tuple[str, socket.socket]]:
+    """Connect to each cell's socket in turn; removes those without an owner."""
     for path in sorted(attach_directory(home).glob("*")):
-        try:
-            connect_to(path, timeout_s=1).close()
-        # By connect(2) nobody listens on it: its owner is dead.
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        except OSError:
-            continue  # full, or another error that does not show that its owner is dead
+        # Full, or another error that does not show that its owner is dead
+        with contextlib.suppress(OSError):
+            try:
+                stream = connect_to(path, timeout_s=timeout_s)
+            # By connect(2) nobody listens on it: its owner is dead.
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+                continue
+            with stream:
+                yield path.name, stream
 
 
 def login_command(cell_id: str, user: str | None) -> str:
-    # The script beside this Python: PATH may name another installation.
     """The command line for a terminal in a cell."""
+    # The script beside this Python: PATH may name another installation.
     script = Path(sys.executable).with_name("belljar")
     launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]
     return shlex.join([*launcher, "attach", cell_id, *(["--user", user] if user else [])])

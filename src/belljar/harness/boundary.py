@@ -24,7 +24,6 @@ from typing_extensions import override
 
 from belljar.errors import BelljarError, HostError
 from belljar.harness.model_boundary import sample_environment
-from belljar.harness.operator import load
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
@@ -131,7 +130,7 @@ def look_at(session: Session, environments: Mapping[str, object] | None, *, wher
     """Check a starting sample's sandboxes. Raises `ContainmentBreach`."""
     if not environments:
         try:
-            risk = load(None, **session.operator_options).policy.risk
+            risk = session.default_policy().risk
         except BelljarError:
             risk = Risk.HIGH  # what can't be read is not low
         if risk in {Risk.HIGH, Risk.CRITICAL}:
@@ -232,10 +231,10 @@ def _check_tool(session: Session, tool: str, where: Outside | None) -> None:
     if where is None:
         return
     environment = sample_environment()
-    policy = environment.policy if environment else load(None, **session.operator_options)
+    policy = environment.policy.policy if environment else session.default_policy()
     names = (tool, tool.removeprefix(MCP_PREFIX))
     name = printable(names[-1])
-    if not policy.policy.host_tools_rule.permits(names):
+    if not policy.host_tools_rule.permits(names):
         what = f"the tool {name} was about to act outside of the cell ({where}), which the policy"
         hint = f"leave it out of the task, or name it: host_tools: {{allow: [{name}]}}"
         cause = ReasonCode.LATE_HOST_TOOL

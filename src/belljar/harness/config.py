@@ -33,7 +33,7 @@ from belljar.compose.document import (
 from belljar.compose.interpolate import METADATA_PREFIX, interpolate, literal, references
 from belljar.compose.translate import Composed, read_compose
 from belljar.compose.values import CannotKeepError
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import BelljarError, PolicyError
 from belljar.policy.files import check_below
@@ -153,6 +153,11 @@ class Preview:
     policy: LoadedPolicy | None = None
     differences: tuple[Difference, ...] = ()
 
+    @property
+    def where(self) -> str:
+        """Its place in errors."""
+        return f"task {self.task}, sample {self.sample}"
+
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
     """From what Inspect passes. Raises `PolicyError`."""
@@ -163,28 +168,14 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
         return BelljarConfig(is_generic=replaced)
     if isinstance(config, BelljarConfig):
         return config
-    if not isinstance(config, str):
-        from inspect_ai.util import ComposeConfig
+    from inspect_ai.util import SandboxEnvironmentSpec
 
-        if isinstance(config, ComposeConfig):
-            return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
-        is_logged = isinstance(config, LoggedConfig)
-        raise PolicyError(
-            "a log's sandbox configuration is of another version of Belljar"
-            if is_logged
-            else f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
-            where="the task's sandbox",
-            hint=_START_AGAIN
-            if is_logged
-            else 'name a policy instead: sandbox=("belljar", "policy.yaml")',
-        )
-    path = Path(config)
-    check_below(path.absolute(), Path.cwd())  # Inspect works in the task's directory then
-    if (document := named_document(path)) is not None:
-        return of_compose(document, beside_policy(path.parent), where=str(path))
     # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
+    path = Path(str(config))
     is_preset = path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
-    return BelljarConfig(policy=path.name if is_preset else config)
+    spec = SandboxEnvironmentSpec(OURS, path.name if is_preset else config)
+    where = config if isinstance(config, str) else "the task's sandbox"
+    return stand_in(spec, directory=Path.cwd(), where=where)  # Inspect works in the task's then
 
 
 # ---- compose files
@@ -255,10 +246,7 @@ def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str)
     if not isinstance(error, CannotKeepError):
         return TaskRefused(what, where=where, hint=_OWN_POLICY)
     error.add(others)
-    refused = (fact for fact in error.differences if fact.kind is DifferenceKind.REFUSED)
-    keys = ", ".join(dict.fromkeys(f"`{fact.key}`" for fact in refused if fact.key))
-    without = f"remove {keys} from the compose file if the task works without, or " if keys else ""
-    hint = error.hint or f"{without}{_OWN_POLICY}"
+    hint = error.hint or _OWN_POLICY
     return TaskRefused(what, where=where, hint=hint, differences=error.differences)
 
 
@@ -391,19 +379,14 @@ def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
     default = read(task.sandbox, where=f"task {task.name}")
     made: list[Preview] = []
     for sample in task.dataset or ():
-        where = f"task {task.name}, sample {sample.id}"
+        each = Preview(task.name, str(sample.id))
         written = sample.sandbox
-        found = default if written is None else read(written, where=where)
-        metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
-        if isinstance(found, BelljarConfig):
-            try:
-                settled(found, metadata, where=where)  # now, not in the middle of the run
-            except PolicyError as error:
-                found = error
+        found = default if written is None else read(written, where=each.where)
         refused = found if isinstance(found, PolicyError) else None
         config = found if isinstance(found, BelljarConfig) else BelljarConfig()
-        made.append(Preview(task.name, str(sample.id), metadata, config, refused))
-        if written is not None and refused is None:
+        metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
+        made.append(replace(each, metadata=metadata, asked=config, error=refused))
+        if written is not None:
             sample.sandbox = SandboxEnvironmentSpec(OURS, config)
     of_task = default if isinstance(default, BelljarConfig) else BelljarConfig()
     task.sandbox = SandboxEnvironmentSpec(OURS, of_task)
@@ -412,21 +395,37 @@ def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
     """The sandbox's replacement. Raises `PolicyError`."""
+    from inspect_ai.util import ComposeConfig
+
     base = beside_policy(directory)
     if spec is None:
         return base
-    config = spec.config
-    if (compose := _description(spec, directory)) is not None:
-        return of_compose(compose, base, where=where)
-    if spec.type != OURS:
-        return of_other(base, spec.type, has_config=config is not None, where=where)
-    if config is None:
-        return base
+    kind, config, document = spec.type, spec.config, None
     if isinstance(config, BaseModel):
-        return as_config(config)
-    path = (directory / str(config)).absolute()
-    check_below(path, directory)
-    return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
+        if kind != OURS or isinstance(config, ComposeConfig):
+            document = as_document(config)
+    elif isinstance(config, str):
+        path = (directory / config).absolute()
+        check_below(path, directory)
+        document = named_document(path)
+        if document is None and kind == OURS:
+            return BelljarConfig(policy=str(path) if os.path.lexists(path) else config)
+        if document is None and path.suffix in {".yaml", ".yml"}:
+            document = read_document(path)
+    elif config is None and (kind == "docker" or (kind == OURS and not base.policy)):
+        path = directory.absolute() / "Dockerfile"
+        if (found := beside(directory)) is not None:  # as Inspect finds it
+            document = read_document(found)
+        elif os.path.lexists(path):
+            document = dockerfile_document(path)
+    if document is not None:
+        return of_compose(document, base, where=where)
+    if kind != OURS:
+        return of_other(base, kind, has_config=config is not None, where=where)
+    if config is None or isinstance(config, BelljarConfig):
+        return config or base
+    what = f"a {type(config).__name__} is another version's configuration, or not Belljar's"
+    raise PolicyError(what, where=where, hint=_START_AGAIN)
 
 
 def of_active_sample(
@@ -455,26 +454,3 @@ def of_active_sample(
         hint = "run one task after the other, or name the file by its whole path"
         raise PolicyError(what, where=where, hint=hint)
     return stand_in(written, directory=found[0] if found else Path.cwd(), where=where)
-
-
-def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
-    """The sandbox's compose file, parsed or generated."""
-    from inspect_ai.util import ComposeConfig
-
-    config = spec.config
-    if isinstance(config, BaseModel):
-        is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
-        return None if is_other else as_document(config)
-    if config is None:
-        is_ours = spec.type == OURS and not beside_policy(directory).policy
-        if spec.type != "docker" and not is_ours:
-            return None
-        if (found := beside(directory)) is not None:  # as Inspect finds it
-            return read_document(found)
-        path = directory.absolute() / "Dockerfile"
-        return dockerfile_document(path) if os.path.lexists(path) else None
-    path = directory / str(config)
-    check_below(path.absolute(), directory)
-    document = named_document(path)
-    is_compose = document is None and spec.type != OURS and path.suffix in {".yaml", ".yml"}
-    return read_document(path) if is_compose else document

@@ -22,14 +22,11 @@ from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, fi
 from belljar.harness.config import Preview
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
-from belljar.harness.operator import read_operator
 from belljar.harness.options import (
     RunRequest,
     Selection,
-    check_models,
     explicit_arguments,
     model_of,
-    models_of,
     read_options,
     read_selection,
 )
@@ -54,7 +51,6 @@ if TYPE_CHECKING:
     from inspect_ai import Task
     from inspect_ai._util.error import PrerequisiteError
 
-    from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger.rundir import RunDirectory
 
 # Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
@@ -88,20 +84,12 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     with contextlib.ExitStack() as stack:
         if request.quiet:
             stack.enter_context(standard_output_to_error())
-        if request.policy:
-            check_policy(request.policy, request.tier)
-        options = read_options(request.inspect_args)
-        models = check_models(models_of(options), request.home)
-        session = Session(
-            operator_options={**request.operator_options, "run_policy": _absolute(request.policy)},
-            home=request.home,
-            source=request.source,
-        )
+        options, session = _begin(request)
         session.host = stack.enter_context(watched_host())  # hooks may connect when they start
         stack.enter_context(_controlled(session))
-        operator = read_operator(**session.operator_options)
         with _stops(session):
-            tasks, previews = load_tasks(options, operator, read_selection(options), runs=True)
+            models = _set_active_model(options, is_needed=True)
+            tasks, previews = load_tasks(options, session, read_selection(options), runs=True)
             if not previews:
                 where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
                 raise PolicyError("no sample is selected", where=printable(where), hint=hint)
@@ -116,28 +104,23 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             raise session.stopped from error
 
 
-def check_policy(policy: str, tier: str) -> None:
-    """Check as `belljar policy check`, whole: also what tasks' own policies would leave unused.
+def _begin(request: RunRequest) -> tuple[click.Context, Session]:
+    if request.policy:  # whole, as by `policy check`: also what tasks would leave unused
+        check_stand_ins(resolve_here(with_tier(resolve_policy(request.policy), request.tier)))
+    options = read_options(request.inspect_args)
+    operator = request.operator()
+    return options, Session(given_operator=operator, home=request.home, source=request.source)
 
-    Raises `PolicyError` for an invalid policy or tier, `HostError` for one refused here.
-    """
-    check_stand_ins(resolve_here(with_tier(resolve_policy(policy), tier)))
 
-
-def load_only(
-    arguments: Sequence[str], operator: OperatorOptions
-) -> tuple[click.Context, list[Task], list[Preview]]:
+def load_only(request: RunRequest) -> tuple[click.Context, list[Task], list[Preview]]:
     """Load tasks without running, and preview samples. Raises as `run_evaluation`."""
-    if run_policy := operator.get("run_policy", ""):
-        check_policy(run_policy, operator.get("tier", ""))
-    session = Session(operator_options={**operator, "run_policy": _absolute(run_policy)})
-    options = read_options(arguments)
+    options, session = _begin(request)
     selection = read_selection(options)
     if selection.shuffle is True:
         selection = Selection(ids=selection.ids)
     with standard_output_to_error(), _controlled(session), _stops(session):
-        loaded = load_tasks(options, read_operator(**session.operator_options), selection)
-    return (options, *loaded)
+        _set_active_model(options, is_needed=False)
+        return (options, *load_tasks(options, session, selection))
 
 
 @contextlib.contextmanager
@@ -178,12 +161,9 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
 
     Raises the first sample's error, or `HostError`.
     """
-    if refused := [each.error for each in previews if each.error is not None]:
-        first, *more = refused
-        if more:
-            also = f"{len(more)} more samples are refused: `belljar check` lists all"
-            first.hint = "; ".join(filter(None, (first.hint, also)))
-        raise first
+    for each in previews:
+        if each.error is not None:
+            raise each.error
     source = session.source
     policies = [*dict.fromkeys(each.policy for each in previews if each.policy is not None)]
     for policy in policies:
@@ -205,20 +185,13 @@ def _run_tasks(
     session: Session,
     policies: Sequence[LoadedPolicy],
 ) -> RunOutcome:
-    from belljar.harness.provider import BelljarSandboxEnvironment
-
     what = ", ".join(task.name for task in tasks)
     argv = [*sys.argv[:1], "run", *request.inspect_args]
-    params = options.params
     with request.source.start_run("run", argv, what=what) as run, session_scope(session):
         session.run = run
         if noted := os.environ.get(NOTED_IN):
             Path(noted).write_text(str(run.path))
         hold_required_gap(run, policies)
-        samples = params.get("max_samples")
-        cells = params.get("max_sandboxes") or BelljarSandboxEnvironment.default_concurrency()
-        if samples and cells and samples > cells:
-            session.show_once([f"{cells} cells at a time, not {samples}: see --max-sandboxes"])
         with termination_as_interrupt() as termination:
             # A breach ends it as Ctrl-C does: Inspect cancels what runs, and writes its log.
             session.termination_signals, session.stop = termination.received, termination.interrupt
@@ -256,19 +229,13 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
         return evidence, []
 
 
-def _absolute(policy: str) -> str:
-    # Inspect changes directory for a task: a file must be found from anywhere.
-    path = Path(policy)
-    return str(path.absolute()) if policy and os.path.lexists(path) else policy
-
-
 def load_tasks(
-    options: click.Context, operator: Operator, selection: Selection, *, runs: bool = False
+    options: click.Context, session: Session, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for an invalid task when `runs` or alone, `HostError` when `runs` and the
-    model can't be used. A refused sandbox is an error of its samples.
+    Raises `PolicyError` for an invalid task when `runs` or alone. A refused sandbox is an error of
+    its samples.
     """
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
@@ -281,7 +248,6 @@ def load_tasks(
     if not params["tasks"]:
         raise click.UsageError(f"which task? {names}", options)
     given = parse_cli_config(params["t"], params["task_config"])
-    _set_active_model(options, is_needed=runs)
     tasks: list[Task] = []
     broken: dict[str, PolicyError] = {}
     for spec in _files_of(params["tasks"]):
@@ -304,7 +270,7 @@ def load_tasks(
         selection.order(task)
         made = adapt_task(task, directory=Path(task_run_dir(task)))
         chosen = selection.positions(task, [each.name for each in tasks])
-        previews += preview([made[each] for each in chosen], operator)
+        previews += preview([made[each] for each in chosen], session.operator)
         if model_of(options):
             task.model = None
     return tasks, previews
@@ -324,11 +290,12 @@ def _files_of(named: Iterable[str]) -> list[str]:
     return specs
 
 
-def _set_active_model(options: click.Context, *, is_needed: bool) -> None:
-    """Set the model and its roles, as Inspect does before it loads a task, which may ask for them.
+def _set_active_model(options: click.Context, *, is_needed: bool) -> list[LoadedPolicy]:
+    """Set the model and its roles, as Inspect does before it loads a task, which may ask for them;
+    return the policies of those in cells.
 
     None of several models is set: their evaluations share one loading. With `is_needed`, raises
-    `HostError` when the provider's package or key is missing.
+    `HostError` when the provider's package or key is missing, and what is wrong with a model cell.
     """
     from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
     from inspect_ai._util.error import PrerequisiteError
@@ -340,7 +307,7 @@ def _set_active_model(options: click.Context, *, is_needed: bool) -> None:
     params = options.params
     name = model_of(options) or "none"
     if not isinstance(name, str):
-        return  # A model's whole description; a task that asks for it says so.
+        return []  # A model's whole description; a task that asks for it says so.
     try:
         config = GenerateConfig(**config_from_locals(dict(params)))
         args = parse_cli_config(params.get("m"), params.get("model_config"))
@@ -348,7 +315,9 @@ def _set_active_model(options: click.Context, *, is_needed: bool) -> None:
         roles = resolve_model_roles(parse_model_role_cli_args(params.get("model_role")))
     except PrerequisiteError as error:
         if not is_needed:
-            return
+            return []
+        if isinstance(error.__cause__, BelljarError):
+            raise error.__cause__ from error
         raise HostError(
             f"the model can't be used: {_unmarked(error)}",
             where=printable(f"--model {name}"),
@@ -356,10 +325,14 @@ def _set_active_model(options: click.Context, *, is_needed: bool) -> None:
             "environment; `--model mockllm/model` needs neither",
         ) from error
     except Exception:  # noqa: BLE001 - what is wrong with it, the evaluation says
-        return
+        return []
     if len(models) == 1:
         init_active_model(models[0], config)
     init_model_roles(roles or {})
+    for role in (roles or {}).values():
+        models += role if isinstance(role, list) else [role]
+    served = [getattr(each.api, "policy", None) for each in models]
+    return [each for each in served if isinstance(each, LoadedPolicy)]
 
 
 @contextlib.contextmanager
@@ -385,10 +358,8 @@ def _unmarked(error: PrerequisiteError) -> str:
     """Inspect's message in one line, without its markup."""
     from rich.text import Text
 
-    text = Text.from_markup(str(error.message)).plain.strip().removeprefix("ERROR: ")
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-    sentences = [line if line[-1] in ".:;," else f"{line}." for line in lines]
-    return printable(" ".join(sentences).removesuffix("."), max_chars=2000)
+    words = Text.from_markup(str(error.message)).plain.split()
+    return printable(" ".join(words).removeprefix("ERROR: "), max_chars=2000)
 
 
 def invoke(

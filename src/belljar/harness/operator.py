@@ -17,12 +17,12 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.compose.interpolate import expand_metadata
 from belljar.compose.values import CannotKeepError
-from belljar.dataclass import dataclass, replace
+from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import (
@@ -32,6 +32,8 @@ from belljar.harness.config import (
     metadata_variables,
     settled,
 )
+from belljar.host import settings as host_settings
+from belljar.host.settings import Settings, Upstreams
 from belljar.policy.files import read_regular
 from belljar.policy.load import resolve_policy, with_changes
 from belljar.policy.loaded import PRESETS, LoadedPolicy, with_tier
@@ -41,60 +43,34 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from belljar.host.settings import Settings
-
 # Who says nothing gets a strict wall: looser ones are asked for.
 DEFAULT_POLICY: Final = "high"
 DEFAULT_IMAGE: Final = "default"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
-ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """The operator's settings, outside of any task.
-
-    `policy`: `$BELLJAR_POLICY` at process start. `allows_upstreams`: `--allow-upstreams` or its
-    variable. `run_policy`, `tier`: `--policy`, `--tier`.
-    """
-
-    settings: Settings
-    policy: str = ""
-    allows_upstreams: bool = False
-    run_policy: str = ""
-    tier: str = ""
-
-
-class OperatorOptions(TypedDict, total=False):
-    """Options of the command line: arguments of `read_operator`."""
-
-    run_policy: str
-    tier: str
-    allow_upstreams: bool
-
-
-def read_operator(
-    *, run_policy: str = "", tier: str = "", allow_upstreams: bool = False
-) -> Operator:
-    """From the settings files and the start environment, which no `.env` file changes.
-
-    Raises `PolicyError` or `HostError` for invalid settings.
-    """
-    from belljar.host.settings import environment_at_start, read_settings
-
-    environ = environment_at_start()
-    policy = environ.get(POLICY_VARIABLE, "")
+def _policy_at_start() -> str:
+    policy = host_settings.environment_at_start().get(POLICY_VARIABLE, "")
     # Inspect changes into a task's directory, where a relative file would be the task's.
     if policy and policy not in PRESETS and not policy.startswith(("/", "~")):
         what = f"{printable(policy)} is neither a preset nor an absolute path"
         raise PolicyError(what, where=f"${POLICY_VARIABLE}", hint="give the whole path of the file")
-    return Operator(
-        settings=read_settings(),
-        policy=policy,
-        allows_upstreams=allow_upstreams or environ.get(ALLOW_VARIABLE) == "1",
-        run_policy=run_policy,
-        tier=tier,
-    )
+    return policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """The operator's word, outside of any task. `run_policy`, `tier`: `--policy`, `--tier`.
+
+    The rest is read when it is made, which raises `PolicyError` or `HostError`: `policy`, of
+    `$BELLJAR_POLICY` when the process started, and the host's settings.
+    """
+
+    run_policy: str = ""
+    tier: str = ""
+    allow_upstreams: bool = False
+    policy: str = field(default_factory=_policy_at_start)
+    settings: Settings = field(default_factory=lambda: host_settings.read_settings())
 
 
 def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
@@ -102,18 +78,17 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
 
     Raises `PolicyError` for upstreams that are not allowed.
     """
-    from belljar.host.settings import Upstreams, within_settings
     from belljar.plan.explain import announcements
 
-    made = within_settings(loaded, operator.settings)
+    made = host_settings.within_settings(loaded, operator.settings)
     upstreams = made.policy.network.upstreams if made.policy.network is not None else ()
-    is_allowed = operator.allows_upstreams or operator.settings.upstreams is Upstreams.ALLOW
+    is_allowed = operator.allow_upstreams or operator.settings.upstreams is Upstreams.ALLOW
     if upstreams and not is_named and not is_allowed:
         raise PolicyError(
             f"the task's own policy reaches real hosts: {', '.join(announcements(made))}",
             where=printable(loaded.source),
-            hint=f"allow it with `belljar run --allow-upstreams`, or with {ALLOW_VARIABLE}=1 for "
-            "`inspect eval`; or use your own policy",
+            hint="allow it with `belljar run --allow-upstreams`, or in the settings with "
+            "`upstreams: allow`; or use your own policy",
         )
     return made
 
@@ -130,16 +105,6 @@ class SamplePolicy:
     policy: LoadedPolicy
     asked: BelljarConfig
     differences: tuple[Difference, ...]
-
-
-def load(
-    config: BaseModel | str | None,
-    *,
-    metadata: Mapping[str, object] | None = None,
-    **options: Unpack[OperatorOptions],
-) -> LoadedPolicy:
-    """A configuration's policy. Raises `PolicyError`."""
-    return within(settled(as_config(config), metadata), read_operator(**options)).policy
 
 
 def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
@@ -180,12 +145,10 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
 
 
 def sample_policy(
-    config: BaseModel | str | None,
-    metadata: Mapping[str, object],
-    **options: Unpack[OperatorOptions],
+    config: BaseModel | str | None, metadata: Mapping[str, object], operator: Operator
 ) -> SamplePolicy:
     """One sample's policy, with metadata. Raises `PolicyError`."""
-    made = within(settled(as_config(config), metadata), read_operator(**options))
+    made = within(settled(as_config(config), metadata), operator)
     return replace(made, policy=for_sample(made.policy, metadata))
 
 
@@ -224,14 +187,8 @@ MAX_BYTES: Final = 1 << 20
 
 # Anything else may load code, open a port, move a store or choose who is trusted.
 SETTINGS: Final = frozenset({"INSPECT_LOG_LEVEL", "INSPECT_EVAL_MODEL"})
-_OF_A_SERVICE: Final = re.compile(r"(?!INSPECT_|BELLJAR_)[A-Z][A-Z0-9_]*_(API_KEY|BASE_URL)")
-# To these, credentials are sent that are in no variable: of a home directory or a machine.
-_OF_A_CLOUD: Final = re.compile(r".*(AWS|AZURE|BEDROCK|GOOGLE|VERTEX).*_BASE_URL")
-# The operator's own keys, which an address from a file could be sent.
-_KEY: Final = re.compile(
-    r".*_API_KEY|ANTHROPIC_AUTH_TOKEN|.*_API_TOKEN|AWS_BEARER_TOKEN_BEDROCK|HF_TOKEN"
-)
-
+# No address: the operator's own keys would be sent there.
+_KEY: Final = re.compile(r"(?!INSPECT_|BELLJAR_)[A-Z][A-Z0-9_]*_API_KEY")
 # What chooses this host's programs, their code, the store and its keys, trust roots and proxies.
 _OF_THE_HOST: Final = re.compile(
     r"(BELLJAR|DOCKER|LD|OPENSSL|SSL|XDG)_.*|PYTHON.*|HOME|PATH|TMPDIR|(?i:.*_proxy)"
@@ -241,8 +198,7 @@ _OF_THE_HOST: Final = re.compile(
 def read_dotenv(environ: Mapping[str, str]) -> str:
     """Find and judge the file that Inspect will read; say what it will set. Changes nothing.
 
-    Raises `PolicyError` for a name that is not allowed, for a value made of other variables, and
-    for an address whose requests would carry a key of `environ`.
+    Raises `PolicyError` for a name that is not allowed, or a value made of other variables.
     """
     from io import BytesIO, TextIOWrapper
 
@@ -266,35 +222,15 @@ def read_dotenv(environ: Mapping[str, str]) -> str:
         raise PolicyError(what, where=where, hint="repair it, or remove it from there") from error
     # A name without a value sets nothing.
     names = sorted(name for name, value in values.items() if value is not None)
-    refused = [
-        name
-        for name in names
-        if name not in SETTINGS
-        and (not _OF_A_SERVICE.fullmatch(name) or _OF_A_CLOUD.fullmatch(name))
-    ]
-    if refused:
+    known = [name for name in names if name in SETTINGS or _KEY.fullmatch(name)]
+    # A provider would be sent any secret of the environment as its key.
+    allowed = {name for name in known if "${" not in str(values[name])}
+    if refused := [name for name in names if name not in allowed]:
         raise PolicyError(
             f"a `.env` file can't set {printable(', '.join(refused), max_chars=600)}: only"
-            f" {' and '.join(sorted(SETTINGS))}, and keys and addresses of model providers",
+            f" {' and '.join(sorted(SETTINGS))}, and keys of model providers, to a plain value",
             where=where,
             hint="remove it there; if you want it, set it in the environment of belljar",
-        )
-    # An address of the file could be sent any secret of the environment as its key.
-    if expanded := [name for name in names if "${" in str(values[name])]:
-        raise PolicyError(
-            f"{printable(', '.join(expanded), max_chars=600)} of this file would take values of "
-            "other variables",
-            where=where,
-            hint="write the value itself, or set it in the environment of belljar",
-        )
-    addresses = [name for name in names if name.endswith("_BASE_URL")]
-    keys = sorted(name for name, value in environ.items() if value and _KEY.fullmatch(name))
-    if addresses and keys:
-        raise PolicyError(
-            f"{', '.join(addresses)} of this file would be sent a key of your environment "
-            f"({printable(', '.join(keys), max_chars=300)})",
-            where=where,
-            hint="set both in one place: in the file, or in the environment of belljar",
         )
     new = [name for name in names if not environ.get(name)]
     return f"{where} sets {', '.join(new)}" if new else ""
@@ -308,9 +244,7 @@ def restore_start() -> None:
     """
     if not sys.argv[0].endswith(("/inspect", "/inspect_ai/__main__.py")):
         return
-    from belljar.host.settings import environment_at_start
-
-    start = environment_at_start()
+    start = host_settings.environment_at_start()
     for name in filter(_OF_THE_HOST.fullmatch, {*os.environ, *start}):
         if name in start:
             os.environ[name] = start[name]

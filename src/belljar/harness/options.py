@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import HostError, PolicyError
-from belljar.harness.operator import OperatorOptions, read_dotenv
+from belljar.harness.operator import Operator, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
-from belljar.model.serve import load_model
 from belljar.policy.limits import Risk, Tier, demanded_tier
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from inspect_ai import Task
 
     from belljar.harness.config import Preview
-    from belljar.policy.loaded import LoadedPolicy, PresetPolicy
+    from belljar.policy.loaded import PresetPolicy
     from belljar.policy.model import Policy
 
 
@@ -74,35 +73,17 @@ class RunRequest:
     home: Path | None = None
     source: RealCells = field(default_factory=RealCells)
 
-    @property
-    def operator_options(self) -> OperatorOptions:
+    def operator(self) -> Operator:
         """The operator's own part of it."""
-        return {
-            "run_policy": self.policy,
-            "tier": self.tier,
-            "allow_upstreams": self.allow_upstreams,
-        }
+        # Inspect changes directory for a task: a file must be found from anywhere.
+        is_file = self.policy and os.path.lexists(self.policy)
+        policy = str(Path(self.policy).absolute()) if is_file else self.policy
+        return Operator(run_policy=policy, tier=self.tier, allow_upstreams=self.allow_upstreams)
 
 
 def model_of(context: click.Context) -> object:
     """The model that Inspect's options name, if any."""
     return context.params.get("model") or context.params.get("model_spec")
-
-
-def models_of(context: click.Context) -> list[str]:
-    """The names of all models in the options, also for roles."""
-    from inspect_ai._util.config import parse_cli_args
-
-    waiting, names = [model_of(context)], list[str]()
-    with contextlib.suppress(Exception):  # what is wrong with it, the evaluation says
-        waiting.append(parse_cli_args(context.params.get("model_role"), force_str=False))
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict | list):  # its settings are no model's name
-            waiting += each.values() if isinstance(each, dict) else each
-        else:
-            names += str(each or "").split(",")
-    return names
 
 
 def read_options(arguments: Sequence[str]) -> click.Context:
@@ -239,20 +220,12 @@ def read_selection(options: click.Context) -> Selection:
     )
 
 
-def check_models(names: Iterable[str], home: Path | None) -> list[LoadedPolicy]:
-    """The cell models' policies. Raises `PolicyError`, `HostError`: one is wrong."""
-    files = [name.removeprefix(_IN_A_CELL) for name in names if name.startswith(_IN_A_CELL)]
-    return [load_model(Path(file), home=home) for file in files]
-
-
 # --- a fleet runs the samples in parts
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
 # An id without a sign that `--sample-id` reads.
 _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
-# Options of Inspect that several processes can't share, or that are read from a file there.
-_NOT_SHARED: Final = ("acp_server", "generate_config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,13 +275,8 @@ def select_task(
         if each.error is not None and not isinstance(each.error, HostError):
             raise each.error  # what a node lacks, each node says itself
     selection = read_selection(options)
-    specs = options.params["tasks"]
-    if len(tasks) != 1 or len(specs) != 1:
-        what = f"a fleet runs one task, and {len(tasks)} are named"
-        hint = "name one, as in file.py@task, and run the others after it"
-        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
-    spec, task = specs[0], tasks[0]
-    _check_shared(options, selection, task)
+    _check_shared(options, selection, tasks)
+    spec, task = options.params["tasks"][0], tasks[0]
     samples = _samples(task, selection)
     path, at, name = spec.partition("@")
     root = Path(path).absolute().parent if Path(path).is_file() else None
@@ -316,18 +284,7 @@ def select_task(
     kinds = {each.policy: each.sample for each in previews if each.policy is not None}
     if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
-    own = [
-        *(["--policy", request.policy] if request.policy else []),
-        *(["--allow-upstreams"] if request.allow_upstreams else []),
-        *(["--tier", request.tier] if request.tier else []),
-    ]
-    rest, words = list[str](), iter(request.inspect_args)
-    for word in words:  # without the task, and what chooses samples
-        if word in _CHOSEN:
-            next(words, None)
-        elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
-            rest.append(word)
-    _check_files([*own, os.environ.get("BELLJAR_POLICY", ""), *rest], root)
+    own, rest = _words(request, spec)
     params = options.params
     arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
     sent = f"{Path(path).name}{at}{name}" if root else spec
@@ -344,14 +301,31 @@ def select_task(
         memory_mib=max(_memory_mib(each.policy) for each in kinds),
         images=frozenset(name for each in kinds for name in each.policy.images),
         needs_hardware=any(each.policy.risk is Risk.CRITICAL for each in kinds),
-        policies=tuple(
-            hashlib.sha256(json.dumps(each.policy.to_json(), sort_keys=True).encode()).hexdigest()
-            for each in kinds
-        ),
+        policies=tuple(_digest(each.policy) for each in kinds),
         time_limit_s=None if limit is None else float(limit),
         retries=int(params.get("retry_on_error") or 0),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
     )
+
+
+def _words(request: RunRequest, spec: str) -> tuple[list[str], list[str]]:
+    """Belljar's options, and Inspect's without the task and what chooses samples."""
+    own = [
+        *(["--policy", request.policy] if request.policy else []),
+        *(["--allow-upstreams"] if request.allow_upstreams else []),
+        *(["--tier", request.tier] if request.tier else []),
+    ]
+    rest, words = list[str](), iter(request.inspect_args)
+    for word in words:
+        if word in _CHOSEN:
+            next(words, None)
+        elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
+            rest.append(word)
+    return own, rest
+
+
+def _digest(policy: Policy | PresetPolicy) -> str:
+    return hashlib.sha256(json.dumps(policy.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def _memory_mib(policy: Policy | PresetPolicy) -> int:
@@ -376,15 +350,19 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _check_shared(options: click.Context, selection: Selection, task: Task) -> None:
-    """Refuse what would differ between units."""
+def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[Task]) -> None:
+    """Refuse several tasks, and what would differ between units."""
+    if len(tasks) != 1 or len(options.params["tasks"]) != 1:
+        what = f"a fleet runs one task, and {len(tasks)} are named"
+        hint = "name one, as in file.py@task, and run the others after it"
+        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
     model = model_of(options)
     if isinstance(model, str) and ("," in model or model.startswith(_IN_A_CELL)):
         what = "a fleet asks one model of a provider"
         hint = "run several models one after the other; a model in a cell runs on one machine"
         raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
     given = options.params.get("fail_on_error")
-    bound = task.fail_on_error if given is None else given
+    bound = tasks[0].fail_on_error if given is None else given
     # True means the first error, and is a number in Python, too.
     if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
         what = "errors can't be counted over all units"
@@ -394,24 +372,3 @@ def _check_shared(options: click.Context, selection: Selection, task: Task) -> N
         what = "samples in a random order can't be shared among nodes"
         hint = "give it a seed: --sample-shuffle 42"
         raise PolicyError(what, where="--sample-shuffle", hint=hint)
-    for name in _NOT_SHARED:
-        if options.params.get(name):
-            option = f"--{name.replace('_', '-')}"
-            hint = "give its options on the command line"
-            raise PolicyError("it can't be used with --fleet", where=option, hint=hint)
-
-
-def _check_files(words: Iterable[str], root: Path | None) -> None:
-    """Refuse words that name files of this machine missing on nodes."""
-    here = Path.cwd()
-    for word in words:
-        named = word.rpartition("=")[2]
-        # An option's value, if it has one without `=`, is the next word.
-        if not named or (word.startswith("-") and "=" not in word):
-            continue
-        is_here = os.path.exists(named)  # noqa: PTH110 - a value may be longer than any name
-        # A relative path is right on a node only if it starts at the task's directory.
-        if is_here and (Path(named).is_absolute() or here != root):
-            what = f"`{printable(named)}` is a file of this machine, which no node has"
-            hint = "put it beside the task, and run belljar in that directory"
-            raise PolicyError(what, where=printable(word), hint=hint)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
-from belljar.dataclass import dataclass, json_of, replace
+from belljar.dataclass import dataclass, replace
 from belljar.differences import Difference, samples_named, sentences
-from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.harness.config import (
     BelljarConfig,
     Preview,
@@ -25,14 +25,7 @@ from belljar.harness.config import (
     of_compose,
     settled,
 )
-from belljar.harness.operator import (
-    Operator,
-    OperatorOptions,
-    SamplePolicy,
-    for_sample,
-    read_operator,
-    within,
-)
+from belljar.harness.operator import Operator, SamplePolicy, for_sample, within
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -55,7 +48,8 @@ def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Previe
         made = each.error or known.get(key)
         try:
             if made is None:
-                made = known[key] = within(settled(each.asked, each.metadata), operator)
+                config = settled(each.asked, each.metadata, where=each.where)
+                made = known[key] = within(config, operator)
             if isinstance(made, SamplePolicy):
                 for_sample(made.policy, each.metadata)
         except BelljarError as error:
@@ -153,16 +147,15 @@ def kind_of(target: str) -> str:
     return "policy" if target in PRESETS or suffix in {".yaml", ".yml"} else "task"
 
 
-def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
+def check_policy(target: str, operator: Operator) -> list[Preview]:
     """A policy, as `--policy` of an empty task."""
-    alone: OperatorOptions = {**options, "run_policy": target}
-    return _one(BelljarConfig(), read_operator(**alone), target)
+    return list(preview([Preview(target)], replace(operator, run_policy=target)))
 
 
-def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
+def check_compose(target: str, operator: Operator) -> list[Preview]:
     """A compose file or a Dockerfile; placeholders replace metadata."""
-    path = Path(target).absolute()
-    operator = read_operator(**options)
+    path, error = Path(target).absolute(), None
+    config = BelljarConfig()
     try:
         if not path.is_file():
             raise PolicyError("no such file", where=printable(target))
@@ -174,14 +167,8 @@ def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
             names = references(config.compose or {})
             prefix = len("SAMPLE_METADATA_")
             config = settled(config, {name[prefix:]: PLACEHOLDER for name in names})
-        return _one(config, operator, target)
-    except PolicyError as error:
-        return _one(BelljarConfig(), operator, target, error)
-
-
-def _one(
-    config: BelljarConfig, operator: Operator, target: str, error: PolicyError | None = None
-) -> list[Preview]:
+    except PolicyError as refused:
+        error = refused
     return list(preview([Preview(target, asked=config, error=error)], operator))
 
 
@@ -196,12 +183,12 @@ def outlooks(
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
     """Each group with images and plan; reads host facts when needed."""
-    from belljar.harness.source import command_of, differences_of_images, missing_images
+    from belljar.harness.source import RealCells, command_of
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan
 
-    facts = cache(facts)
-    whole = with_images(previews, lambda policy: differences_of_images(policy, home))
+    facts, cells = cache(facts), RealCells(home)
+    whole = with_images(previews, cells.image_differences)
     found: list[Outlook] = []
     for same in grouped(whole):
         missing: list[MissingImage] = []
@@ -209,9 +196,9 @@ def outlooks(
         error, loaded = first.error, first.policy
         if error is None and loaded is not None:
             builds = {each.image: each for each in first.asked.builds}
-            for each in missing_images([loaded], home):
+            for each in cells.missing_images([loaded]):
                 if each.image in builds:
-                    missing.append(replace(each, command=command_of(builds[each.image])))
+                    missing.append(each._replace(command=command_of(builds[each.image])))
                 elif PLACEHOLDER not in each.image:  # else only a sample's metadata names it
                     missing.append(each)
             try:
@@ -241,8 +228,7 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
     """For `--json`; documented in docs/check.md."""
     groups: list[dict[str, Any]] = []
     for each in found:
-        first, is_lacking = each.first, isinstance(each.error, HostError)
-        absent = {missing.image for missing in each.missing}
+        first, absent = each.first, {missing.image for missing in each.missing}
         images = first.policy.policy.images if first.policy is not None else ()
         groups.append(
             {
@@ -250,10 +236,8 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
                 "samples": list(each.samples),
                 "outcome": each.outcome,
                 "differences": [fact.data() for fact in first.differences],
-                "error": None if is_lacking else _error_json(each.error),
+                "error": _error_json(each.error),
                 "images": [{"image": name, "present": name not in absent} for name in images],
-                "plan": None if each.plan is None else _plan_json(each.plan),
-                "lacking": _error_json(each.error) if is_lacking else None,
             }
         )
     return {
@@ -273,15 +257,3 @@ def _error_json(error: BelljarError | None) -> dict[str, str] | None:
         return None
     texts = {"what": error.what, "where": error.where, "hint": error.hint}
     return {name: printable(text, max_chars=2000) for name, text in texts.items()}
-
-
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    network = plan.policy.network
-    limits = ("cpus", "memory_bytes", "disk_bytes", "processes", "lifetime_s")
-    own = ("risk", "tier", "emulated", "user", "workdir", "warnings")
-    return {
-        **{name: json_of(getattr(plan, name)) for name in own},
-        **{name: getattr(plan.limits, name) for name in limits},
-        "services": list(network.stand_ins) if network is not None else [],
-        "upstreams": [each.host for each in network.upstreams] if network is not None else [],
-    }

@@ -33,7 +33,7 @@ from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyErr
 from belljar.harness import config as configs
 from belljar.harness.attach import AttachSocket, login_command, release_cells
 from belljar.harness.bridge import ModelBridge
-from belljar.harness.operator import SamplePolicy, load, read_operator, sample_policy, within
+from belljar.harness.operator import SamplePolicy, sample_policy, within
 from belljar.harness.sample import SampleCell, SampleIdentity, identify
 from belljar.harness.session import Session, as_prerequisite_error, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
@@ -140,7 +140,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     def default_concurrency(cls) -> int | None:
         """Twice the processors if memory holds so many full cells; at least 1."""
         try:
-            resources = load(None, **current_session().operator_options).policy.resources
+            resources = current_session().default_policy().resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
             return None
         return max(1, min(2 * len(os.sched_getaffinity(0)), free_bytes() // cell_bytes(resources)))
@@ -173,7 +173,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             session.enter()
             session.directories.append(Path.cwd())  # the task's, here
-            operator = read_operator(**session.operator_options)
+            operator = session.operator
             ours = configs.settled(configs.as_config(config), None)
             made = within(ours, operator)
             loaded = made.policy
@@ -221,7 +221,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         session = current_session()
         await session.check_running()
         own = configs.of_active_sample(config, session.directories)
-        sample = sample_policy(own, metadata, **session.operator_options)
+        sample = sample_policy(own, metadata, session.operator)
         if own is not config:  # `task_init` has not seen it
             session.show_once(sentences(sample.differences))
             await session.source.prepare(sample.policy, session.ensure_run())

@@ -352,7 +352,6 @@ def _brief(report: ProbeReport) -> dict[str, JsonValue]:
     return {
         "verdict": report.verdict.value,
         "probes": len(report.findings),
-        "digest": report.digest,
         "duration_ms": round(report.duration_ms, 3),
         "problem": report.problem,
         "breaches": breaches,

@@ -27,8 +27,9 @@ from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import login_command, remove_dead_sockets
+from belljar.harness.config import BelljarConfig
 from belljar.harness.host_processes import HostActivity, proxies_here
-from belljar.harness.operator import OperatorOptions, restore_start
+from belljar.harness.operator import Operator, restore_start, within
 from belljar.harness.source import RealCells
 from belljar.model.serve import ModelCell, open_model
 from belljar.policy.limits import Tier, demanded_tier
@@ -40,7 +41,8 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from belljar.compose.document import ServiceBuild
     from belljar.ledger.rundir import RunDirectory
-    from belljar.policy.loaded import LoadedPolicy
+    from belljar.policy.loaded import LoadedPolicy, PresetPolicy
+    from belljar.policy.model import Policy
     from belljar.report.reasons import ReasonCode
 
 # Time for the interrupt of a stopped run to arrive; then its sample is ended here.
@@ -83,12 +85,7 @@ class ModelCells:
                 # At least the tier of the samples so far: `need` refuses a lower one.
                 raised = with_tier(policy, max(own, self.tier or own))
                 owner = AsyncExitStack()
-
-                def report_end(error: CellError) -> None:
-                    what = printable(f"{error.where}: {error.what}")
-                    print_status(f"belljar: the model answers no more: {what}")
-
-                opening = open_model(raised, run=run, home=home, on_end=report_end)
+                opening = open_model(raised, run=run, home=home)
                 try:
                     found = await owner.enter_async_context(opening)
                     print_status(f"belljar: the model answers, in {found.cell!r}")
@@ -128,7 +125,7 @@ class Session:
     """
 
     run: RunDirectory | None = None
-    operator_options: OperatorOptions = field(default_factory=OperatorOptions)
+    given_operator: Operator | None = None
     home: Path | None = None
     source: RealCells = field(default_factory=RealCells)
     own: ExitStack | None = None
@@ -151,6 +148,15 @@ class Session:
 
     def __post_init__(self) -> None:
         self.source.home = self.home
+
+    @property
+    def operator(self) -> Operator:
+        """As `belljar run` was given it; else as read now."""
+        return self.given_operator or Operator()
+
+    def default_policy(self) -> Policy | PresetPolicy:
+        """The policy of a sample without its own. Raises `PolicyError`, `HostError`."""
+        return within(BelljarConfig(), self.operator).policy.policy
 
     def ensure_run(self) -> RunDirectory:
         """The run directory, opened if needed. Raises `HostError`."""

@@ -62,8 +62,8 @@ def standard_output_to_error() -> Iterator[None]:
 class RealCells:
     """Real cells; image names stay fixed in a run. `home`: None: usual store."""
 
-    def __init__(self) -> None:
-        self.home: Path | None = None  # its session's
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = home  # its session's
         self._digests: dict[str, str] = {}
         self._has_opened = False
 
@@ -88,11 +88,39 @@ class RealCells:
         """Raise `HostError` for images that the store lacks."""
         from belljar.image.store import refuse_missing
 
-        refuse_missing(missing_images(policies, self.store))
+        refuse_missing(self.missing_images(policies))
+
+    def missing_images(self, policies: Iterable[LoadedPolicy]) -> tuple[MissingImage, ...]:
+        """The images of these ranges that the store lacks."""
+        from belljar.image.store import Store, missing_images
+
+        names = (name for each in policies for name in each.policy.images)
+        return tuple(missing_images(Store(self.store), names))
 
     def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
-        """As the store has the images."""
-        return differences_of_images(policy, self.store)
+        """How these cells differ from their stored images' configuration."""
+        from belljar.image.config import image_differences
+        from belljar.image.store import Store
+
+        store, found = Store(self.store), list[Difference]()
+        rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
+        for name in policy.policy.images:
+            # A missing image has no configuration; `check_images` refuses it.
+            with contextlib.suppress(HostError):
+                image = store.find(name)
+                facts = [*image_differences(image.config)]
+                if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
+                    kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
+                    detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
+                    if image.setuid_programs == "removed":
+                        hint = "import it again with --keep-setuid"
+                        detail = "its programs lost the bit at import: `su` and `sudo` gain nothing"
+                    elif granted(rights, tier).setuid_programs:
+                        kind, hint = DifferenceKind.GRANTED, ""
+                        detail = "its programs gain their owner's rights, at most the cell's root's"
+                    facts.append(Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint))
+                found += [replace(fact, where=f"image {name}") for fact in facts]
+        return tuple(found)
 
     async def prepare(self, policy: LoadedPolicy, run: RunDirectory) -> None:
         """Plan here and make the template."""
@@ -251,39 +279,3 @@ def command_of(build: ServiceBuild, *, network: bool = False) -> str:
         command += ["--build-arg", f"{name}={value}"]
     command += ["--target", build.target] if build.target else []
     return shlex.join([*command, str(root / build.context)])
-
-
-def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:
-    """The images of these ranges that the store lacks."""
-    from belljar.image.store import Store
-    from belljar.image.store import missing_images as missing_in
-
-    return tuple(
-        missing_in(Store(home), (name for each in policies for name in each.policy.images))
-    )
-
-
-def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference, ...]:
-    """How these cells differ from their stored images' configuration."""
-    from belljar.image.config import image_differences
-    from belljar.image.store import Store
-
-    store, found = Store(home), list[Difference]()
-    rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
-    for name in policy.policy.images:
-        # A missing image has no configuration; `check_images` refuses it.
-        with contextlib.suppress(HostError):
-            image = store.find(name)
-            facts = [*image_differences(image.config)]
-            if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
-                kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
-                detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
-                if image.setuid_programs == "removed":
-                    hint = "import it again with --keep-setuid"
-                    detail = "its programs lost the bit at its import: `su` and `sudo` gain nothing"
-                elif granted(rights, tier).setuid_programs:
-                    kind, hint = DifferenceKind.GRANTED, ""
-                    detail = "its programs gain their owner's rights, at most the cell's root's"
-                facts.append(Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint))
-            found += [replace(fact, where=f"image {name}") for fact in facts]
-    return tuple(found)

@@ -83,7 +83,6 @@ def gather_facts(
         tools=tools,
         runtimes=runtime_facts(
             home / "facts" / "runtimes.json",
-            environ=os.environ,
             kernel_release=kernel_release,
             prove=prove_runtime,
             doubt=doubt,
@@ -169,10 +168,5 @@ def try_namespaces() -> str:
 def _switched_off(proc: Path) -> tuple[str, str] | None:
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() != "1":
         return None
-    launcher, file = program_path("jail"), "/etc/apparmor.d/belljar-jail"
-    profile = f'profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
-    hint = (
-        f"as root, to allow it to the launcher alone: echo 'abi <abi/4.0>, {profile}' >{file} "
-        f"&& apparmor_parser -r {file}"
-    )
+    hint = f"docs/tiers.md has the AppArmor profile that allows it to {program_path('jail')} alone"
     return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,12 @@ from belljar.host.tools import (
     write_json,
 )
 
-# Name or path of the container tier's runtime.
-RUNTIME_VARIABLE: Final = "BELLJAR_OCI_RUNTIME"
-RUNC_MIN: Final = "1.1"
-RUNSC_MIN: Final = "20231009"
+# Each tier's runtime, and the least version.
+RUNTIMES: Final = {"container": ("runc", "1.1"), "gvisor": ("runsc", "20231009")}
 # Saves the cells of a run repeated failing trials.
 REFUTED_FOR_S: Final = 30.0
-# runc's first line is `runc version 1.1.5`; other runtimes write a colon or a `v`.
-_DOTTED: Final = re.compile(r"version:? +(?:release-|v)?(\d{1,8}(?:\.\d{1,8})+)", re.IGNORECASE)
+# runc's first line is `runc version 1.1.5`.
+_DOTTED: Final = re.compile(r"version +(\d{1,8}(?:\.\d{1,8})+)", re.ASCII)
 # runsc's versions are days (release-20231009.0), Debian's packages write `0.0~20231009`.
 _DAY: Final = re.compile(r"\b(20\d{6})(?:\.\d{1,4})?\b")
 
@@ -78,12 +76,7 @@ def kvm_fact(
 
 
 def runtime_facts(
-    cache_file: Path,
-    *,
-    environ: Mapping[str, str],
-    kernel_release: str,
-    prove: ProveRuntime | None = None,
-    doubt: bool = False,
+    cache_file: Path, *, kernel_release: str, prove: ProveRuntime | None = None, doubt: bool = False
 ) -> tuple[RuntimeFact, ...]:
     """The container tier's runtime, then gVisor's.
 
@@ -91,8 +84,8 @@ def runtime_facts(
     tried again, however recently that was.
     """
     found = []
-    for tier, name in (("container", environ.get(RUNTIME_VARIABLE) or "runc"), ("gvisor", "runsc")):
-        fact = _look(tier, name, cache_file)
+    for tier, (name, needed_min) in RUNTIMES.items():
+        fact = _look(tier, name, needed_min, cache_file)
         if fact.state is not TrialState.UNUSABLE:
             # Another build of Belljar's own programs may fail where an older one ran.
             ours = f"uid {os.geteuid()}, belljar's {own_programs('agent', 'jail')}"
@@ -120,43 +113,30 @@ def parse_version(kind: str, text: str) -> str:
     return "" if match is None else match[1]
 
 
-def kind_of(name: str) -> str:
-    """Which command line that runtime takes."""
-    return "runsc" if Path(name).name.startswith("runsc") else "runc"
-
-
-def _look(tier: str, name: str, cache_file: Path) -> RuntimeFact:
+def _look(tier: str, name: str, needed_min: str, cache_file: Path) -> RuntimeFact:
     # An ordinary user's PATH often lacks /usr/sbin, where Debian has runc.
     path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
-    kind = kind_of(name)
     fact = RuntimeFact(
         tier=tier,
         name=name,
-        kind=kind,
+        kind=name,
         path=str(Path(path).absolute()) if path else "",
-        needed_min=RUNSC_MIN if kind == "runsc" else RUNC_MIN,
+        needed_min=needed_min,
+        hint=f"run `belljar setup`, or install {name} {needed_min} or newer",
     )
-    if tier == "container" and fact.kind == "runsc":
-        reason = f"{name} is the gvisor tier's runtime, not the container tier's"
-        hint = f"ask for the gvisor tier, and unset {RUNTIME_VARIABLE}"
-        return replace(fact, reason=reason, hint=hint)
-    hint = f"run `belljar setup`, or install {name} {fact.needed_min} or newer"
-    if tier == "container" and name != "runc":
-        hint = f"give {RUNTIME_VARIABLE} an OCI runtime's name or path, or unset it to use runc"
     if path is None:
-        reason = f"{name} is missing, or no program that this user can run"
-        return replace(fact, reason=reason, hint=hint)
+        return replace(fact, reason=f"{name} is missing, or no program that this user can run")
     # Cached: asking takes longer than starting a container.
     version = cached_version(
-        path, ("--version",), cache_file, read=lambda text: parse_version(kind, text)
+        path, ("--version",), cache_file, read=lambda text: parse_version(name, text)
     )
-    fact = replace(fact, version=version, hint=hint)
+    fact = replace(fact, version=version)
     if not version:
         return replace(fact, reason=f"{path} doesn't say its version, as every OCI runtime does")
     if not at_least(version, fact.needed_min):
         reason = f"{name} {version} is too old: {fact.needed_min} or newer is needed"
         return replace(fact, reason=reason)
-    return replace(fact, state=TrialState.UNPROVEN)
+    return replace(fact, state=TrialState.UNPROVEN, hint="")
 
 
 def _tried(

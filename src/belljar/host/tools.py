@@ -20,6 +20,7 @@ from typing import Final
 from belljar.dataclass import dataclass
 from belljar.host.model import IdsFact, ToolFact
 from belljar.package import program_path
+from belljar.store.scratch import write_whole
 from belljar.subids import NEEDED_IDS, first_subordinate_id, grant_hint, user_name
 
 QEMU_MIN: Final = "8.2"
@@ -163,12 +164,10 @@ def read_json(file: Path) -> dict[str, object]:
 
 def write_json(file: Path, value: object) -> None:
     """Replace a cache file atomically, if possible."""
-    scratch = file.with_name(f".{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):  # a cache is never an error
         for directory in (file.parent.parent, file.parent):
             directory.mkdir(mode=0o711, parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
-        scratch.replace(file)
+        write_whole(file, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 # Set-user-ID programs of `uidmap`: without them an ordinary user has no second id.

@@ -25,7 +25,7 @@ from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
 from belljar.image.stages import MAX_BYTES, Bases, DockerfileError, base_images
-from belljar.image.store import MADE_HERE, Image, Store, check_name
+from belljar.image.store import Image, Store, check_name
 from belljar.image.tools import WORK, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
@@ -44,8 +44,8 @@ _EXPORT: Final = f"""
 container=$({{buildah}} from --pull=never {RESULT})
 mounted=$({{buildah}} mount "$container")
 (ulimit -f {_MAX_BLOCKS}; exec tar --create --file={WORK}/out/layer --one-file-system \\
-  --numeric-owner --xattrs \\
-  --xattrs-include='*' --format=posix --pax-option=delete=atime,delete=ctime,delete=mtime \\
+  --numeric-owner --xattrs --xattrs-include=security.capability --format=posix \\
+  --pax-option=delete=atime,delete=ctime,delete=mtime \\
   --directory="${{{{mounted:?}}}}" .)
 {{buildah}} rm "$container"
 {{buildah}} inspect --type image {RESULT} > {WORK}/out/image
@@ -136,10 +136,7 @@ def build_dockerfile(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
             tools = storage.Tools(
-                inside=inside,
-                report=report,
-                driver=next((base.driver for base in bases.values()), ""),
-                bases=tuple(dict.fromkeys(bases.values())),
+                inside=inside, report=report, bases=tuple(dict.fromkeys(bases.values()))
             )
             try:
                 tools.prepare()
@@ -162,10 +159,7 @@ def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
     """Read Dockerfile, context and bases. Raises as `build_dockerfile`."""
     if request.dockerfile is None and not request.context.is_dir():
-        own = ", ".join(MADE_HERE)
-        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {own}"
-        where = printable(str(request.context))
-        raise PolicyError("the context is no directory", where=where, hint=hint)
+        raise PolicyError("the context is no directory", where=printable(str(request.context)))
     dockerfile = request.dockerfile or request.context / "Dockerfile"
     try:
         raw = request.inline.encode()

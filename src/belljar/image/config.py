@@ -146,8 +146,8 @@ def image_health(
         return None
     from belljar.compose.translate import read_health
 
-    names = ("interval", "timeout", "start_period", "start_interval")
-    written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in names}
+    names = ("interval", "timeout", "start_period")
+    written = {name: f"{getattr(check, f'{name}_ns') / 1e9:.6f}s" for name in names}
     found = read_health({"test": check.test, "retries": check.retries, **written, **(times or {})})
     if check.test[0] == "CMD-SHELL":
         found["command"] = [*(config.shell or _SHELL), check.test[1]]
@@ -162,14 +162,13 @@ def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
 
     health = "it is asked, at least once a second, until the program is healthy for the first time"
     stop = "a cell is destroyed at once: no signal is sent to its program first"
-    facts = (
-        (config.healthcheck, DifferenceKind.CHANGED, "HEALTHCHECK", health),
-        (config.stop_signal, DifferenceKind.DROPPED, "STOPSIGNAL", stop),
-    )
+    found = []
+    if config.healthcheck:
+        found.append((DifferenceKind.CHANGED, "HEALTHCHECK", health))
+    if config.stop_signal:
+        found.append((DifferenceKind.DROPPED, "STOPSIGNAL", stop))
     return tuple(
-        Difference(kind=kind, where="image", key=key, detail=detail)
-        for stated, kind, key, detail in facts
-        if stated
+        Difference(kind=kind, where="image", key=key, detail=detail) for kind, key, detail in found
     )
 
 

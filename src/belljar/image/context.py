@@ -6,11 +6,11 @@ Only files below the directory are read; links are never followed. Source: Docke
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import Final, NoReturn, TypeAlias
 
 from belljar.errors import PolicyError
 from belljar.image.layers import MAX_DEPTH
-from belljar.policy.files import open_regular, read_regular
+from belljar.policy.files import open_regular, read_regular, reason
 from belljar.units import format_size, printable
 
 # As an image's layers (`ImportLimits.max_bytes`): what goes in has to come out.
@@ -86,75 +86,65 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
 
     Raises `PolicyError` for a special file, and beyond `MAX_ENTRIES`, `MAX_BYTES` or `MAX_DEPTH`.
     """
+    try:
+        return _take_all(context, ignored, into)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        where = getattr(error, "filename", None) or context
+        raise _refused(f"it can't be read: {reason(error)}", where) from error
+
+
+def _take_all(context: Path, ignored: Ignored, into: Path | None) -> str:
     digest, left_bytes = hashlib.sha256(), MAX_BYTES
     links: list[tuple[Path, str]] = []
     for number, path in enumerate(_paths(context, ignored)):
         if number >= MAX_ENTRIES:
             raise _refused(f"the context holds more than {MAX_ENTRIES:,} files", context)
-        name = path.relative_to(context)
-        try:
-            found = path.lstat()
-        except OSError as error:  # it went away while the context was read
-            _raise(error)
+        name, found = path.relative_to(context), path.lstat()
+        mode, content = stat.S_IMODE(found.st_mode), b""
         target = into / name if into else None
-        kind, content = _take(context, name, found, target, left_bytes)
-        if target and kind == "link":
-            links.append((target, os.fsdecode(content)))
-        left_bytes -= found.st_size if kind == "file" else 0
-        mode = 0 if kind == "link" else stat.S_IMODE(found.st_mode)
+        if target:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        if stat.S_ISDIR(found.st_mode):
+            kind = "directory"
+            if target:
+                target.mkdir(exist_ok=True)
+                # Else what is below could not be copied.
+                target.chmod(mode | 0o700)
+        elif stat.S_ISLNK(found.st_mode):
+            kind, mode, to = "link", 0, str(path.readlink())
+            content = os.fsencode(to)
+            links += [(target, to)] if target else []
+        else:
+            kind = "file"
+            content, size_bytes = _copied(context, name, target, left_bytes)
+            left_bytes -= size_bytes
+            if target:
+                target.chmod(mode | 0o600)
+                os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
         for part in (kind.encode(), os.fsencode(name), b"%o" % mode, content):
             # With lengths, no two contexts give the same bytes.
             digest.update(b"%d:" % len(part) + part)
     for target, to in links:  # last, so that no file is written through one
-        try:
-            target.symlink_to(to)
-        except FileExistsError:
-            why = "it was a link and something else while the context was read"
-            raise _refused(why, target.name) from None
+        target.symlink_to(to)
     return digest.hexdigest()
 
 
-def _take(
-    context: Path, name: Path, found: os.stat_result, target: Path | None, left_bytes: int
-) -> tuple[str, bytes]:
-    if stat.S_ISDIR(found.st_mode):
-        if target:
-            target.mkdir(parents=True, exist_ok=True)
-            # Else what is below could not be copied.
-            target.chmod(stat.S_IMODE(found.st_mode) | 0o700)
-        return "directory", b""
-    if target:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    if stat.S_ISLNK(found.st_mode):
-        return "link", os.fsencode((context / name).readlink())
-    if not stat.S_ISREG(found.st_mode):
-        raise _refused("it is neither a file, a directory nor a link", context / name)
-    if found.st_size > left_bytes:
-        raise _too_large(context)
-    content = _copied(context, name, target, left_bytes)
-    if target:
-        target.chmod(stat.S_IMODE(found.st_mode) | 0o600)
-        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
-    return "file", content
-
-
-def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> bytes:
-    digest = hashlib.sha256()
-    try:
-        sink = Path(target or os.devnull)
-        with open_regular(context, str(name)) as fd, sink.open("wb") as into:
+def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> tuple[bytes, int]:
+    """A regular file's digest and size; it is refused beyond `left_bytes`, before it is copied."""
+    digest, size_bytes = hashlib.sha256(), 0
+    with open_regular(context, str(name)) as fd:
+        if os.fstat(fd).st_size > left_bytes:
+            raise _too_large(context)
+        with Path(target or os.devnull).open("wb") as into:
             while chunk := os.read(fd, _CHUNK_BYTES):
-                left_bytes -= len(chunk)
-                if left_bytes < 0:
+                size_bytes += len(chunk)
+                if size_bytes > left_bytes:
                     raise _too_large(context)
                 digest.update(chunk)
                 into.write(chunk)
-    except (OSError, ValueError) as error:
-        free = shutil.disk_usage(target.parent if target else context).free
-        if isinstance(error, OSError) and target and free < _CHUNK_BYTES:
-            raise
-        raise _refused(f"it can't be read: {error}", context / name) from error
-    return digest.digest()
+    return digest.digest(), size_bytes
 
 
 def _refused(what: str, where: Path | str, hint: str = "") -> PolicyError:
@@ -164,6 +154,10 @@ def _refused(what: str, where: Path | str, hint: str = "") -> PolicyError:
 def _too_large(context: Path) -> PolicyError:
     what = f"the context is larger than {format_size(MAX_BYTES)}"
     return _refused(what, context, "leave files out by a .dockerignore")
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
@@ -186,10 +180,6 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
             for name in folders
             if not (here / name).is_symlink() and (may_take_back or here / name in known)
         )
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise _refused(f"it can't be read: {error.strerror}", error.filename) from error
 
 
 def _matches(rule: _Rule, parts: Sequence[str]) -> bool:

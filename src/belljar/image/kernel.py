@@ -1,6 +1,6 @@
 """The guest kernel (Debian's cloud kernel package, unpacked, not installed) and its initramfs.
 
-    kernels/<digest>/{vmlinuz,config,kernel.json,modules/NN-name.ko}    kernel-current
+    kernels/<digest>/{vmlinuz,kernel.json,modules/NN-name.ko}    kernel-current
 
 `digest` covers what a guest loads: the kernel and its modules, in load order."""
 
@@ -30,9 +30,6 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 # What a compressed one may unpack to; the largest of a cloud kernel is a few MiB.
 _MAX_MODULE_BYTES: Final = 64 << 20
 # A squashfs root under an overlay in tmpfs, both id-mapped, needs Linux 6.3.
-_NEEDED_CONFIG: Final = (
-    "SQUASHFS SQUASHFS_LZ4 OVERLAY_FS TMPFS USER_NS VIRTIO_BLK VIRTIO_CONSOLE VIRTIO_MMIO"
-)
 _MIN_VERSION: Final = (6, 3)
 # `.modinfo` holds zero-ended text, which is found without reading the ELF file.
 _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
@@ -79,7 +76,7 @@ def current_kernel(home: Path) -> Kernel:
         raise _damaged(directory / "kernel.json") from error
 
 
-def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str]) -> Kernel:
+def fetch_kernel(home: Path, sources: Sequence[AptSource]) -> Kernel:
     """Fetch the newest cloud kernel; make it current."""
     from belljar.image.apt import PrivateApt
     from belljar.image.tools import run_tool, tool
@@ -99,28 +96,24 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
         if file_sha256(deb) != package.get("SHA256"):
             raise HostError("it is not the kernel package of apt's signed index", where=deb.name)
         run_tool([tool("dpkg-deb"), "--extract", str(deb), str(scratch / "tree")], timeout_s=300)
-        return _store(home, scratch, package, modules)
+        return _store(home, scratch, package)
 
 
-def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Sequence[str]) -> Kernel:
+def _store(home: Path, scratch: Path, package: Mapping[str, str]) -> Kernel:
     tree, whole = scratch / "tree", scratch / "kernel"
     whole.mkdir(mode=0o711)
     if len(images := [*(tree / "boot").glob("vmlinuz-*")]) != 1:
         raise HostError(f"the kernel package holds {len(images)} kernels", where="vmlinuz-*")
     image = images[0]
     release = image.name.removeprefix("vmlinuz-")
-    config = (tree / "boot" / f"config-{release}").read_text()
     match = re.match(r"(\d+)\.(\d+)", release)
-    enabled = {line.partition("=")[0] for line in config.splitlines() if line[-2:] in {"=y", "=m"}}
-    missing = [name for name in _NEEDED_CONFIG.split() if f"CONFIG_{name}" not in enabled]
-    if missing or match is None or (int(match[1]), int(match[2])) < _MIN_VERSION:
-        lacks = f", and {release} lacks {', '.join(missing)}" if missing else f": this is {release}"
-        what = f"a guest needs Linux {'.'.join(map(str, _MIN_VERSION))} or newer{lacks}"
+    if match is None or (int(match[1]), int(match[2])) < _MIN_VERSION:
+        needed = ".".join(map(str, _MIN_VERSION))
+        what = f"a guest needs Linux {needed} or newer: this is {release}"
         raise HostError(what, hint="use Debian 12 with backports, or Debian 13")
     whole.joinpath("vmlinuz").write_bytes(image.read_bytes())
-    whole.joinpath("config").write_text(config)
     whole.joinpath("modules").mkdir()
-    for number, (name, content) in enumerate(_modules(tree, release, modules)):
+    for number, (name, content) in enumerate(_modules(tree, release)):
         whole.joinpath("modules", f"{number:02d}-{name}.ko").write_bytes(content)
     files = _files_of(whole)
     digest = _digest_of(files)
@@ -130,7 +123,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
         "release": release,
         "package": f"{package['Package']}={package['Version']}",
         "package_sha256": package["SHA256"],
-        "wanted": list(modules),
+        "wanted": REQUIRED_MODULES,
         "modules": [path.name for path in files[1:]],
     }
     whole.joinpath("kernel.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
@@ -176,7 +169,7 @@ def _make_current(home: Path, scratch: Path, whole: Path, digest: str) -> Kernel
     return current_kernel(home)
 
 
-def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str, bytes]]:
+def _modules(tree: Path, release: str) -> list[tuple[str, bytes]]:
     places = (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
     library = next(filter(Path.is_dir, places), None)
     if library is None:
@@ -195,7 +188,7 @@ def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str,
             return lzma.LZMADecompressor().decompress(path.read_bytes(), _MAX_MODULE_BYTES)
         raise HostError("a module is compressed in a way that isn't known", where=path.name)
 
-    return load_order(wanted, read=read, builtin=builtin)
+    return load_order(REQUIRED_MODULES, read=read, builtin=builtin)
 
 
 def _damaged(path: Path) -> HostError:

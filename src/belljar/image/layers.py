@@ -20,7 +20,7 @@ MAX_NAME_BYTES: Final = 255
 # Far beyond any image, and within what Python's recursion takes.
 MAX_DEPTH: Final = 200
 MAX_METADATA_BYTES: Final = 1 << 20  # Of one extended header, held in memory
-MAX_XATTR_BYTES: Final = 64 << 10  # Linux's bound of one value (xattr(7)), here of all
+_MAX_CAPABILITY_BYTES: Final = 64  # `struct vfs_ns_cap_data` has 24
 # Of all paths and links of an archive, which are held in memory: half a million of usual length.
 MAX_TEXT_BYTES: Final = 256 << 20
 # The kernel's -1 is no id; squashfs keeps ids and times in 32 bits.
@@ -59,8 +59,8 @@ _BLOCK: Final = 512  # Of every tar format
 _EMPTY: Final = bytes(_BLOCK)
 # GNU tar's two, and POSIX's for one entry and for all that follow.
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"
-# star's word, which GNU tar and Docker use, too.
-_XATTR_PREFIX: Final = "SCHILY.xattr."
+# The one extended attribute that is read, by star's word, which GNU tar and Docker use, too.
+CAPABILITY: Final = "SCHILY.xattr.security.capability"
 
 EntryPath = tuple[bytes, ...]
 
@@ -87,7 +87,10 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """A layer's entry. `path`: without `.` or `..`; `target`: a link's, unchanged."""
+    """A layer's entry. `path`: without `.` or `..`; `target`: a link's, unchanged.
+
+    `capability`: a file's capabilities, as the kernel keeps them.
+    """
 
     path: EntryPath
     kind: ImageEntryKind
@@ -98,7 +101,7 @@ class LayerEntry:
     size_bytes: int = 0
     offset: int = 0
     target: bytes = b""
-    xattrs: Mapping[str, bytes] = field(default_factory=dict)
+    capability: bytes = b""
 
 
 def read_entries(
@@ -166,8 +169,7 @@ class _Extra:
     name: bytes | None = None
     link: bytes | None = None
     numbers: dict[str, int] = field(default_factory=dict)
-    xattrs: dict[str, bytes] = field(default_factory=dict)
-    xattr_bytes: int = 0  # of all records, also of equal names
+    capability: bytes = b""
 
     def take(self, kind: bytes, content: bytes) -> None:
         if kind == _GLOBAL_PAX:
@@ -192,13 +194,10 @@ class _Extra:
             elif key in {"size", "uid", "gid", "mtime"}:
                 whole = value.partition(b".")[0] if key == "mtime" else value
                 self.numbers[key] = _decimal(whole, key)
-            elif key.startswith(_XATTR_PREFIX):
-                name = key.removeprefix(_XATTR_PREFIX)
-                self.xattr_bytes += len(name) + len(value)
-                self.xattrs[name] = value
-                if self.xattr_bytes > MAX_XATTR_BYTES:
-                    what = f"{MAX_XATTR_BYTES} bytes of extended attributes"
-                    raise LayerError(f"an entry has more than {what}")
+            elif key == CAPABILITY:
+                self.capability = value
+                if len(value) > _MAX_CAPABILITY_BYTES:
+                    raise LayerError("an entry's capabilities are no such attribute")
 
 
 def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
@@ -243,7 +242,7 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         size_bytes=size if known is ImageEntryKind.FILE else 0,
         offset=content,
         target=target if is_link else b"",
-        xattrs=extra.xattrs,
+        capability=extra.capability,
     )
 
 

@@ -19,7 +19,7 @@ from belljar.errors import HostError, PolicyError
 from belljar.image.config import ImageConfig, config_of, debian_arch
 from belljar.image.layers import EntryPath, ImageEntryKind, ImportLimits, LayerError
 from belljar.image.origin import ImageParts, fetched, parse_document, read_bounded
-from belljar.image.store import MADE_HERE, Image, Store, check_name, is_like_digest
+from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tree import LayerBlob, MergedTree, TreeNode, open_layer, pack
 from belljar.store.home import HINT_SPACE, need_space
 from belljar.store.scratch import scratch_dir
@@ -55,8 +55,7 @@ def import_image(
     try:
         with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
             # An archive can't name itself as the images that Belljar makes.
-            stated = [each for each in found.names if each not in MADE_HERE]
-            own = tuple(each for each in stated if not is_like_digest(each))
+            own = tuple(each for each in found.names if each not in MADE_HERE)
             if not (names := (name,) if name else own):
                 raise LayerError("it has no name", hint="give it one with --name")
             rootfs, tree = scratch / "rootfs.sqfs", MergedTree(bounds, keep_setuid=keep_setuid)

@@ -56,14 +56,9 @@ def parse(text: str) -> tuple[Instruction, ...]:
     # Only files for Windows have another one, which directives before all else name.
     if _ESCAPE.match(text):
         raise DockerfileError("`# escape=` is not read: use a backslash")
-    try:
-        raw = text.encode()
-    except UnicodeEncodeError:
-        raise DockerfileError("it is not UTF-8") from None
-    if len(raw) > MAX_BYTES:
-        raise DockerfileError("it is larger than 1 MiB")
-    if b"\0" in raw:
-        raise DockerfileError("it contains a NUL byte")
+    raw = text.encode(errors="replace")
+    if len(raw) > MAX_BYTES or "\0" in text:
+        raise DockerfileError("it is larger than 1 MiB, or contains a NUL byte")
     for number, line in enumerate(raw.split(b"\n"), 1):
         if len(line) > MAX_LINE_BYTES:
             raise DockerfileError(f"line {number}: it has more than {MAX_LINE_BYTES:,} bytes")

@@ -67,11 +67,6 @@ class Base:
     path: Path
     image_id: str
 
-    @property
-    def driver(self) -> str:
-        """The storage driver that works here."""
-        return "overlay" if (self.path / "overlay").is_dir() else "vfs"
-
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
@@ -79,12 +74,11 @@ class Tools:
 
     inside: Inside
     report: Report
-    driver: str = ""
     bases: tuple[Base, ...] = ()
     tail: list[str] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Write buildah's settings; finds an unknown driver."""
+        """Write buildah's settings."""
         work = self.inside.work
         for name in ("registries.conf", "ignore"):
             (work / name).write_text("")
@@ -93,26 +87,14 @@ class Tools:
         (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
         for name in ("registries.conf", "ignore", "home"):
             give_tree(work / name, self.inside.first_uid)
-        if self.driver:
-            return
-        try:
-            self.driver = "overlay"
-            self.run(*self.buildah("images", "--quiet"))
-        except HostError:
-            # No overlay for this user here: vfs copies whole layers, and works everywhere.
-            self.driver = "vfs"
-            remove_tree(work / "storage")
-            (work / "storage").mkdir(mode=0o700)
-            give_tree(work / "storage", self.inside.first_uid)
 
     def buildah(self, *words: str) -> list[str]:
         """The command line."""
-        storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver {self.driver}"
+        storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
         names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
         aliases = f"--short-name-alias-conf {WORK}/home/aliases"
         shown = [
-            f"--storage-opt={self.driver}.imagestore={SHOWN}/{base.path.name}"
-            for base in self.bases
+            f"--storage-opt=overlay.imagestore={SHOWN}/{base.path.name}" for base in self.bases
         ]
         return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown, *words]
 
@@ -189,11 +171,7 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
         with locked(home, BASES):
             while True:
                 if not _is_of(path, first_uid):
-                    # Bases of other ids, and of images that are gone
-                    for other in (home / BASES).iterdir():
-                        is_there = (home / "images" / other.name).is_dir()
-                        if not (is_there and _is_of(other, first_uid)):
-                            remove_kept(home, other)
+                    remove_kept(home, path)  # one of other ids
                     _load(home, image, first_uid, report)
                 with suppress(FileNotFoundError):  # `belljar prune` has just removed it
                     held.enter_context(claimed(path))

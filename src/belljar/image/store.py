@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from belljar.dataclass import (
     asdict,
@@ -36,8 +36,6 @@ from belljar.store.scratch import remove_tree, retire, scratch_dir
 from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-# Six digits tell a store's images apart; a name that looks like them is refused.
-_PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 # Images that Belljar makes, and their commands.
 MADE_HERE: Final = {
     "default": "belljar setup",
@@ -94,25 +92,28 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """The image of a reference, a digest, or a unique beginning of one (≥ 6 hex digits).
+        """The image of a reference or a digest.
 
         A reference's digest must be one that the image was imported from; its tag is ignored, as in
         Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
         """
-        names, origins = self._names(), self._origins()
+        names, origins = self._indexes()
         reference = _parsed(ref)
         if reference is not None and reference.digest:
-            digest = origins.get(reference.digest)
+            digest = origins.get(reference.digest, "")
         else:
             name = reference.familiar if reference else ref
-            digest = names.get(name) or self._by_prefix(ref) or origins.get(ref)
-        if digest is None or not (self._images / digest / "image.json").exists():
+            digest = names.get(name) or origins.get(ref) or ref.removeprefix("sha256:")
+        if (
+            not _DIGEST.fullmatch(digest or "")
+            or not (self._images / digest / "image.json").exists()
+        ):
             raise self._missing(ref)
         return self._read(digest, names, origins)
 
     def list(self) -> tuple[Image, ...]:
         """Named images first, then by name or digest."""
-        names, origins = self._names(), self._origins()
+        names, origins = self._indexes()
         found = []
         for digest in self._digests():
             try:
@@ -200,17 +201,17 @@ class Store:
                     whole.replace(final)
             elif "built" in document:  # the same bytes by another recipe: the newest is remembered
                 self._write(final / "image.json", document, mode=0o444)
-            if origins:
-                self._write(
-                    self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)}
-                )
-            self._write(self._names_file, self._names() | dict.fromkeys(called, digest))
-            return self._read(digest, self._names(), self._origins())
+            names, known = self._indexes()
+            names |= dict.fromkeys(called, digest)
+            known |= dict.fromkeys(origins, digest)
+            self._write(self._digests_file, known)
+            self._write(self._names_file, names)
+            return self._read(digest, names, known)
 
     def remove(self, ref: str) -> Image:
         """Remove a name, and with its last (or by digest) the image. Return that."""
         with locked(self.home, "images"):
-            image, names = self.find(ref), self._names()
+            image, (names, origins) = self.find(ref), self._indexes()
             reference = _parsed(ref)
             is_name = reference is not None and reference.familiar in names
             dropped = {reference.familiar} if reference and is_name else {*image.names}
@@ -218,7 +219,6 @@ class Store:
             self._write(self._names_file, kept)
             if dropped.issuperset(image.names):
                 remove_tree(retire(self._images / image.digest))
-                origins = self._origins()
                 kept = {name: of for name, of in origins.items() if of != image.digest}
                 self._write(self._digests_file, kept)
             return image
@@ -230,7 +230,7 @@ class Store:
         with locked(self.home, "images"):
             if not (self._images / image.digest).exists():
                 raise self._missing(name)
-            self._write(self._names_file, self._names() | {name: image.digest})
+            self._write(self._names_file, self._indexes()[0] | {name: image.digest})
         return replace(image, names=tuple(sorted({*image.names, name})))
 
     def missing(self, ref: str) -> HostError | None:
@@ -241,22 +241,16 @@ class Store:
             return error
         return None
 
-    def _names(self) -> dict[str, str]:
-        return self._read_index(self._names_file)
-
-    def _origins(self) -> dict[str, str]:
-        return self._read_index(self._digests_file)
-
-    def _read_index(self, file: Path) -> dict[str, str]:
-        try:
-            index = json.loads(file.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise self._damaged(file) from error
-        if not isinstance(index, dict):
-            raise self._damaged(file)
-        return {str(key): str(digest) for key, digest in index.items()}
+    def _indexes(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Digests by names, and by the digests that images were imported from."""
+        found = list[dict[str, str]]()
+        for file in (self._names_file, self._digests_file):
+            try:
+                index = json.loads(file.read_bytes()) if file.exists() else {}
+                found.append({str(key): str(digest) for key, digest in index.items()})
+            except (OSError, ValueError, AttributeError) as error:
+                raise self._damaged(file) from error
+        return found[0], found[1]
 
     def _write(self, file: Path, document: Mapping[str, Any], *, mode: int = 0o644) -> None:
         with scratch_dir(self.home) as scratch:
@@ -270,17 +264,6 @@ class Store:
         if not self._images.is_dir():
             return ()
         return tuple(sorted(filter(_DIGEST.fullmatch, os.listdir(self._images))))  # noqa: PTH208
-
-    def _by_prefix(self, ref: str) -> str | None:
-        match = _PREFIX.fullmatch(ref)
-        if match is None:
-            return None
-        found = [digest for digest in self._digests() if digest.startswith(match[1])]
-        if len(found) > 1:
-            what = f"{printable(ref)} is the beginning of {len(found)} images' digests"
-            hint = "give more digits; `belljar image ls` lists them"
-            raise HostError(what, where=str(self._images), hint=hint)
-        return found[0] if found else None
 
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"
@@ -320,7 +303,7 @@ def verify(image: Image) -> None:
         sealed = file.read(hashlib.sha256().digest_size)
     if file_sha256(image.rootfs) != image.digest or sealed != _seal_of(image.config):
         what = "the image's bytes are not those of its digest: it was changed, or the disk fails"
-        hint = f"`belljar image rm {image.digest[:12]}`, then build or import it again"
+        hint = f"`belljar image rm {image.digest}`, then build or import it again"
         raise HostError(what, where=str(image.rootfs), hint=hint)
 
 
@@ -328,18 +311,11 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
     """A digest must be among `origins`. Raises `PolicyError`."""
     try:
         reference = parse_reference(name)
-        if is_like_digest(name):
-            raise ValueError(f"`{printable(name)}` could be the beginning of a digest")
         if reference.digest and reference.digest not in origins:
             raise ValueError(f"`{printable(name)}`: it was not imported by this digest")
     except ValueError as error:
         raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
     return reference.familiar
-
-
-def is_like_digest(name: str) -> bool:
-    """Return whether a name could be a digest's beginning."""
-    return _PREFIX.fullmatch(name) is not None
 
 
 def _parsed(ref: str) -> Reference | None:
@@ -382,8 +358,7 @@ def _image(
     return cast("Image", from_json(Image, known))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingImage:
+class MissingImage(NamedTuple):
     """An image that the store lacks, why, and the command that gets it."""
 
     image: str
@@ -393,11 +368,8 @@ class MissingImage:
 
 def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
     """Each missing image once, in the given order."""
-    return tuple(
-        MissingImage(image=image, why=why, command=command_for(image))
-        for image in dict.fromkeys(images)
-        if (why := store.missing(image)) is not None
-    )
+    found = ((image, store.missing(image)) for image in dict.fromkeys(images))
+    return tuple(MissingImage(image, why, command_for(image)) for image, why in found if why)
 
 
 def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:

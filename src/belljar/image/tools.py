@@ -58,7 +58,7 @@ def run_tool(
     Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
-        output, complaint = _polled(
+        output, complaint = polled(
             lambda poll_s: process.communicate(timeout=poll_s), argv, timeout_s, watch
         )
     if process.returncode != 0:
@@ -66,7 +66,7 @@ def run_tool(
     return output
 
 
-def _polled(
+def polled(
     wait: Callable[[float], _T], argv: Sequence[str], timeout_s: float, watch: Watch = lambda: None
 ) -> _T:
     """Return `wait`'s result, calling `watch` meanwhile. Raises `HostError` at `timeout_s`."""
@@ -80,13 +80,7 @@ def _polled(
             raise HostError(what, where=_name(argv))
 
 
-def run_logged(
-    argv: Sequence[str],
-    *,
-    log: Path,
-    on_line: Callable[[str], None] = lambda _line: None,
-    timeout_s: float = 3600,
-) -> None:
+def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> None:
     """Run an installer to its end, its output appended to `log`. Raises `HostError` when it fails.
 
     An interruption is raised only after it has ended: half of a package would be left.
@@ -94,23 +88,15 @@ def run_logged(
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(argv)}\n".encode())
         file.flush()
-
-        def keep(line: str) -> None:
-            file.write(line.encode("utf-8", "replace") + b"\n")
-            on_line(line)
-
-        with (
-            started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
-            drained(process, on_line=keep) as output,
-        ):
+        with started(argv, stdout=file, stderr=subprocess.STDOUT) as process:
             try:
-                status = _polled(process.wait, argv, timeout_s)
+                status = polled(process.wait, argv, timeout_s)
             except KeyboardInterrupt:
                 process.wait(timeout_s)
                 raise
     if status != 0:
         hint = "the log has the whole story; then run it again"
-        raise HostError(failed(argv, status, bytes(output)).what, where=str(log), hint=hint)
+        raise HostError(failed(argv, status, log.read_bytes()).what, where=str(log), hint=hint)
 
 
 @contextmanager
@@ -351,7 +337,7 @@ class Inside:
             drained(process, on_line=on_line) as output,
         ):
             try:
-                _polled(process.wait, argv, timeout_s, watch)
+                polled(process.wait, argv, timeout_s, watch)
             except BaseException:
                 # Process 1 ends, and is gone only after all others: then their files are too.
                 if process.stdin is not None:

@@ -13,7 +13,7 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import IO, Final, Literal
 
 from belljar.errors import HostError
 from belljar.image.layers import (
+    CAPABILITY,
     MAX_DEPTH,
     MAX_PATH_BYTES,
     MAX_TEXT_BYTES,
@@ -152,8 +153,6 @@ def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
 # The OCI image specification's words for what an upper layer removes.
 _WHITEOUT: Final = b".wh."
 _OPAQUE: Final = b".wh..wh..opq"
-# Of a whole image, held in memory.
-_MAX_XATTR_BYTES: Final = 64 << 20
 # As in Linux: a path of more links is a circle.
 _MAX_LINKS_FOLLOWED: Final = 40
 # Of a whole image: long chains of links before every entry would take hours.
@@ -185,7 +184,7 @@ class TreeNode:
     offset: int = 0
     target: bytes = b""
     path_bytes: int = 0
-    xattrs: Mapping[str, bytes] = field(default_factory=dict)
+    capability: bytes = b""
     children: dict[bytes, TreeNode] = field(default_factory=dict)
 
 
@@ -205,7 +204,6 @@ class MergedTree:
         self._keep_setuid = keep_setuid
         self._layer = 0
         self._entries = 0
-        self._xattr_bytes = 0
         self._text_bytes = 0
         self._steps = 0
 
@@ -227,9 +225,6 @@ class MergedTree:
     def apply(self, entry: LayerEntry) -> None:
         """Take one entry of the current layer."""
         self._count()
-        self._xattr_bytes += sum(len(name) + len(value) for name, value in entry.xattrs.items())
-        if self._xattr_bytes > _MAX_XATTR_BYTES:
-            raise LayerError(f"its extended attributes have more than {_MAX_XATTR_BYTES} bytes")
         if not entry.path:
             if entry.kind is not ImageEntryKind.DIRECTORY:
                 raise LayerError(f"the root directory is a {entry.kind}")
@@ -293,10 +288,7 @@ class MergedTree:
             parent.children[name] = self._link_target(entry)
             return
         is_directory = entry.kind is ImageEntryKind.DIRECTORY
-        # Other names than `user.` mean something to the kernel (xattr(7)).
-        mode, xattrs = entry.mode, {k: v for k, v in entry.xattrs.items() if k.startswith("user.")}
-        if self._keep_setuid and "security.capability" in entry.xattrs:
-            xattrs["security.capability"] = entry.xattrs["security.capability"]
+        mode, is_file = entry.mode, entry.kind is ImageEntryKind.FILE
         # On a directory the bit passes the group on, and gives no rights.
         if not is_directory and mode & (stat.S_ISUID | stat.S_ISGID):
             self.has_setuid = True
@@ -316,7 +308,7 @@ class MergedTree:
             offset=entry.offset,
             target=entry.target,
             path_bytes=path_bytes,
-            xattrs=xattrs if is_directory or entry.kind is ImageEntryKind.FILE else {},
+            capability=entry.capability if is_file and self._keep_setuid else b"",
             children=before.children if before and was_directory and is_directory else {},
         )
 
@@ -412,10 +404,8 @@ def _header(path: bytes, node: TreeNode, first_names: dict[int, bytes]) -> tarfi
     info.type = _TYPES[node.kind]
     info.size = node.size_bytes
     info.linkname = node.target.decode("utf-8", "surrogateescape")
-    info.pax_headers = {
-        f"SCHILY.xattr.{k}": v.decode("utf-8", "surrogateescape")
-        for k, v in sorted(node.xattrs.items())
-    }
+    if node.capability:
+        info.pax_headers = {CAPABILITY: node.capability.decode("utf-8", "surrogateescape")}
     return info
 
 
@@ -445,12 +435,8 @@ def pack(
         # If it ends early, its status and last words say why.
         with suppress(BrokenPipeError), process.stdin as sink:
             for info, chunks in members:
-                header = (
-                    info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-                    if info.pax_headers
-                    else info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-                )
-                sink.write(header)
+                form: Literal[1, 2] = tarfile.PAX_FORMAT if info.pax_headers else tarfile.GNU_FORMAT
+                sink.write(info.tobuf(form, "utf-8", "surrogateescape"))
                 written = sum(map(sink.write, chunks))
                 if written != (info.size if info.isreg() else 0):
                     raise ValueError(f"an entry of {info.size} bytes gave {written}")

@@ -23,7 +23,7 @@ from belljar.events import JsonValue
 from belljar.process import raise_if_blind
 from belljar.store.home import belljar_home, make_store_dir, sync_file
 from belljar.store.journal import ORDER_SUFFIX
-from belljar.store.scratch import owned_name
+from belljar.store.scratch import DRAFT, owned_name, write_whole
 from belljar.units import iso_time, printable
 
 HOLD_FILE: Final = "hold.json"
@@ -34,22 +34,18 @@ NO_REASON: Final = "no reason given"
 MAX_REASON_CHARS: Final = 500  # it stands in each error of what was killed
 _KEEP_ORDERS_S: Final = 3600.0
 _MAX_FILE_BYTES: Final = 1 << 14  # more is none of ours, and holds all the same
-_DRAFT: Final = ".draft-"
 _UNCHANGED: Final = "the hold can't be changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """No new cells. `problem`: why unreadable; it still counts."""
+    """No new cells."""
 
-    reason: str = ""
-    by: str = ""
-    at: str = ""
-    problem: str = ""
+    reason: str
+    by: str
+    at: str
 
     def __str__(self) -> str:
-        if self.problem:
-            return f"no new cell may be made: the hold file is damaged ({self.problem})"
         return f"no new cell may be made: held by {self.by} since {self.at}: {self.reason}"
 
 
@@ -107,15 +103,7 @@ def hold(home: Path, reason: str = "") -> Hold:
     hint = "free some space, or end the processes that make cells (`belljar ps`)"
     with host_errors(_UNCHANGED, where=home / HOLD_FILE, hint=hint):
         make_store_dir(home)
-        draft = home / owned_name(_DRAFT, "hold")
-        try:
-            draft.write_text(json.dumps(words))
-            # A hold must outlast a power failure: first its contents, then its name.
-            sync_file(draft)
-            draft.replace(home / HOLD_FILE)
-            sync_file(home)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(home / HOLD_FILE, json.dumps(words), is_durable=True)
     return Hold(**words)
 
 
@@ -139,7 +127,7 @@ def read_hold(home: Path) -> Hold | None:
     except (OSError, ValueError) as exc:
         raise_if_blind(exc)
         problem = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        return Hold(problem=printable(problem, max_chars=200))
+        return Hold(reason=f"the hold file is damaged: {printable(problem)}", by="?", at="?")
     return Hold(reason=words["reason"], by=words["by"], at=words["at"])
 
 
@@ -147,7 +135,7 @@ def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
     """Put the order beside entries or runs; the first stands. Raises `OSError`."""
     directory = home / "journal"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = directory / owned_name(_DRAFT, f"{secrets.token_hex(4)}")
+    draft = directory / owned_name(DRAFT, secrets.token_hex(4))
     try:
         draft.write_text(json.dumps(asdict(order)))
         for name in names:

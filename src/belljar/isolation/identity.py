@@ -20,27 +20,20 @@ from typing import Final
 from belljar.dataclass import dataclass, replace
 from belljar.errors import HostError, host_errors
 from belljar.host.tools import MAPPERS, SEARCH_PATH, ids_fact
-from belljar.plan.jail import (
-    SLOTS_PER_HOME,
-    UID_RANGE_START,
-    IdRange,
-    JailIdentity,
-    JailIds,
-    cell_ids,
-    nested_cell_ids,
-)
+from belljar.plan.jail import IdRange, JailIdentity, JailIds, cell_ids, nested_cell_ids
+from belljar.process import close_all
 from belljar.subids import NEEDED_IDS
 
 # One place for all stores of a host: no two cells may have the same ids.
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
-# First host id of root's cells with a range.
-RANGES_START: Final = 0x8000_0000
-# A slot's first id is its starter's, the next 65,536 are its workload's.
-_RANGE_STEP: Final = 0x2_0000
-# Cells with a range on one host, all stores together.
-RANGE_SLOTS: Final = 1 << 12
-# Stores of other places begin their search elsewhere, so that each finds a free slot at once.
-_RANGE_BLOCK: Final = 64
+# Root's cells: a VMM's id is this one and its slot. (systemd's containers end at 0x6FFF_FFFF.)
+_VMM_IDS_START: Final = 0x7000_0000
+# A container's slot has so many: the first is its starter's, the next 65,536 are its workload's.
+_RANGES_START: Final = 0x8000_0000
+_RANGE_IDS: Final = 0x2_0000
+# On one host, all stores together.
+_SLOTS: Final = 1 << 13
+_BLOCK_SLOTS: Final = 64
 # A container's ids: 0 to 65535.
 WORKLOAD_IDS: Final = NEEDED_IDS
 # Owner of root's unpacked images; no cell's.
@@ -72,14 +65,14 @@ class HeldIdentity:
 
 
 @contextmanager
-def hold_identity(home: Path) -> Iterator[HeldIdentity]:
+def hold_identity(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
     """A unique id. Raises `HostError`: all taken."""
     if os.geteuid() != 0:
         jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
         yield HeldIdentity(jail=jail, lock_fd=None)
         return
-    with _held_slot(home / "locks" / "uids", SLOTS_PER_HOME) as (slot, fd):
-        uid = _range_of(home) + slot
+    with _held_slot(locks) as (slot, fd):
+        uid = _VMM_IDS_START + slot
         jail = JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
         yield HeldIdentity(jail=jail, lock_fd=fd)
 
@@ -93,11 +86,8 @@ def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterato
         return
     if is_nested:
         raise ValueError("root's cells are below no user namespace")
-    with _errors(where=locks):
-        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
-        first = _hash_of(locks) * _RANGE_BLOCK % RANGE_SLOTS
-    with _held_slot(locks, RANGE_SLOTS, first=first) as (slot, fd):
-        stage = RANGES_START + slot * _RANGE_STEP
+    with _held_slot(locks) as (slot, fd):
+        stage = _RANGES_START + slot * _RANGE_IDS
         workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
         jail = JailIdentity(
             host_uid=stage, host_gid=stage, privileged=True, uids=workload, gids=workload
@@ -140,44 +130,36 @@ def tree_identity() -> tuple[JailIdentity, JailIds]:
 
 
 @contextmanager
-def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
+def hold_uids(first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
     """Keep a dead cell's uids free; False: in use."""
     fd = None
     if first is not None and os.geteuid() == 0:
-        # A container's first id is above RANGES_START, a VMM's in its store's own block.
-        slot, past = divmod(first - RANGES_START, _RANGE_STEP)
-        own_slot = first - _range_of(home)
-        if past == 0 and 0 <= slot < RANGE_SLOTS:
+        slot, past = divmod(first - _RANGES_START, _RANGE_IDS)
+        if first < _RANGES_START:
+            slot, past = first - _VMM_IDS_START, 0
+        if past == 0 and 0 <= slot < _SLOTS:
             fd = _lock_slot(locks, slot)
-        elif 0 <= own_slot < SLOTS_PER_HOME:
-            fd = _lock_slot(home / "locks" / "uids", own_slot)
     try:
         yield fd is not None
     finally:
-        if fd is not None:
-            os.close(fd)
-
-
-def _range_of(home: Path) -> int:
-    """Differs by store, whatever its path: stores don't see each other's locks."""
-    return UID_RANGE_START + _hash_of(home) * SLOTS_PER_HOME
-
-
-def _hash_of(directory: Path) -> int:
-    """16 bits of a directory, whatever its path; others in another mount namespace."""
-    found = directory.stat()
-    digest = hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).digest()
-    return int.from_bytes(digest[:2], "big")
+        close_all((fd,))
 
 
 @contextmanager
-def _held_slot(directory: Path, slots: int, *, first: int = 0) -> Iterator[tuple[int, int]]:
-    """Lock a free slot. `first`: where to begin, since a Belljar with another /run (in a container)
-    shares the host's ids but not these locks: its cell with the same ids would be killed as a
-    survivor. Beginning at another of 64 blocks makes that unlikely.
+def _held_slot(locks: Path) -> Iterator[tuple[int, int]]:
+    """Lock a free slot; yield it, and the lock.
+
+    A Belljar with another /run (in a container) shares the host's ids but not these locks: its cell
+    with the same ids would be killed as a survivor. That each begins at another of 128 blocks makes
+    that unlikely.
     """
-    for slot in ((first + number) % slots for number in range(slots)):
-        fd = _lock_slot(directory, slot)
+    with _errors(where=locks):
+        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = locks.stat()
+    digest = hashlib.sha256(f"{found.st_dev}:{found.st_ino}".encode()).digest()
+    begin = int.from_bytes(digest[:2], "big") * _BLOCK_SLOTS
+    for slot in ((begin + number) % _SLOTS for number in range(_SLOTS)):
+        fd = _lock_slot(locks, slot)
         if fd is not None:
             try:
                 yield slot, fd
@@ -185,8 +167,8 @@ def _held_slot(directory: Path, slots: int, *, first: int = 0) -> Iterator[tuple
                 os.close(fd)
             return
     raise HostError(
-        f"all {slots:,} id slots for cells are taken",
-        where=str(directory),
+        f"all {_SLOTS:,} id slots for cells are taken",
+        where=str(locks),
         hint="end some cells; `belljar ps` lists them",
     )
 

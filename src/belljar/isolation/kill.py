@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -32,7 +32,7 @@ from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_a
 from belljar.process import kill as kill_process
 from belljar.store.home import belljar_home
 from belljar.store.journal import CELL_ID, LOOK_TIMEOUT_S, Journal, JournalEntry, own_entry
-from belljar.store.scratch import owned_name
+from belljar.store.scratch import write_whole
 from belljar.units import printable
 
 # For owners' own destruction.
@@ -47,23 +47,21 @@ REMOVE_TIMEOUT_S: Final = 3.0
 _PAUSE_S: Final = 0.005
 # In the store: a file per kill, whose last version is signed.
 KILLS: Final = "kills"
-EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """One entry and its end. `halted_ms` None: some process was left."""
+    """One entry and its end. `halted_ms` None: some process was left. `remaining`: or unproven."""
 
     cell_id: str
     kind: str
     halted_ms: float | None
-    ended_by: EndedBy  # `kill`: the owner hung, `reap`: it was dead
     remaining: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Halted and destroyed, with proof."""
-        return self.halted_ms is not None and bool(self.ended_by) and not self.remaining
+        return self.halted_ms is not None and not self.remaining
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +190,15 @@ def _settled(
     _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
     give_up, cells = time.monotonic() + OWNER_GRACE_S, list[Killed]()
     for entry in entries:
-        ended_by: EndedBy = ""
         within_s = give_up - time.monotonic() + REMOVE_TIMEOUT_S
         try:
             settle = partial(_settle, home, entry.cell_id, give_up)
-            ended_by, remaining = patiently(settle, within_s)
+            remaining = patiently(settle, within_s)
         except (BelljarError, OSError) as exc:
             why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror or exc}"
             remaining = (f"unproven, as it can't be looked at: {why}",)
         left = tuple(printable(what, max_chars=200) for what in remaining)
-        halted_ms, ended_by = halted.get(entry.cell_id), "" if left else ended_by
-        cells.append(Killed(entry.cell_id, entry.kind, halted_ms, ended_by, left))
+        cells.append(Killed(entry.cell_id, entry.kind, halted.get(entry.cell_id), left))
     duration_ms = (time.monotonic() - began) * 1000
     _note(home, order, {"state": "completed", "cells": list(map(asdict, cells))}, problems)
     return KillReport(order, tuple(cells), duration_ms, tuple(problems))
@@ -244,59 +240,44 @@ def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dic
     left = {entry.cell_id: entry for entry in entries if entry.boot_id == boot_id()}
     halted = {entry.cell_id: 0.0 for entry in entries if entry.cell_id not in left}
     # It only grows: a dying process has no command line any more, and still runs.
-    started = dict[str, set[ProcessId]]()
-    while left and time.monotonic() < give_up:
-        is_early = time.monotonic() < first_look
-        may_live = is_early
+    started: dict[str, set[ProcessId]] = {name: set() for name in left}
+    # A look at everything would only delay the dying.
+    while time.monotonic() < first_look:
         with contextlib.suppress(OSError):
-            may_live = is_early and any(map(is_alive, itertools.chain(*map(_known, left.values()))))
-        if may_live:
-            time.sleep(_PAUSE_S)  # A look at everything would only delay the dying.
-            continue
+            if not any(map(is_alive, itertools.chain(*map(_known, left.values())))):
+                break
+        time.sleep(_PAUSE_S)
+    while left and time.monotonic() < give_up:
         try:
             for name, processes in started_for(set(left)).items():
-                started.setdefault(name, set()).update(processes)
+                started[name].update(processes)
             is_blind = False
         except OSError:
             # Without a look at /proc nothing proves an end: all count as running.
             is_blind = True
         for name, entry in tuple(left.items()):
-            alive: Iterable[ProcessId] = _named(entry, started.get(name, ()))
-            try:
-                if not is_blind:
-                    entry = left[name] = journal.read(name) or entry
-                    alive = _running(entry, started.get(name, ()))
-            except OSError:
-                pass  # It counts as running; what is known of it is struck again.
-            else:
-                if not (is_blind or alive):
+            found = {*_known(entry), *started[name]}
+            # A supervisor ends with its child.
+            spared = {entry.supervisor} if entry.child else set()
+            # What can't be looked at counts as running; what is known of it is struck again.
+            with contextlib.suppress(OSError):
+                entry = left[name] = journal.read(name) or entry
+                found |= {*_known(entry)}
+                for group in entry.cgroups:
+                    pids = cgroup.processes_in(group, threads=False)
+                    found |= set(filter(None, map(identify, pids)))
+                spared = {entry.supervisor} if entry.child else set()
+                if not is_blind and not any(map(is_alive, found - spared)):
                     halted[name] = round((time.monotonic() - began) * 1000, 1)
                     del left[name]
                     continue
-            is_range = entry.kind == "range"
-            for process in alive:
-                # The range supervisor was asked to take its ports down, and has until `first_look`
-                # for it.
-                if not (is_range and is_early and process == entry.child):
-                    _send(process, signal.SIGKILL)
-            for group in () if is_range else entry.cgroups:
+            for process in found - spared:
+                _send(process, signal.SIGKILL)
+            for group in () if entry.kind == "range" else entry.cgroups:
                 cgroup.halt(group)
         if left:
             time.sleep(_PAUSE_S)
     return halted
-
-
-def _running(entry: JournalEntry, started: Iterable[ProcessId]) -> list[ProcessId]:
-    found = {*started}
-    for group in entry.cgroups:
-        found |= set(filter(None, map(identify, cgroup.processes_in(group, threads=False))))
-    return [process for process in _named(entry, found) if is_alive(process)]
-
-
-def _named(entry: JournalEntry, others: Iterable[ProcessId]) -> set[ProcessId]:
-    """All of its processes, except a supervisor, which ends with its child."""
-    found = {*_known(entry), *others}
-    return found if entry.child is None or entry.supervisor is None else found - {entry.supervisor}
 
 
 def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
@@ -321,23 +302,20 @@ def _send(process: ProcessId, number: signal.Signals) -> None:
         kill_process(process, number)
 
 
-def _settle(home: Path, cell_id: str, give_up: float) -> tuple[EndedBy, tuple[str, ...]]:
-    """Return who ended it, and what is left."""
+def _settle(home: Path, cell_id: str, give_up: float) -> tuple[str, ...]:
+    """Wait for its owner, or remove it; return what is left."""
     journal = Journal(home)
-    gone_by: EndedBy = "owner"
     while (entry := journal.read(cell_id)) is not None:
         if not entry.owner_lives():
-            if journal.read(cell_id) is not None:  # the dead can't have removed it
-                gone_by = "reap"
             for reaped in reap_now(home, cell_id):
-                return "reap", reaped.remaining
+                return reaped.remaining
         elif time.monotonic() < give_up:
             time.sleep(_PAUSE_S)
         elif (hung := reap_one(home, entry, hangs=True)) is not None:
-            return "kill", hung.remaining
+            return hung.remaining
     if any(path.stem == cell_id for path in journal.unreadable()):
-        return "", ("unproven, as its journal entry can't be read",)
-    return gone_by, ()
+        return ("unproven, as its journal entry can't be read",)
+    return ()
 
 
 def _halt_damaged(journal: Journal, known: set[str], problems: list[str]) -> None:
@@ -368,8 +346,6 @@ def _note(home: Path, order: KillOrder, what: Mapping[str, object], problems: li
             key = load_or_make_key(home)
             signature = key.sign(text.encode())
             text = json.dumps({"document": text, "key": key.public_key, "signature": signature})
-        draft = directory / owned_name(".draft-", order.kill_id)
-        draft.write_text(text)
-        draft.replace(directory / f"{order.kill_id}.json")
+        write_whole(directory / f"{order.kill_id}.json", text)
     except Exception as exc:  # noqa: BLE001 - a record that fails stops no kill
         problems.append(f"the kill could not be put on record: {exc}")

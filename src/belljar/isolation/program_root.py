@@ -27,7 +27,7 @@ from belljar.package import program_path
 from belljar.plan.oci import OciCell
 from belljar.plan.qemu import MOUNT_POINTS, Accel
 from belljar.store.locks import in_use, locked
-from belljar.store.scratch import MAKING, owned_name, remove_tree, retire
+from belljar.store.scratch import MAKING, owned_name, remove_tree, retire, write_whole
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 # Of a root's description.
@@ -155,9 +155,7 @@ def _make(directory: Path, recipe: RootRecipe) -> ProgramRoot:
         "sources": {str(original): file_stamp(original) for original in sources.values()},
         "copies": {target: file_stamp(root / target.lstrip("/")) for target in sources},
     }
-    draft = final / f".{recipe.directory}.json"
-    draft.write_text(json.dumps(data, sort_keys=True, indent=1))
-    draft.rename(final / f"{recipe.directory}.json")
+    write_whole(final / f"{recipe.directory}.json", json.dumps(data, sort_keys=True, indent=1))
     return ProgramRoot(root=root, program=recipe.inside, version=version, digest=digest)
 
 
@@ -189,7 +187,7 @@ CONFIG_PATH: Final = "/bundle/config.json"
 DIRECTORY_POINTS: Final = tuple(
     f"/{name}" for name in ("proc", "sys", "dev", "tree", "up", "new", "run", "tmp")
 )
-_HINT: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
+_HINT: Final = "install it again; `belljar doctor` tries it"
 PACKAGE_HINT: Final = "install the package again; its build compiles it"
 # A script would need its interpreter, and all that it calls, in the root.
 _ELF: Final = b"\x7fELF"

@@ -85,7 +85,7 @@ async def prove_switch(runtime: RuntimeFact, *, home: Path) -> Trial:
         problems = await anyio.to_thread.run_sync(halt_now)
     if (destruction := container.destruction) is None:
         raise RuntimeError("its owner has destroyed it")
-    problems += [*destruction.survivors, *map(str, destruction.unproven)]
+    problems += destruction.remaining
     return Trial.of("; ".join(problems))
 
 

@@ -6,7 +6,6 @@ Users of a part claim it, which sets its modification time. All parts can be mad
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,13 +20,10 @@ from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_unpacked
 from belljar.store.locks import in_use, locked
 from belljar.store.scratch import remove_tree, retire_unclaimed
-from belljar.units import format_duration
 
 PartKind: TypeAlias = Literal["template", "tree", "build", "root"]
-PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 # Names of what was made by its contents' digest; nothing else is removed.
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_DU_TIMEOUT_S: Final = 600.0  # a tree of millions of files on a slow disk
 # By the directory of the store.
 _KINDS: Final[dict[str, PartKind]] = {
     "templates": "template",
@@ -42,57 +38,34 @@ _KINDS: Final[dict[str, PartKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedPart:
-    """A part unused for long, and its outcome; `why` it goes or stays."""
+    """A part unused for long; `problem`: why it is still there."""
 
     kind: PartKind
     path: Path
-    why: str
-    size_bytes: int = 0
-    state: PartState = "unneeded"
+    problem: str = ""
 
 
-async def prune(
-    home: Path, *, unused_for_s: float, dry_run: bool = False
-) -> tuple[PrunedPart, ...]:
-    """Remove what was unused so long; each part found, with its outcome."""
+async def prune(home: Path, *, unused_for_s: float) -> tuple[PrunedPart, ...]:
+    """Remove what was unused so long and nobody has; each part with its outcome."""
     found = await anyio.to_thread.run_sync(unneeded, home, unused_for_s)
-    return found if dry_run else tuple([await remove_part(part, home) for part in found])
+    return tuple([done for part in found if (done := await remove_part(part, home)) is not None])
 
 
-def unneeded(home: Path, unused_for_s: float) -> tuple[PrunedPart, ...]:
-    """Everything unused so long, with sizes; parts in use are marked."""
+def unneeded(home: Path, unused_for_s: float) -> list[PrunedPart]:
+    """Everything unused so long that nobody has now."""
     parts = []
     for name, kind in _KINDS.items():
-        for path in sorted((home / name).glob("*")):
-            if not _KEY.fullmatch(path.name):
-                continue
+        for path in filter(lambda each: _KEY.fullmatch(each.name), sorted((home / name).glob("*"))):
             with suppress(FileNotFoundError):  # another prune was quicker
-                unused_s = max(0.0, time.time() - path.stat().st_mtime)
-                if unused_s >= unused_for_s:
-                    why = f"not used for {format_duration(unused_s)}"
-                    part = PrunedPart(kind=kind, path=path, why=why, size_bytes=disk_bytes(path))
-                    parts.append(_as_used(part) if in_use(path) else part)
-    return tuple(parts)
+                is_unused = time.time() - path.stat().st_mtime >= unused_for_s
+                if is_unused and not in_use(path):
+                    parts.append(PrunedPart(kind=kind, path=path))
+    return parts
 
 
-def _as_used(part: PrunedPart) -> PrunedPart:
-    return replace(part, state="in use", why="a cell or a build has it")
-
-
-def disk_bytes(path: Path) -> int:
-    """A tree's disk use at any depth, without unreadable files."""
-    argv = ["/usr/bin/du", "--summarize", "--block-size=1", "--", str(path)]
-    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-        done = subprocess.run(argv, capture_output=True, timeout=_DU_TIMEOUT_S, check=False)
-        return int(done.stdout.split()[0])
-    return 0
-
-
-async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
-    """Remove it unless somebody has it; returns the outcome."""
-    if part.state == "in use":
-        return part
-    why = "it could not be removed"
+async def remove_part(part: PrunedPart, home: Path) -> PrunedPart | None:
+    """Remove it; None: somebody has it."""
+    problem = "it could not be removed"
     try:
         if part.kind == "tree":
             await remove_unpacked(home, part.path)
@@ -105,9 +78,9 @@ async def remove_part(part: PrunedPart, home: Path) -> PrunedPart:
                 if (retired := retire_unclaimed(part.path)) is not None:
                     await anyio.to_thread.run_sync(remove_tree, retired)
     except BlockingIOError:  # it is being made anew
-        return _as_used(part)
+        return None
     except (BelljarError, OSError) as exc:
-        why = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
+        problem = exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
     if not part.path.exists():
-        return replace(part, state="removed")
-    return _as_used(part) if in_use(part.path) else replace(part, state="failed", why=why)
+        return part
+    return None if in_use(part.path) else replace(part, problem=problem)

@@ -112,7 +112,7 @@ def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped 
     journal, removed = Journal(home), dict[str, None]()
     give_up = time.monotonic() + _TIMEOUT_S
     while True:
-        with _without_reused_numbers(home, entry, hangs=hangs) as own:
+        with _without_reused_numbers(entry, hangs=hangs) as own:
             found = look(own)
             # The numbers were the cell's during the look only if its owner still has it.
             if hangs and not (entry.owner_lives() and journal.read(entry.cell_id) is not None):
@@ -131,9 +131,7 @@ def reap_one(home: Path, entry: JournalEntry, *, hangs: bool = False) -> Reaped 
 
 
 @contextmanager
-def _without_reused_numbers(
-    home: Path, entry: JournalEntry, *, hangs: bool
-) -> Iterator[JournalEntry]:
+def _without_reused_numbers(entry: JournalEntry, *, hangs: bool) -> Iterator[JournalEntry]:
     """The entry without numbers that may be others'; stable in the block.
 
     Namespace numbers are the cell's while its process 1 is in them, uids while its owner holds them
@@ -146,7 +144,7 @@ def _without_reused_numbers(
         processes = [each for each in (*entry.processes, entry.child, fork_server) if each]
         pins = {} if entry.child is None else pin_namespaces(entry.child)
     try:
-        with hold_uids(home, None if hangs else entry.host_uid) as uid_is_free:
+        with hold_uids(None if hangs else entry.host_uid) as uid_is_free:
             yield replace(
                 entry,
                 # A process 1 that dies leaves most of them first, and then waits for the others

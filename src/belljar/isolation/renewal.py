@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from functools import partial
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Trust
 from belljar.units import printable
@@ -17,6 +18,9 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.channel import GuestClient, RenewedBit
 
+# What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
+# Ethernet frame's.
+MTU: Final = 1500
 # RENEW takes 32 to 512 bytes.
 SEED_BYTES: Final = 256
 
@@ -35,14 +39,15 @@ async def renew(
     client: GuestClient, new: Renewal, port: GivenPort | None, *, cell_id: str, needed: RenewedBit
 ) -> Event:
     """Renew the guest's identity; the event. Raises `CellError`."""
-    from belljar.channel.frames import RenewedBit, network_part, renew_payload
+    from belljar.channel.frames import RenewedBit, counted
 
     network, place = b"", dict[str, JsonValue]()
     if port is not None:
-        network, needed = network_part(**asdict(port.settings)), needed | RenewedBit.NETWORK
+        network, needed = port.settings.packed(), needed | RenewedBit.NETWORK
         place = {"address": str(port.settings.address), "mac": port.settings.mac}
-    payload = renew_payload(realtime_ns=time.time_ns(), network=network, **asdict(new))
-    renewed = await client.renew(payload)
+    texts = (new.machine_id.encode(), new.boot_id.encode(), new.hostname.encode())
+    identity = b"".join(map(counted, (new.seed, *texts)))
+    renewed = await client.renew(time.time_ns().to_bytes(8, "little") + identity + network)
     if missing := [str(bit.name).lower() for bit in needed if bit not in renewed.done]:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
         raise CellError(
@@ -63,26 +68,25 @@ class PortSettings:
     gateway: IPv4Address
     mac: str
     gateway_mac: str
-    resolver: IPv4Address
-    mtu: int = 1500
+
+    def packed(self) -> bytes:
+        """RENEW's network part, addresses in network order; the gateway is the resolver."""
+        macs = bytes.fromhex((self.mac + self.gateway_mac).replace(":", ""))
+        ends = self.address.packed + self.gateway.packed
+        return ends + macs + self.gateway.packed + MTU.to_bytes(2, "little")
 
 
-class GivenPort(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenPort:
     """A range's port for one cell.
 
     `user_namespace`: descriptor of the jail's parent user namespace; None: any (root). In it 0 is
     the user, 1 to 65536 the subordinate ids, for groups too; `setgroups` is allowed.
+
+    `attach`: puts the link, up, into that host process's network namespace, before anything of the
+    cell runs; again only after the last namespace ended. Raises `BelljarError`: end the cell.
     """
 
     settings: PortSettings
-
-    @property
-    def user_namespace(self) -> int | None: ...  # noqa: D102 - above
-
-    async def attach(self, pid: int) -> None:
-        """Put the link, up, into that host process's network namespace.
-
-        Before anything of the cell runs; again only after the last namespace ended. Raises
-        `BelljarError`: end the cell.
-        """
-        ...
+    user_namespace: int | None
+    attach: Callable[[int], Awaitable[None]]

@@ -43,17 +43,6 @@ _NOT_CONTAINED: Final = "do not count this sample as contained"
 _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
 
-@dataclass(frozen=True, slots=True)
-class NotChecked:
-    """What was not looked for, and why."""
-
-    what: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
     """A process, or a path to remove."""
@@ -67,15 +56,15 @@ class Survivor:
 class Destruction:
     """What one look at the host found of a cell, and how much of it was one.
 
-    `unproven`: those of `not_checked` without which nothing is proven (processes, control groups,
-    namespaces, mounts, files). `left`: the survivors as they are removed.
+    `not_checked`: what was not looked for, and why. `unproven`: those of them without which nothing
+    is proven (processes, control groups, mounts, files). `left`: the survivors as they are removed.
     """
 
     survivors: tuple[str, ...] = ()
     looked_for: tuple[str, ...] = ()
     duration_ms: float = 0.0
-    not_checked: tuple[NotChecked, ...] = ()
-    unproven: tuple[NotChecked, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
     left: tuple[Survivor, ...] = ()
 
     @property
@@ -100,9 +89,8 @@ class Destruction:
             left = f"{what} left: {', '.join(self.survivors)}"
             raise ContainmentBreach(left, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
         if self.unproven and beside is None:
-            missed = "; ".join(map(str, self.unproven))
             hint = "let this user see what is named, then `belljar reap` looks again"
-            unproven = f"{what} could not be proven; not looked for: {missed}"
+            unproven = f"{what} could not be proven; not looked for: {'; '.join(self.unproven)}"
             raise HostError(unproven, where=where, hint=f"{_NOT_CONTAINED}; {hint}")
 
     def to_data(self) -> dict[str, JsonValue]:
@@ -111,14 +99,14 @@ class Destruction:
             "clean": self.clean,
             "survivors": list(self.survivors),
             "checked": list(self.looked_for),
-            "not_checked": [str(each) for each in self.not_checked],
+            "not_checked": list(self.not_checked),
             "duration_ms": round(self.duration_ms, 1),
         }
 
 
 def together(cell: Destruction, besides: Destruction) -> Destruction:
     """A cell's and its companion's as one; unproven adds up."""
-    missed = {each.what for each in besides.unproven}
+    missed = {each.partition(":")[0] for each in besides.unproven}
     return Destruction(
         survivors=(*besides.survivors, *cell.survivors),
         looked_for=tuple(what for what in cell.looked_for if what not in missed),
@@ -131,28 +119,23 @@ def together(cell: Destruction, besides: Destruction) -> Destruction:
 class _Look(NamedTuple):
     """One search; `by`: its required field of the entry."""
 
-    what: tuple[str, ...]
+    what: str
     find: Callable[[JournalEntry], Iterable[Survivor]]
     by: str = ""
     needed: bool = True
 
 
-_NOTHING_TO_LOOK_BY: Final = {
-    "namespaces": "none of the cell's is known: it never ran, or its number may be another's now",
-    "own_uids": "the cell has no uid that isn't also another's",
-    "cgroups": "the cell had none",
-    "directories": "the cell had none of its own",
-}
+# It never ran, shares its user's uid, or its numbers may be another's now
+_NOTHING_TO_LOOK_BY: Final = "the cell had none of its own, or none is known"
 
 
 def look(entry: JournalEntry) -> Destruction:
     """What is left."""
     left: dict[object, Survivor] = {}
-    looked_for, not_checked, unproven = list[str](), list[NotChecked](), list[NotChecked]()
+    looked_for, not_checked, unproven = list[str](), list[str](), list[str]()
     for each in _looks():
         if each.by and not getattr(entry, each.by):
-            why = _NOTHING_TO_LOOK_BY[each.by]
-            not_checked.extend(NotChecked(what, why) for what in each.what)
+            not_checked.append(f"{each.what}: {_NOTHING_TO_LOOK_BY}")
             continue
         try:
             for found in each.find(entry):
@@ -160,11 +143,10 @@ def look(entry: JournalEntry) -> Destruction:
         except OSError as exc:
             where = f"{exc.filename}: " if exc.filename else ""
             reason = printable(f"{where}{exc.strerror or exc}", max_chars=200)
-            missed = [NotChecked(what, reason) for what in each.what]
-            not_checked.extend(missed)
-            unproven.extend(missed if each.needed else ())
+            not_checked.append(f"{each.what}: {reason}")
+            unproven += not_checked[-1:] if each.needed else []
         else:
-            looked_for.extend(each.what)
+            looked_for.append(each.what)
     return Destruction(
         survivors=tuple(survivor.what for survivor in left.values()),
         looked_for=tuple(looked_for),
@@ -327,22 +309,14 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _mounts(is_its: Callable[[str, str], bool]) -> Iterator[Survivor]:
+def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
     """By root and target. Reported only: unmounting is manual."""
+    held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
     # Not `splitlines`: the kernel leaves form feeds and the like in names as they are
     for line in (PROC / "self/mountinfo").read_text(errors="replace").split("\n"):
-        fields = line.split(" ")
-        if len(fields) > 4 and is_its(fields[3], fields[4]):
-            yield Survivor(what=f"mount {printable(fields[4], max_chars=200)}")
-
-
-def _own_mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    return _mounts(lambda *names: any(entry.cell_id in name for name in names))
-
-
-def _held_namespaces(entry: JournalEntry) -> Iterator[Survivor]:
-    held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
-    return _mounts(lambda root, _: root in held)
+        names = line.split(" ")[3:5]
+        if any(entry.cell_id in name for name in names) or not held.isdisjoint(names[:1]):
+            yield Survivor(what=f"mount {printable(names[-1], max_chars=200)}")
 
 
 def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
@@ -353,24 +327,13 @@ def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
 
 def _looks() -> tuple[_Look, ...]:
     return (
-        _Look(
-            ("processes in the cell's namespaces",),
-            partial(_processes, _in_namespace),
-            "namespaces",
-        ),
+        _Look("processes in its namespaces", partial(_processes, _in_namespace), "namespaces"),
         # A user namespace's maker sees into it: what hides is hardly the cell's
-        _Look(
-            ("namespaces of every process since its start",), _closed, by="namespaces", needed=False
-        ),
-        _Look(("processes with the cell's uid",), partial(_processes, _has_uid), "own_uids"),
-        _Look(
-            ("control groups", "processes and threads in the cell's control groups"),
-            _groups,
-            "cgroups",
-        ),
-        _Look(("processes started for the cell",), _started),
-        _Look(("mounts named after the cell",), _own_mounts),
-        _Look(("namespaces held by mounts",), _held_namespaces, "namespaces"),
-        _Look(("files",), _files, "directories"),
-        _Look(("sockets named after the cell",), _sockets, needed=False),
+        _Look("namespaces of every process since its start", _closed, "namespaces", needed=False),
+        _Look("processes with the cell's uid", partial(_processes, _has_uid), "own_uids"),
+        _Look("control groups and what is in them", _groups, "cgroups"),
+        _Look("processes started for the cell", _started),
+        _Look("mounts", _mounts),
+        _Look("files", _files, "directories"),
+        _Look("sockets named after the cell", _sockets, needed=False),
     )

@@ -7,8 +7,9 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -23,7 +24,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.channel import GuestClient
     from belljar.channel.messages import Touched
-    from belljar.channel.operations import OwnReads, Phase
+    from belljar.channel.operations import OwnReads
 
 Operation: TypeAlias = Literal["open", "read"]
 
@@ -141,7 +142,7 @@ FULL_READ: Final = 64
 _PAUSE_S: Final = 0.005
 # For an empty queue: a guest that goes on touching files can't keep its cell from ending.
 _MAX_DRAIN_S: Final = 2.0
-# The same before a read of the host's.
+# The same before and after a read of the host's.
 _MAX_SETTLE_S: Final = 0.5
 # Counts that are due are reported even when nothing more comes.
 _TICK_MS: Final = 1000
@@ -166,14 +167,7 @@ class QueueThread(threading.Thread):
         self._queue, self._read, self._on_error, self._pause_s = queue, read, on_error, pause_s
         self._stopping = self._draining = False
         self._drained, self._one_drain = threading.Event(), threading.Lock()
-        self._waking = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def wake(self) -> None:
-        """Have it read soon. From any thread."""
-        with self._waking:
-            if not self._stopping:  # else its descriptor's number may be another's
-                os.eventfd_write(self._wake, 1)
 
     def drain(self, timeout_s: float = _MAX_DRAIN_S) -> None:
         """Wait until the queue is empty, or `timeout_s`. Blocking."""
@@ -185,14 +179,9 @@ class QueueThread(threading.Thread):
                 self._drained.wait(timeout_s)
                 self._draining = False
 
-    def settle(self) -> None:
-        """Wait briefly for what is queued."""
-        self.drain(_MAX_SETTLE_S)
-
     def stop(self) -> None:
         """End the thread. Once; later drains do nothing."""
-        with self._waking:
-            self._stopping = True
+        self._stopping = True
         with self._one_drain:  # or a late one would write into whatever has the number next
             os.eventfd_write(self._wake, 1)
             self.join()
@@ -225,49 +214,35 @@ class QueueThread(threading.Thread):
 class QueueWatch(FileWatch):
     """A sensor read from a queue by a thread, without the host's own reads.
 
-    The queue has no times: a finished host read covers its files until the queue was empty once, or
-    for as long as a full queue takes; a flood gains nothing.
+    The queue has no times: it is emptied before and after each read of the host's, which covers
+    its files in between. That waits 0.5 s at most: a flood gains nothing.
     """
 
     def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
         super().__init__()
-        self._own_reads, self._thread = own_reads, thread
-        # What the host reads, and when that ended.
-        self._reads: list[tuple[str, float | None]] = []
-        self._lock = threading.Lock()
-        own_reads.listeners.append(self.on_host_read)
-        own_reads.settlers.append(thread.settle)
+        self._own_reads, self._thread, self._reads = own_reads, thread, list[str]()
+        own_reads.covers.append(self._cover)
 
-    def on_host_read(self, path: str, phase: Phase) -> None:
-        """Mark the begin or end of a file's or directory's read."""
-        with self._lock:
-            if phase == "begins":
-                self._reads.append((path, None))
-            else:
-                self._reads.remove((path, None))
-                self._reads.append((path, time.monotonic()))
-        if phase != "begins":
-            self._thread.wake()  # or it would cover what comes next in an empty queue, too
+    @asynccontextmanager
+    async def _cover(self, path: str) -> AsyncIterator[None]:
+        drain = partial(self._thread.drain, _MAX_SETTLE_S)
+        await anyio.to_thread.run_sync(drain)
+        self._reads.append(path)
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(drain)
+            self._reads.remove(path)
 
     def offer(self, access: Access) -> None:
         """Count it, unless it may be the host's."""
-        with self._lock:
-            reads = [read for read, _ in self._reads]
-        is_in = Path(access.path).is_relative_to
-        if not any(map(is_in, reads)):
+        if not any(map(Path(access.path).is_relative_to, tuple(self._reads))):
             self.add(access)
-
-    def settle(self, began_s: float, *, is_empty: bool) -> None:
-        """Settle after a queue read that began then; reports due ones."""
-        oldest_s = began_s if is_empty else began_s - _MAX_DRAIN_S
-        with self._lock:
-            self._reads = [read for read in self._reads if read[1] is None or read[1] >= oldest_s]
-        self.report()
 
     async def _stop(self) -> None:
         await anyio.to_thread.run_sync(self._thread.drain)
-        self._own_reads.listeners.remove(self.on_host_read)
-        self._own_reads.settlers.remove(self._thread.settle)
+        self._own_reads.covers.remove(self._cover)
 
 
 # Per guest: an hour's flood at 256 a second.

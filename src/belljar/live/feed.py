@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -64,7 +64,7 @@ class RunView:
     phase: str = "running"
     cells: dict[str, CellView] = field(default_factory=dict)
     _samples: dict[object, bool] = field(default_factory=dict)  # whether each has ended
-    edges: Edges = field(default_factory=Counter)
+    edges: Edges = field(default_factory=Edges)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
 
     def take(self, line: Line) -> None:

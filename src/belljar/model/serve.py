@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ import h11
 from anyio.abc import ByteStream, Listener
 
 from belljar.capture import Capture, body_of
-from belljar.cell.base import spawn_task
 from belljar.cell.health import HealthWatch
 from belljar.cell.open import open_cell
 from belljar.errors import (
@@ -64,9 +63,8 @@ LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
 HEALTH: Final = Question(method="GET", path="/health", may_be_empty=True)  # vLLM's is
 # One look: a server that loads weights on an emulated processor answers late.
 _HEALTH_TIMEOUT_S: Final = 10.0
-# Weights load for seconds: looking more often would only take their processor.
-_HEALTH_INTERVAL_S: Final = 0.2
-_MAX_INTERVAL_S: Final = 2.0  # each look is a process in the cell, which an emulated one feels
+# Weights load for seconds, and each look is a process in the cell, which an emulated one feels.
+_HEALTH_INTERVAL_S: Final = 0.5
 # Of the server's last words in an error: enough for its reason, and no page of a log.
 _SHOWN_CHARS: Final = 600
 _END_SHOWS_S: Final = 1.0  # a server's connections end a little before its own end is known
@@ -263,12 +261,10 @@ async def open_model(
     run: RunDirectory,
     home: Path | None = None,
     actor: Actor = Actor.HARNESS,
-    on_end: Callable[[CellError], object] = lambda _error: None,
 ) -> AsyncIterator[ModelCell]:
     """A model cell whose server answers; destroyed with proof when the block is left.
 
-    `policy`: of `load_model`. `on_end`: called at once when the server or the cell ends before.
-    No task group or cancel scope is open across the yield.
+    `policy`: of `load_model`. No task group or cancel scope is open across the yield.
 
     Raises as `open_cell`, `HostError` for weights that are not what was added, `CellError` when the
     server does not become healthy, `ContainmentBreach` for a way out or something left.
@@ -281,21 +277,13 @@ async def open_model(
         cpus, name = policy.policy.resources.cpus, policy.policy.name
         argv = server_argv(model, served=stored.served, threads=cpus, name=name)
         served = ModelCell(cell, policy, await cell.start(argv), run.recorder)
-        watching = anyio.CancelScope()
-
-        async def watch() -> None:
-            with watching:
-                on_end(await served.wait_ended())
-
         failure: BaseException | None = None
         try:
             try:
                 await _wait_healthy(served, stored)
                 await served.health.take_baseline()
-                spawn_task(watch)
                 yield served
             finally:  # also when `model serve` is interrupted
-                watching.cancel()
                 with anyio.CancelScope(shield=True), suppress(CellError):
                     if cell.destruction is None:  # the verdict knows that a dead one has no probe
                         await served.health.look("end")
@@ -322,12 +310,13 @@ async def _probe(cell: Cell, run: RunDirectory, phase: str) -> None:
 
 async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
     """Wait until the server reports ready. Raises `CellError` with its output."""
-    timeout_s, interval_s = served.model.start_timeout, _HEALTH_INTERVAL_S
+    timeout_s = served.model.start_timeout
     give_up = anyio.current_time() + timeout_s
     why = "it did not listen"
     while anyio.current_time() < give_up and served.command.running:
-        bound_s = _HEALTH_TIMEOUT_S
-        asking = ask_server(served.connect, HEALTH, max_bytes=KEEP_BYTES, timeout_s=bound_s)
+        asking = ask_server(
+            served.connect, HEALTH, max_bytes=KEEP_BYTES, timeout_s=_HEALTH_TIMEOUT_S
+        )
         try:
             async with asking as answer:
                 while await answer.next_part() is not None:
@@ -339,8 +328,7 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
             raise await served.end(error) from error
         except (OSError, BrokenOffError) as error:
             why = _reason(error)
-        await anyio.sleep(interval_s)
-        interval_s = min(1.5 * interval_s, _MAX_INTERVAL_S)
+        await anyio.sleep(_HEALTH_INTERVAL_S)
     what = f"the model server did not become healthy in {format_duration(timeout_s)}: {why}"
     if not served.command.running:
         what = "the model server ended"

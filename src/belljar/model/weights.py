@@ -9,12 +9,9 @@ inode) is compared at each use, and the digest computed again where it differs.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import re
-import shutil
 import stat
 import sys
 import zipfile
@@ -46,9 +43,6 @@ DIRECTORY: Final = "weights"
 MAX_FILES: Final = 10_000
 # A slow line needs long for 100 MB, and no command may wait for ever.
 _FETCH_TIMEOUT_S: Final = 3600.0
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
-_FICLONE: Final = 0x40049409  # linux/fs.h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,20 +104,15 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
-    """The entry of a digest, of the unique beginning of one, or of a name. Files are not looked at.
+    """The entry of a digest, or of the unique beginning of one. Files are not looked at.
 
-    A whole digest is never a name: caches of models name files by what they should hold.
     Raises `HostError`.
     """
-    match = _PREFIX.fullmatch(ref)
-    prefix = match[1] if match else "-"
-    listed = list_weights(home)
-    found = [each for each in listed if each.digest.startswith(prefix)]
-    if not found and _DIGEST.fullmatch(prefix) is None:
-        found = [each for each in listed if each.name == ref]
+    prefix = ref.removeprefix("sha256:")
+    found = [each for each in list_weights(home) if each.digest.startswith(prefix or "-")]
     if len(found) == 1:
         return found[0]
-    shown = f"sha256:{prefix[:12]}" if match else printable(ref, max_chars=100)
+    shown = f"sha256:{printable(prefix[:12])}"
     if found:
         raise HostError(f"{shown} means several weights", hint="`belljar model ls` lists them")
     hint = "add them: `belljar model add FILE`, or `belljar model get smollm2` for the example's"
@@ -217,11 +206,9 @@ def _take(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_plain_file(source) as file, target.open("xb") as copy:
         os.fchmod(copy.fileno(), 0o444)
-        try:
-            fcntl.ioctl(copy.fileno(), _FICLONE, file.fileno())
-        except OSError:  # another file system, or one without shared blocks
-            need_space(target.parent, os.fstat(file.fileno()).st_size, "a copy of the weights")
-            shutil.copyfileobj(file, copy, 1 << 20)
+        # The kernel shares the blocks where the file system can.
+        while os.copy_file_range(file.fileno(), copy.fileno(), 1 << 30):
+            pass
 
 
 def _stamps_and_digest(

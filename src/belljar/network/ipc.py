@@ -260,7 +260,16 @@ class EventDecoder:
         _must(not self._is_over, "a message after the last")
         # The owner keeps its certificate.
         _must(kind != READY or not self._is_ready, "`ready` comes once")
-        _check_bodies(refs, MAX_ASKED_BYTES if kind == ASK else MAX_BODY_BYTES)
+        _must(isinstance(refs, list) and len(refs) <= MAX_BODIES, "bodies are no list of at most 8")
+        most = MAX_ASKED_BYTES if kind == ASK else MAX_BODY_BYTES
+        for ref in refs:
+            _must(isinstance(ref, dict) and ref.keys() == _BODY_FIELDS, "a body with other fields")
+            _must(_is_count(ref["kept_bytes"], most), "a body over the bound")
+            _must(_is_count(ref["total_bytes"], _MAX_INT), "a body's size is no count")
+            _must(ref["total_bytes"] >= ref["kept_bytes"], "more kept than there was")
+            _must(_is_text(ref["name"], _BODY_NAME), "a body's name")
+            _must(_is_text(ref["sha256"], _SHA256), "a body's digest")
+        _must(len({ref["name"] for ref in refs}) == len(refs), "a body's name twice")
         if kind == ASK:
             _must(data.keys() == {"what"}, "a request with other fields")
             _must(_is_text(data["what"], _REQUEST), "no request's name")
@@ -302,18 +311,6 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
     elif isinstance(value, list):
         for item in value:
             _check_value(item, depth - 1)
-
-
-def _check_bodies(refs: Any, max_bytes: int) -> None:  # noqa: ANN401 - JSON values of any shape
-    _must(isinstance(refs, list) and len(refs) <= MAX_BODIES, "bodies are no list of at most 8")
-    for ref in refs:
-        _must(isinstance(ref, dict) and ref.keys() == _BODY_FIELDS, "a body with other fields")
-        _must(_is_count(ref["kept_bytes"], max_bytes), "a body over the bound")
-        _must(_is_count(ref["total_bytes"], _MAX_INT), "a body's size is no count")
-        _must(ref["total_bytes"] >= ref["kept_bytes"], "more kept than there was")
-        _must(_is_text(ref["name"], _BODY_NAME), "a body's name")
-        _must(_is_text(ref["sha256"], _SHA256), "a body's digest")
-    _must(len({ref["name"] for ref in refs}) == len(refs), "a body's name twice")
 
 
 def _is_text(value: object, pattern: re.Pattern[str]) -> bool:

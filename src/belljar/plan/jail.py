@@ -12,10 +12,6 @@ from typing import Final, Literal
 
 from belljar.dataclass import dataclass
 
-# Host uids of root's cells. (systemd's containers end at 0x6FFF_FFFF.)
-UID_RANGE_START: Final = 0x7000_0000
-# Root cells of one store at one time, each with a uid of its own.
-SLOTS_PER_HOME: Final = 1 << 12
 # Of the VMM in its namespace: an ordinary user's, never root's.
 INNER_ID: Final = 1000
 # Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a

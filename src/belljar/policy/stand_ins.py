@@ -31,7 +31,6 @@ _TIME: Final = r"^[0-9]{1,9}(\.[0-9]{1,9})?s?$"
 
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
-Line: TypeAlias = Annotated[str, kinds.LINE]
 Words: TypeAlias = Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of(MAX_WORDS)]
 Times: TypeAlias = Mapping[
     Annotated[str, Field(pattern=_TIMES)], Annotated[str, Field(pattern=_TIME)]
@@ -178,16 +177,12 @@ class MetadataStandIn(StandIn):
     names: Annotated[
         tuple[Annotated[str, kinds.PATTERN], ...], list_of(kinds.MAX_NAMES, min_count=0)
     ] = Field(default=(), description="Host names. Default: none, only the address.")
-    tokens: Literal["optional", "required"] | None = Field(
-        default=None, description="Whether it wants tokens (IMDSv2). Default optional."
-    )
 
 
 class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
     kind: Literal["openai"] = Field(description="What it plays.")
-    model: Line | None = Field(default=None, description="The model's name; any is taken.")
 
 
 class Health(Strict):

@@ -9,10 +9,10 @@ look.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from belljar.probe.model import AttemptOutcome, Finding, Probe, Side, Verdict, Witness, worst
 from belljar.units import printable
@@ -27,6 +27,7 @@ class Sight:
 
 
 NOT_LOOKED = Sight(touched=None, what="the host did not look")
+NO_DEVICE = Sight(touched=False, what="the cell has no network device")
 
 
 def judge(
@@ -178,38 +179,21 @@ def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
 _TCP: Final = ("tcp4", "dns_public_tcp", "dns_tls", "usual_hosts")
 
 
-class Router(Protocol):
-    """The other end of a cell's port; a range's network is one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """The other end of a cell's port, in a range's network; by default of a cell without one.
 
     `interface`: the port's name in the cell. `mac`: its hardware address there. `namespace`: the
     number of its inner end's network namespace; None before it is attached. `known`: probe → why
-    the policy itself has something answer it.
+    the policy itself has something answer it. `look`: compares rules and ports with plan and range;
+    blocking.
     """
-
-    interface: str
-    mac: str
-    known: Mapping[str, str]
-
-    @property
-    def namespace(self) -> int | None: ...  # noqa: D102 - above
-
-    def look(self) -> Sight:
-        """Compare rules and ports with plan and range. Blocking."""
-        ...
-
-
-@dataclass(slots=True, kw_only=True)
-class NoRouter:
-    """A cell without a network device."""
 
     interface: str = ""
     mac: str = ""
-    namespace: int | None = None
     known: Mapping[str, str] = field(default_factory=dict)
-
-    def look(self) -> Sight:
-        """Nothing to see."""
-        return Sight(touched=False, what="the cell has no network device")
+    namespace: Callable[[], int | None] = lambda: None
+    look: Callable[[], Sight] = lambda: NO_DEVICE
 
 
 def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tuple[Probe, ...]:

@@ -10,8 +10,6 @@ nonce it was given.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
@@ -129,14 +127,6 @@ class ProbeReport:
     user: str = ""
     problem: str = ""
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the findings in canonical JSON: equal findings, equal digests."""
-        findings = [each.to_json() for each in self.findings]
-        found = {"problem": self.problem, "user": self.user, "findings": findings}
-        text = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(text.encode()).hexdigest()
-
     def of(self, verdict: Verdict) -> tuple[Finding, ...]:
         """The findings with that verdict."""
         return tuple(finding for finding in self.findings if finding.verdict is verdict)
@@ -144,5 +134,5 @@ class ProbeReport:
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         findings = [finding.to_json() for finding in self.findings]
-        rest = {"duration_ms": round(self.duration_ms, 3), "digest": self.digest}
-        return {**json_of(self), **rest, "findings": findings}
+        duration_ms = round(self.duration_ms, 3)
+        return {**json_of(self), "duration_ms": duration_ms, "findings": findings}

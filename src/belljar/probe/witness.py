@@ -2,7 +2,7 @@
 escape could touch.
 
 Each is made for one run, under secret names, and gone when the block is left. What a
-killed owner leaves in the temporary directory, the next watch (or `belljar reap`) removes.
+killed owner leaves in /tmp, the next watch (or `belljar reap`) removes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import socket
-import struct
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
-from belljar.probe.judge import NoRouter, Router, Sight
+from belljar.probe.judge import Router, Sight
 from belljar.probe.model import Witness
 from belljar.process import ProcessId, close_all, identify, is_alive, namespaces_of
 from belljar.store.locks import claimed
@@ -37,11 +36,9 @@ _MAX_VISITORS: Final = 16  # a guest may come as often as it likes
 _MAX_PROCESSES: Final = 64
 # Signals are numbered from 1 in /proc's masks, too.
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
-# A directory of our own with a random name is made in it.
-_PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108
-# A socket's path has at most 107 bytes (unix(7)): what a watch puts below its place needs some 35
-# of them.
-_LONGEST_PLACE_BYTES: Final = 64
+# Open to escaped processes of any user, and short, as a socket's path must be (unix(7)). A
+# directory of our own with a random name is made in it.
+_PLACE: Final = Path("/tmp")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +75,7 @@ def watch(
     parameters = {"nonce": nonce, "token": token}
     looks: dict[Witness, Callable[[], Sight]] = {}
     with ExitStack() as stack:
-        layout = _Layout(stack, token.encode(), router or NoRouter(), host_pid)
+        layout = _Layout(stack, token.encode(), router or Router(), host_pid)
         for witness in [each for each in Witness if each in wanted]:
             try:
                 parameter, looks[witness] = layout.lay(witness)
@@ -111,7 +108,7 @@ class _Layout:
                 # Whoever gets out, as whatever user, must be able to leave a trace.
                 path.chmod(0o666)
                 happened = self.stack.enter_context(watch_file(path))
-                return str(path), lambda: _canary(path, content, happened())
+                return str(path), lambda: _canary(path, content, has_happened=happened())
             case Witness.PID:
                 sentinel = self.stack.enter_context(_sleeping_child())
                 return str(sentinel.pid), lambda: _sentinel(sentinel)
@@ -152,11 +149,10 @@ _SOCKETS: Final = {
 }
 
 
-def _canary(path: Path, content: bytes, happened: list[str]) -> Sight:
-    if not happened and path.read_bytes() != content:
-        happened = ["changed"]
-    how = f"was touched: {', '.join(happened)}" if happened else "is untouched"
-    return Sight(touched=bool(happened), what=f"the host's canary file {how}")
+def _canary(path: Path, content: bytes, *, has_happened: bool) -> Sight:
+    touched = has_happened or path.read_bytes() != content
+    how = "was touched" if touched else "is untouched"
+    return Sight(touched=touched, what=f"the host's canary file {how}")
 
 
 def _visits(received: list[bytes], token: bytes) -> Sight:
@@ -200,7 +196,7 @@ def _namespaces(host_pid: int | None, router: Router) -> Sight:
             what = f"a process of the cell is in the host's {', '.join(shared)} namespace"
             return Sight(touched=True, what=what)
         # A device that is called as the cell's port counts as it only where the port was attached.
-        port = router.interface if theirs.get("net") == router.namespace else ""
+        port = router.interface if theirs.get("net") == router.namespace() else ""
         if way := _way_to_host(pid, port):
             return Sight(touched=True, what=f"a process of the cell {way}")
         looked += len(theirs) == len(own)
@@ -285,11 +281,10 @@ def _own_directory() -> Iterator[Path]:
     """A directory that everyone may enter, locked and named after this process so that it can be
     found if it is left.
     """
-    place = _public_place()
-    sweep_watches(place)
+    sweep_watches()
     # A sweep in another PID namespace takes every name's process for dead, and only the lock keeps
     # it away: so the name that a sweep finds comes after the lock.
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PLACE))
     with claimed(made):
         made.chmod(0o755)
         name = owned_name(_PREFIX, made.name.removeprefix(_PREFIX))
@@ -300,43 +295,20 @@ def _own_directory() -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _public_place() -> Path:
-    """The temporary directory, or another if escaped processes can't get there."""
-    chosen = Path(tempfile.gettempdir()).absolute()
-    for place in (chosen, *map(Path, _PLACES)):
-        with contextlib.suppress(OSError):
-            is_open = all(each.stat().st_mode & 0o001 for each in (place, *place.parents))
-            is_short = len(os.fsencode(place)) <= _LONGEST_PLACE_BYTES
-            if is_open and is_short and os.access(place, os.W_OK):
-                return place
-    return chosen
-
-
-def sweep_watches(place: Path | None = None) -> list[str]:
+def sweep_watches() -> list[str]:
     """Remove this user's watches of dead processes; return the removed."""
-    return [str(each) for each in sweep(place or _public_place(), prefix=_PREFIX)]
+    return [str(each) for each in sweep(_PLACE, prefix=_PREFIX)]
 
 
-# From linux/inotify.h; other bits are told by number if they come alone.
-_NAMES: Final = {
-    0x001: "read",
-    0x002: "changed",
-    0x004: "its attributes changed",
-    0x020: "opened",
-    0x400: "removed",
-    0x800: "moved",
-}
 # IN_ALL_EVENTS of inotify(7) but IN_CLOSE_WRITE and IN_CLOSE_NOWRITE: any touch counts, and each
 # begins with another event. A child of this process that was forked while the file was written
 # closes its copy late, at its execve, and has touched nothing.
 _TOUCHES: Final = 0xFFF & ~0x018
-# struct inotify_event, without its name.
-_HEAD: Final = struct.Struct("iIII")
 
 
 @contextmanager
-def watch_file(path: Path) -> Iterator[Callable[[], list[str]]]:
-    """Watch one file; the yielded function returns what happened since its last call, in words.
+def watch_file(path: Path) -> Iterator[Callable[[], bool]]:
+    """Watch one file; the yielded function says whether anything happened since its last call.
 
     Raises `OSError` when the host allows no more watches.
     """
@@ -352,14 +324,8 @@ def watch_file(path: Path) -> Iterator[Callable[[], list[str]]]:
             os.close(fd)
 
 
-def _happened(fd: int) -> list[str]:
+def _happened(fd: int) -> bool:
     try:
-        data = os.read(fd, 64 << 10)
+        return bool(os.read(fd, 64 << 10))
     except BlockingIOError:
-        return []
-    mask = offset = 0
-    while offset + _HEAD.size <= len(data):
-        _, bits, _, name_bytes = _HEAD.unpack_from(data, offset)
-        mask |= bits
-        offset += _HEAD.size + name_bytes
-    return [name for bit, name in _NAMES.items() if mask & bit] or [f"events {mask:#x}"]
+        return False

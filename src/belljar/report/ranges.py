@@ -1,55 +1,23 @@
-"""Each range's record: requests, refusals, names, and missing evidence. Pure."""
+"""Each range's record: its requests, and what of its evidence is missing. Pure."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import dataclass, field
 from belljar.events import Kind
 from belljar.ledger.schema import Line
-from belljar.report.reading import ProbeTracker, is_between_cells, place, size_of, times_of, word
+from belljar.report.reading import is_between_cells, size_of, times_of, word
 from belljar.report.reasons import Ending, Reason, ReasonCode
 from belljar.units import printable
 
-MAX_NAMED: Final = 20  # names, or destinations of a flow; the others are counted
-# A cell chooses protocols and reasons: their number must not grow the report.
-_MAX_KINDS: Final = 200
 # Counters of `range.destroyed` that are missing evidence.
 _COUNTED_LOST: Final = {
     "packets_not_recorded": ReasonCode.PACKETS_NOT_RECORDED,
     "logs_lost": ReasonCode.FLOWS_NOT_RECORDED,
     "unreported_at_end": ReasonCode.EVENTS_CUT_AT_END,
 }
-
-
-_SHOWN: Final = ("packets", "requests_between_cells", "requests_refused")
-_COUNTED: Final = ("names_found", "names_refused", "attempts", "tls_refused", "limits")
-# Packets are counted by these, and then by place.
-_OF_FLOW: Final = ("cell", "verdict", "reason", "protocol")
-
-
-@dataclass(slots=True, kw_only=True)
-class Counts:
-    """Counts by name, at most `MAX_NAMED`; `more` counts all others."""
-
-    named: dict[str, int] = field(default_factory=dict)
-    more: int = 0
-
-    def add(self, what: str, times: int = 1) -> None:
-        """Count `what`."""
-        shown = word(what)
-        if shown in self.named or len(self.named) < MAX_NAMED:
-            self.named[shown] = self.named.get(shown, 0) + times
-        else:
-            self.more += times
-
-    def __bool__(self) -> bool:
-        return bool(self.named or self.more)
-
-    def sentence(self) -> str:
-        """`a, b ×3, others ×2`."""
-        counts = self.named | ({"others": self.more} if self.more else {})
-        return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items())
+_SHOWN: Final = ("packets", "requests", "requests_between_cells", "requests_refused")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,8 +26,7 @@ class RangeFindings(Ending):
 
     `cells`: names by id. `packets`: path of the packet record. `requests`: and connections, to
     stand-ins, upstreams and other cells. `missing_bytes`: of secrets of TLS. `without_secrets`:
-    numbers of TLS connections. `flows`: packets by `_OF_FLOW`, without Belljar's probes. Of older
-    runs, `missing_bytes` counts what no event had, too;
+    numbers of TLS connections. Of older runs, `missing_bytes` counts what no event had, too;
     `unread_packets` those of traffic between cells, which was read from the packet record;
     `reader_ended`: why that stopped early.
     """
@@ -74,12 +41,6 @@ class RangeFindings(Ending):
     without_secrets: set[int] = field(default_factory=set)
     unread_packets: int = 0
     reader_ended: str = ""
-    flows: dict[tuple[str, ...], Counts] = field(default_factory=dict)
-    names_found: Counts = field(default_factory=Counts)
-    names_refused: Counts = field(default_factory=Counts)
-    attempts: Counts = field(default_factory=Counts)
-    tls_refused: Counts = field(default_factory=Counts)
-    limits: Counts = field(default_factory=Counts)
     failed: str = ""
     breached: bool = False
     opened: bool = False
@@ -124,12 +85,6 @@ class RangeFindings(Ending):
             **{name: getattr(self, name) for name in _SHOWN},
             "range": self.range_id,
             "cells": dict(self.cells),
-            "requests_in_all": self.requests,
-            "flows": [
-                {**dict(zip(_OF_FLOW, key, strict=True)), "to": asdict(to)}
-                for key, to in self.flows.items()
-            ],
-            **{name: asdict(getattr(self, name)) for name in _COUNTED},
             "reasons": [reason.to_json() for reason in self.reasons],
             "counters": dict(self.counters),
         }
@@ -140,26 +95,15 @@ class RangeGatherer:
 
     def __init__(self) -> None:
         self.found: dict[str, RangeFindings] = {}
-        self._probes = ProbeTracker()
 
     def take(self, line: Line) -> None:
         """One event more."""
-        self._probes.take(line)
         range_id, is_cell = line.data.get("range"), line.cell is not None
         if not isinstance(range_id, str) or (is_cell and line.kind is not Kind.CELL_PLANNED):
             return
         found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
         if line.cell is not None:
-            found.cells[line.cell] = self._probes.ranges[line.cell][1]
-        elif line.kind is Kind.NETWORK_FLOW:
-            data = line.data
-            # Without an address it stands for many, Belljar's own among them.
-            if data["address"] and not self._probes.is_probed(range_id, data["cell"]):
-                key = tuple(word(data[name]) for name in _OF_FLOW)
-                if key not in found.flows and len(found.flows) >= _MAX_KINDS:
-                    # Counted on, under a name of no cell: no packet is missing from the sum.
-                    key = ("", key[1], "others", "")
-                found.flows.setdefault(key, Counts()).add(place(data), times_of(data))
+            found.cells[line.cell] = str(line.data.get("name") or "")
         else:
             _add(found, line)
 
@@ -189,18 +133,9 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.counters = {
                 str(name): count for name, count in counters.items() if isinstance(count, int)
             }
-        case Kind.NETWORK_DNS:
-            name, answer = str(data["name"]), str(data["answer"])
-            if answer[:1].isdigit():
-                found.names_found.add(name)
-            # Answers about a name that exists: nothing was refused.
-            elif answer not in {"NODATA", "SOA", "NS"}:
-                shown = name if answer == "NXDOMAIN" else f"{name} ({answer})"
-                found.names_refused.add(shown, times_of(data))
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
             # Behind an allowed one: its handshake failed, so that nobody read what followed
             found.without_secrets.discard(size_of(data.get("connection")))
-            found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
         case Kind.NETWORK_TLS:
             found.without_secrets.add(size_of(data.get("connection")))
         case Kind.NETWORK_CONNECTION:
@@ -211,13 +146,9 @@ def _add(found: RangeFindings, line: Line) -> None:
                     found.missing_bytes += body.total_bytes - body.kept_bytes
             # Of runs whose gateway counted bytes that were in no event.
             found.missing_bytes += size_of(data.get("missing_bytes"))
-        case Kind.NETWORK_ATTEMPT:
-            found.attempts.add(f"{data['what']} ({data['stand_in']})")
         case Kind.LIMIT_HIT if data["limit"] == "traffic_analysis_packets":
             found.unread_packets += times_of(data)
         case Kind.LIMIT_HIT if data["limit"] == "traffic_analysis_reader":
             found.reader_ended = printable(str(data.get("effect")), max_chars=600)
-        case Kind.LIMIT_HIT:
-            found.limits.add(str(data["limit"]), times_of(data))
         case _:
             pass

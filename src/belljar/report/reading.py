@@ -5,9 +5,9 @@ A guest chose what events quote, and may have compromised the gateway: it is esc
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, TypeVar
 
 from belljar.events import Kind
 from belljar.ledger.schema import Line
@@ -16,26 +16,16 @@ from belljar.units import printable
 # A guest chooses words: a longer one would push everything else out of sight.
 MAX_WORD_CHARS: Final = 120
 # Answers of the resolver by which a name doesn't exist for the cell.
+K = TypeVar("K", bound=Hashable)
 NO_NAME: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
-T = TypeVar("T")
 
 
-class Kept(Generic[T]):
-    """The first and last of many things; `count` is of all."""
+class BoundedCounter(Counter[K]):
+    """Counts by names that a guest may choose: beyond `most` of them all others are one."""
 
-    def __init__(self, first: int, last: int) -> None:
-        self.count = 0
-        self.first: list[T] = []
-        self.last: deque[T] = deque(maxlen=last)
-        self._max_first = first
-
-    def add(self, item: T) -> None:
-        """Keep it among the first, or the last."""
-        self.count += 1
-        (self.first if len(self.first) < self._max_first else self.last).append(item)
-
-    def __iter__(self) -> Iterator[T]:
-        return iter((*self.first, *self.last))
+    def add(self, name: K, others: K, most: int, times: int = 1) -> None:
+        """Count `name`, or `others` if it is new and there is no room."""
+        self[name if name in self or len(self) < most else others] += times
 
 
 class ProbeTracker:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from belljar.dataclass import dataclass, field, replace
+from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, samples_named, sentences
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
+from belljar.report.cells import Call, CellFindings, Degraded
 from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
@@ -51,7 +51,6 @@ class Row:
     transcript: Transcript
     reasons: tuple[Reason, ...]
     cells: tuple[CellFindings, ...] = ()
-    transcript_gap: TranscriptGap = TranscriptGap()
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
     is_logged: bool = True
@@ -60,15 +59,6 @@ class Row:
     def verdict(self) -> Verdict:
         """By its reasons."""
         return verdict_of(self.reasons)
-
-    @property
-    def tools(self) -> tuple[ToolCall, ...]:
-        """The calls of tools; those with hidden operations reached a cell."""
-        times = [each.started for each in self.transcript_gap.hidden]
-        return tuple(
-            replace(call, reached_cell=call.reached_cell or any(map(call.covers, times)))
-            for call in self.transcript.tools
-        )
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
@@ -150,7 +140,7 @@ class RunFindings:
     @property
     def tools(self) -> tuple[ToolUse, ...]:
         """The tools that its samples called."""
-        return tool_uses(call for row in self.rows for call in row.tools)
+        return tool_uses(call for row in self.rows for call in row.transcript.tools)
 
     @property
     def verdict(self) -> Verdict:
@@ -315,23 +305,3 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
         ),
         *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
     ]
-
-
-def range_sentences(found: RangeFindings) -> Iterator[str]:
-    """Yield a range's events, except its requests."""
-    for title, group in (
-        ("attempts to publish, push or send", found.attempts),
-        ("names looked up that exist here", found.names_found),
-        ("names looked up that don't exist here", found.names_refused),
-        ("TLS refused", found.tls_refused),
-        ("limits hit", found.limits),
-    ):
-        if group:
-            yield f"{title}: {group.sentence()}"
-    for (cell, verdict, reason, protocol), to in found.flows.items():
-        sender = cell or "an unknown sender"
-        yield f"{verdict} ({reason}): {protocol} of {sender} to {to.sentence()}"
-    if cut := found.counters.get("events_cut"):
-        yield f"{cut} event(s) were shortened: the range reached its limit of recorded bytes"
-    for lost in found.lost:
-        yield f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}"

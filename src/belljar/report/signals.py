@@ -15,6 +15,7 @@ from belljar.policy.guarding import GUARD_CLASSES
 from belljar.report.reading import (
     MAX_WORD_CHARS,
     NO_NAME,
+    BoundedCounter,
     ProbeTracker,
     is_between_cells,
     times_of,
@@ -121,7 +122,7 @@ class SampleSignals:
 @dataclass(slots=True, kw_only=True)
 class _Seen:
     signals: dict[SignalCode, Signal] = field(default_factory=dict)
-    blind: dict[tuple[Blind, str], int] = field(default_factory=dict)
+    blind: BoundedCounter[tuple[Blind, str]] = field(default_factory=BoundedCounter)
     carried: dict[str, list[str]] = field(default_factory=dict)  # by the cell that it comes from
     placed: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
@@ -130,11 +131,8 @@ class _Seen:
         self.signals.setdefault(signal.code, Signal(code=signal.code)).take(signal)
 
     def miss(self, code: Blind, detail: str, count: int = 1) -> None:
-        key = (code, word(detail))
-        if key not in self.blind and len(self.blind) >= MAX_INVOLVED:
-            # A guest can make reasons differ: their number must not grow the report.
-            key = (code, "for other reasons")
-        self.blind[key] = self.blind.get(key, 0) + count
+        # A guest can make reasons differ: their number must not grow the report.
+        self.blind.add((code, word(detail)), (code, "for other reasons"), MAX_INVOLVED, count)
 
     def blind_spots(self) -> Iterator[BlindSpot]:
         for (code, detail), count in self.blind.items():

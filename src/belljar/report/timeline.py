@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
 from itertools import islice
@@ -17,17 +17,15 @@ from typing import Any, Final, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.events import Kind, Trust
 from belljar.ledger.schema import BodyRef, Line
-from belljar.report.reading import NO_NAME, Kept, ProbeTracker, times_of
+from belljar.report.reading import NO_NAME, BoundedCounter, ProbeTracker, times_of
 from belljar.units import format_size, printable
 
-# A flood keeps its beginning and its end, and says how many are between.
-FIRST: Final = 150
-# Entries of one group that are kept of a cell or range; the others are counted.
-LAST: Final = 50
+# Entries of one group that are kept of a cell or range; later ones are counted.
+MAX_ENTRIES: Final = 200
 # Of one text of an entry, which may be a guest's 10 MB line.
 MAX_TEXT_CHARS: Final = 2000
 MAX_TURN_CHARS: Final = 4000  # of a message in the transcript
-MAX_EDGES: Final = 40  # of a range's graph; the others are one of each cell
+MAX_EDGES: Final = 40  # of a range's graph; the others are one
 # Operations whose end is awaited; the oldest stays one without an end.
 MAX_PENDING: Final = 10_000
 # The place of what is no cell's and no range's.
@@ -35,7 +33,7 @@ RUN: Final = ""
 MAX_NOTES: Final = 60  # lines that belong to one entry, such as headers
 MAX_BODIES: Final = 16  # of one entry: a command that streams has one for each piece
 # Of a network: cell, place, whether it was allowed.
-Edges: TypeAlias = Counter[tuple[str, str, bool]]
+Edges: TypeAlias = BoundedCounter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
@@ -122,7 +120,8 @@ class Timelines:
     first_time: str = ""
     last_time: str = ""
     events: int = 0
-    _kept: dict[tuple[str, Group], Kept[TimelineEntry]] = field(default_factory=dict)
+    _counts: Counter[tuple[str, Group]] = field(default_factory=Counter)
+    _kept: dict[tuple[str, Group], list[TimelineEntry]] = field(default_factory=dict)
     _pending: dict[tuple[str, str, int], TimelineEntry] = field(default_factory=dict)
     _probes: ProbeTracker = field(default_factory=ProbeTracker)
     _base: int = 0
@@ -148,33 +147,31 @@ class Timelines:
             made = _made(replace(line, data={}), Group.LIMIT, line.kind.value, why)
             made.place = _place(line)
         if made is not None:
-            self._keep(made.place, made.group).add(made)
+            self._keep(made)
 
     def take_transcript(self, uuid: str, turns: Iterable[tuple[str, str, str]]) -> None:
         """Take one sample's messages: ledger time, author and text."""
         about: dict[str, Any] = {"place": transcript_of(uuid), "group": Group.TRANSCRIPT}
-        kept = self._keep(about["place"], Group.TRANSCRIPT)
-        for time, who, text in turns:
+        for number, (time, who, text) in enumerate(turns, 1):
             what, author = shown(text, max_chars=MAX_TURN_CHARS), shown(who, max_chars=100)
-            entry = TimelineEntry(
-                seq=-1 - kept.count, time=time, what=what, outcome=author, **about
-            )
-            kept.add(entry)
+            self._keep(TimelineEntry(seq=-number, time=time, what=what, outcome=author, **about))
 
-    def counts(self, places: Sequence[str]) -> dict[Group, int]:
+    def _keep(self, entry: TimelineEntry) -> None:
+        key = entry.place, entry.group
+        self._counts[key] += 1
+        if self._counts[key] <= MAX_ENTRIES:
+            self._kept.setdefault(key, []).append(entry)
+
+    def counts(self, places: Iterable[str]) -> Counter[Group]:
         """How many entries each group has, kept or not."""
-        return {group: sum(kept.count for kept in self._of(places, group)) for group in Group}
+        return Counter(
+            {group: sum(self._counts[place, group] for place in places) for group in Group}
+        )
 
-    def of(self, places: Sequence[str], group: Group) -> list[TimelineEntry]:
+    def of(self, places: Iterable[str], group: Group) -> list[TimelineEntry]:
         """The kept entries of one group, in order."""
-        kept = (entry for each in self._of(places, group) for entry in each)
+        kept = (entry for place in places for entry in self._kept.get((place, group), ()))
         return sorted(kept, key=lambda entry: entry.seq)
-
-    def _keep(self, place: str, group: Group) -> Kept[TimelineEntry]:
-        return self._kept.setdefault((place, group), Kept(FIRST, LAST))
-
-    def _of(self, places: Sequence[str], group: Group) -> Iterator[Kept[TimelineEntry]]:
-        return (self._kept[place, group] for place in places if (place, group) in self._kept)
 
     def _note(self, line: Line) -> None:
         """Keep context for later events, and what isn't a timeline's line."""
@@ -189,7 +186,7 @@ class Timelines:
                 self.air_gap[phase] = self.air_gap.get(phase, True) and bool(data["air_gapped"])
             case kind if kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
                 place, stand_in = _place(line), str(data.get("stand_in") or "")
-                if count_edge(self.edges.setdefault(place, Counter()), line) and stand_in:
+                if count_edge(self.edges.setdefault(place, Edges()), line) and stand_in:
                     self.uses[self.policies.get(place, ""), stand_in] += 1
             case _:
                 pass
@@ -244,13 +241,7 @@ def count_edge(edges: Edges, line: Line) -> bool:
     to = next(filter(None, map(data.get, ("stand_in", "host", "sni"))), named)
     cell = shown(data.get("cell") or "", max_chars=100)
     edge = (cell, shown(to or data.get("address") or "?", max_chars=200), is_allowed)
-    # A gateway names cells as it likes, too
-    for most, each in ((MAX_EDGES, edge), (2 * MAX_EDGES, (cell, "others", is_allowed))):
-        if each in edges or len(edges) < most:
-            break
-    else:
-        each = ("", "others", is_allowed)
-    edges[each] += times_of(data)
+    edges.add(edge, ("", "others", is_allowed), MAX_EDGES, times_of(data))
     return is_allowed
 
 
@@ -360,22 +351,22 @@ _STARTS: Final[Mapping[Kind, tuple[Group, str]]] = {
 }
 _ENDS: Final[Mapping[Kind, str]] = {
     # Pieces of a stream are bodies of the command's entry, without words of their own.
-    Kind.EXEC_OUTPUT: "",
-    Kind.EXEC_INPUT: "",
+    **dict.fromkeys((Kind.EXEC_OUTPUT, Kind.EXEC_INPUT), ""),
     Kind.EXEC_COMPLETED: "{status} {code}, {duration_ms} ms",
-    Kind.EXEC_FAILED: "not started: {reason}",
     Kind.EXEC_TIMED_OUT: "timed out after {timeout_s} s",
     Kind.FILE_READ_COMPLETED: "{bytes} B",
-    Kind.FILE_READ_FAILED: "{reason}",
     Kind.FILE_WRITE_COMPLETED: "done",
-    Kind.FILE_WRITE_FAILED: "{reason}",
     Kind.FILES_COMPLETED: "{entries} entries",
-    Kind.FILES_FAILED: "{reason}",
     Kind.CONNECT_COMPLETED: "{sent_bytes} B sent, {received_bytes} B received",
-    Kind.CONNECT_FAILED: "{reason}",
     Kind.NETWORK_HTTP_ANSWERED: "{status}, {bytes} B from {stand_in}",
     Kind.MODEL_REQUEST_COMPLETED: "{status}, {prompt_tokens} → {completion_tokens} tokens",
-    Kind.MODEL_REQUEST_FAILED: "{reason}",
+    **dict.fromkeys(
+        (
+            *(Kind.EXEC_FAILED, Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED),
+            *(Kind.FILES_FAILED, Kind.CONNECT_FAILED, Kind.MODEL_REQUEST_FAILED),
+        ),
+        "failed: {reason}",
+    ),
 }
 _REFUSED: Final = "{verdict}: {reason}"
 # Exchanges that are an entry each: what was tried, and what came of it.
@@ -393,30 +384,15 @@ _EXCHANGES: Final[Mapping[Kind, tuple[Group, str, str]]] = {
     ),
 }
 # Rare kinds, which are told by their name and fields.
-_GROUPS: Final[Mapping[Kind, Group]] = {
-    **dict.fromkeys((Kind.PROBE_COMPLETED, Kind.AIR_GAP_CHECKED), Group.PROBE),
-    **dict.fromkeys(
-        (
-            *(Kind.LIMIT_HIT, Kind.CELL_CHECKED, Kind.CELL_FAILED, Kind.RANGE_FAILED),
-            *(Kind.PROTOCOL_VIOLATION, Kind.KILL_TRIGGERED, Kind.KILL_COMPLETED),
-            *(Kind.POLICY_REFUSED, Kind.AIR_GAP_CHANGED),
-        ),
-        Group.LIMIT,
-    ),
-    **dict.fromkeys(
-        (
-            *(Kind.DECOY_FAILED, Kind.DECOY_TOUCHED, Kind.DECOY_TAKEN, Kind.DECOY_USED),
-            *(Kind.DECOY_SENT, Kind.DECOY_CARRIED, Kind.SENSOR_FAILED),
-        ),
-        Group.DECOY,
-    ),
-    **dict.fromkeys((Kind.GUARD_HIT, Kind.GUARD_UNSCANNED), Group.GUARD),
-    Kind.MODEL_CALLED: Group.MODEL,
-    **dict.fromkeys(
-        (
-            *(Kind.CELL_REVERTING, Kind.CELL_REVERTED, Kind.CELL_REVERT_VERIFIED),
-            *(Kind.CELL_SNAPSHOT, Kind.CELL_FORKED, Kind.CELL_DESTROYED, Kind.RANGE_DESTROYED),
-        ),
-        Group.CELL,
-    ),
+_RARE: Final[Mapping[Group, str]] = {
+    Group.PROBE: "probe.completed air_gap.checked",
+    Group.LIMIT: "limit.hit cell.checked cell.failed range.failed protocol.violation "
+    "kill.triggered kill.completed policy.refused air_gap.changed",
+    Group.DECOY: "decoy.failed decoy.touched decoy.taken decoy.used decoy.sent decoy.carried "
+    "sensor.failed",
+    Group.GUARD: "guard.hit guard.unscanned",
+    Group.MODEL: "model.called",
+    Group.CELL: "cell.reverting cell.reverted cell.revert_verified cell.snapshot cell.forked "
+    "cell.destroyed range.destroyed",
 }
+_GROUPS: Final = {Kind(name): group for group, names in _RARE.items() for name in names.split()}

@@ -241,7 +241,7 @@ def _http(stream: RandomStream, spec: DecoySpec) -> Service:
     page = f"<!DOCTYPE html>\n<title>Admin</title>\n{opened}{body}{{% else %}}{_FORM}{end}\n"
     cookie = f"{opened}sid={session}; Path=/; HttpOnly; SameSite=Lax{end}"
     headers = {"server": "nginx/1.24.0", "cache-control": "no-store", "set-cookie": cookie}
-    route = {"methods": ["GET", "POST"], "headers": headers, "body": page}
+    route = {"method": ["GET", "POST"], "headers": headers, "body": page}
     routes = [{**route, "path": path} for path in ("/", "/login", "/customers")]
     routes += [{"path": "/customers.csv", "type": "text/csv", "body": f"{opened}{_csv(rows)}{end}"}]
     env = {"ADMIN_URL": url, "ADMIN_USER": user, "ADMIN_PASSWORD": word}

@@ -114,9 +114,8 @@ def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carri
 def _from_network(event: Event) -> Iterator[Carried]:
     data = event.data
     if event.kind is Kind.NETWORK_DNS:
-        names = data.get("names") or [data.get("name", "")]
-        for name in names if isinstance(names, list) else ():
-            yield Carried(Channel.DNS, "dns.name", str(name).encode(), part="label", to="dns")
+        name = str(data.get("name", "")).encode()
+        yield Carried(Channel.DNS, "dns.name", name, part="label", to="dns")
     elif event.kind is Kind.NETWORK_TLS:
         sni = str(data.get("sni") or "").encode()
         yield Carried(Channel.DNS, "tls.sni", sni, part="sni")
@@ -124,67 +123,56 @@ def _from_network(event: Event) -> Iterator[Carried]:
         yield Carried(Channel.HTTP, "http.url", str(data.get("url", "")).encode(), part="url")
         if (method := str(data.get("method", ""))) not in USUAL_METHODS:
             yield Carried(Channel.HTTP, "http.method", method.encode(), part="method")
-    is_answer = event.kind is Kind.NETWORK_HTTP_ANSWERED and data.get("between_cells") is True
-    if event.kind is Kind.NETWORK_HTTP or is_answer:
         headers: Any = data.get("headers") or ()
         lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
-        # An event that was cut down has no lists: how much they held is unknown.
-        cut = int(data.get("cut") is True)
-        yield Carried(Channel.HTTP, "http.header", lines, part=HEADER, missing_bytes=cut)
+        yield Carried(Channel.HTTP, "http.header", lines, part=HEADER)
 
 
-# Bodies that a cell sent; between two cells both ways are a cell's.
-_SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
-    Kind.NETWORK_DNS: (("query", "queries"), Channel.DNS),
-    Kind.NETWORK_HTTP: (("request", "head"), Channel.HTTP),
-    Kind.NETWORK_HTTP_ANSWERED: (("request", "response", "head"), Channel.HTTP),
-    Kind.NETWORK_WEBSOCKET: (("message",), Channel.WEBSOCKET),
-    Kind.NETWORK_STREAM: (("received", "sent"), Channel.STREAM),
-    Kind.NETWORK_ATTEMPT: ((), Channel.SMTP),
+# Of bodies that a cell sent, or that an attempt was given.
+_CHANNELS: Final = {
+    Kind.NETWORK_DNS: Channel.DNS,
+    Kind.NETWORK_HTTP: Channel.HTTP,
+    Kind.NETWORK_ATTEMPT: Channel.SMTP,
 }
+# The gateway's own words: of a stand-in, or secrets of a handshake, which a cell did not send.
+_NOT_SENT: Final = frozenset({Kind.NETWORK_HTTP_ANSWERED, Kind.NETWORK_CONNECTION})
 
 
 def _bodies(event: Event) -> Iterator[Carried]:
-    names, channel = _SENT_BODIES.get(event.kind, ((), Channel.STREAM))
-    if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
-        return
-    is_between_cells = event.data.get("between_cells") is True
-    what = event.data.get("what")
+    data, what = event.data, event.data.get("what")
+    channel = _CHANNELS.get(event.kind, Channel.STREAM)
     contact = Contact.USED if what in _LOGINS else Contact.SENT
-    word = channel.value
-    if what in _UPLOADS:
-        channel, word = Channel.FILE, str(what)
-    for body in event.bodies:
-        from_gateway = body.name in ("sent", "response") and not is_between_cells
-        if from_gateway or (names and body.name not in names):
+    word = str(what) if what in _UPLOADS else channel.value
+    kind = Channel.FILE if what in _UPLOADS else channel
+    for body in () if event.kind in _NOT_SENT else event.bodies:
+        # Between two cells both ways are a cell's.
+        is_between_cells = data.get("between_cells") is True
+        if body.name == "sent" and not is_between_cells:
             continue
-        # A decoy service names the operation: `redis.auth`.
-        operation = str(event.data.get("operation") or f"{word}.{body.name}")
         content, missing_bytes = body.content, body.total_bytes - len(body.content)
-        if is_between_cells and event.data.get("phase") == "closed":
+        if is_between_cells and data.get("phase") == "closed":
             # The pieces before have its bytes; how many came behind the last one stands here.
-            not_kept = event.data.get(f"{body.name}_not_kept_bytes")
+            not_kept = data.get(f"{body.name}_not_kept_bytes")
             content, missing_bytes = b"", not_kept if isinstance(not_kept, int) else 0
-        kind = Channel.STREAM if "operation" in event.data else channel
-        found = Carried(kind, operation, content, contact, part=body.name)
-        yield replace(found, missing_bytes=missing_bytes)
+        # A decoy service names the operation: `redis.auth`.
+        operation = str(data.get("operation") or f"{word}.{body.name}")
+        found = Carried(
+            Channel.STREAM if "operation" in data else kind, operation, content, contact
+        )
+        yield replace(found, part=body.name, missing_bytes=missing_bytes)
 
 
 def _is_scanned_first(event: Event, part: str) -> bool:
     """Return whether a gateway's guard scans this part before any answer."""
     data = event.data
-    if data.get("between_cells") is True:
-        return False
     match event.kind:
         case Kind.NETWORK_HTTP:
-            url = str(data.get("url", ""))
-            return data.get("complete") is True or url.startswith(("ws://", "wss://"))
-        case Kind.NETWORK_WEBSOCKET:
-            return data.get("complete") is not False and "control" not in data
-        case Kind.NETWORK_STREAM:  # not the sink, nor what a refused connection sent
-            return bool(data.get("stand_in")) and data.get("verdict") == "allowed"
+            return data.get("complete") is True
+        case Kind.NETWORK_STREAM:  # not the sink, nor between cells, nor what a refused one sent
+            is_gateways = bool(data.get("stand_in")) and data.get("verdict") == "allowed"
+            return is_gateways and data.get("between_cells") is not True
         case Kind.NETWORK_DNS:
-            return part in {"label", "query"} and "names" not in data
+            return part in {"label", "query"}
         case _:
             return False
 
@@ -261,8 +249,7 @@ def _guest(kind: Kind, cell_id: str | None, data: Mapping[str, JsonValue]) -> Ev
 
 MAX_CONNECTIONS: Final = 10_000  # That are remembered as reported: as many as a gateway holds open.
 _CONTACTS: Final = (
-    *(Kind.NETWORK_STREAM, Kind.NETWORK_TLS, Kind.NETWORK_HTTP),
-    *(Kind.NETWORK_WEBSOCKET, Kind.NETWORK_CONNECTION),
+    *(Kind.NETWORK_STREAM, Kind.NETWORK_TLS, Kind.NETWORK_HTTP, Kind.NETWORK_CONNECTION),
 )
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Iterator
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
-from belljar.dataclass import dataclass
 from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL, Decoded
 
 # Between two pieces of one encoded value: a line's end with its indent or quotes.
@@ -25,27 +23,13 @@ _HEX_RUN: Final = re.compile(rb"[0-9a-fA-F]{%d,}" % MIN_HEX)
 _BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, MIN_BASE32))
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Encoded text from pieces: (offset outside, length) each."""
+class Run(NamedTuple):
+    """Encoded text, joined from its pieces, and where they begin and end outside."""
 
     text: bytes
-    pieces: tuple[tuple[int, int], ...]
+    start: int
+    end: int
     split: bool = False
-
-    def locate(self, start: int, end: int) -> tuple[int, int]:
-        """Offsets in `text` as offsets outside."""
-        if len(self.pieces) == 1:
-            return self.pieces[0][0] + start, self.pieces[0][0] + end
-        return self._outside(start), self._outside(max(start, end - 1)) + 1
-
-    def _outside(self, offset: int) -> int:
-        for place, length in self.pieces:
-            if offset < length:
-                return place + offset
-            offset -= length
-        place, length = self.pieces[-1]
-        return place + length
 
 
 def runs(data: bytes) -> Iterator[Run]:
@@ -78,7 +62,8 @@ def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
     rest = _REST.match(data, end)
     if rest and b"\n" in data[end : rest.start(1)]:
         pieces = [*pieces, (rest.start(1), len(rest[1]))]
-    return Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
+    text = b"".join(data[start : start + length] for start, length in pieces)
+    return Run(text, pieces[0][0], sum(pieces[-1]))
 
 
 # Characters of a group, and how many groups must follow each other, with one character between
@@ -114,61 +99,45 @@ def _groups(data: bytes) -> Iterator[Run]:
             end = found.end() if found else at + 1
             is_prose = end - at < 256 and _PROSE.fullmatch(data, at, end)
             if end - at >= MIN_RUN and not is_prose:
-                words = list(_TOKEN.finditer(data, at, end))
-                pieces = tuple((word.start(), len(word[0])) for word in words)
-                yield Run(b"".join(word[0] for word in words), pieces, split=True)
+                yield Run(b"".join(_TOKEN.findall(data, at, end)), at, end, split=True)
             at = marks.find(needle, end)
 
 
 def decode_run(run: Run) -> Iterator[Decoded]:
     """Decode a run: forwards, backwards, plain, rot13."""
     split = ("split",) if run.split else ()
-    size = len(run.text)
-    if size < MIN_HEX and run.text.isdigit():
+    if len(run.text) < MIN_HEX and run.text.isdigit():
         return
-    start, end = run.locate(0, size)
     for names, text in (((), run.text), (("reversed",), run.text[::-1])):
         for more, readable in (((), text), (("rot13",), text.translate(ROT13))):
             if more and readable == text:  # digits alone
                 continue
-            for name, data, place, per in _decodings(readable):
-                locate = partial(_within, run, place, per, -1 if names else 1)
-                yield Decoded((*split, *names, *more, name), data, start, end, locate)
+            for name, data, at in _decodings(readable):
+                # Of one piece it is known which part was decoded: a name may stand before it.
+                start = run.start + (0 if names or run.end - run.start > len(text) else at)
+                yield Decoded((*split, *names, *more, name), data, start, run.end)
         # Backwards only small ones: each view costs as much as the first.
-        if size > SMALL:
+        if len(run.text) > SMALL:
             break
 
 
-def _within(run: Run, place: int, per: float, step: int, start: int, end: int) -> tuple[int, int]:
-    """Return enclosing decoded offsets, with padding. `step` -1: backwards."""
-    text = run.text[::step]
-    size = len(text)
-    left, right = min(size, place + int(start * per)), min(size, place + int(end * per + 0.999))
-    while text[right : right + 1] == b"=":
-        right += 1
-    return run.locate(*((size - right, size - left) if step < 0 else (left, right)))
-
-
-def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
-    """Name, decoded bytes, their offset, characters a byte."""
+def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Name, decoded bytes, and where they begin."""
     for found in _HEX_RUN.finditer(text):
-        for skip in (0, 1):
-            digits = found[0][skip:]
-            yield "hex", bytes.fromhex(digits[: len(digits) & ~1].decode()), found.start() + skip, 2
+        for digits in (found[0], found[0][1:]):
+            yield "hex", bytes.fromhex(digits[: len(digits) & ~1].decode()), found.start()
     if text.isdigit():  # so much of base32 or base64 has letters, too
         return
     for found in _BASE32_RUN.finditer(text):
         # A run may begin with other text, so each alignment of a group is tried.
         for skip in range(8):
-            yield "base32", _base32(found[0][skip:]), found.start() + skip, 8 / 5
+            yield "base32", _base32(found[0][skip:]), found.start()
     at = 0
     for piece in text.translate(_URLSAFE).split(b"="):
-        if len(piece) >= MIN_RUN:
-            for skip in range(4):
-                # Of a last group of one character no byte is known
-                whole = piece[skip : len(piece) - ((len(piece) - skip) % 4 == 1)]
-                decoded = binascii.a2b_base64(whole + b"=" * (-len(whole) % 4))
-                yield "base64", decoded, at + skip, 4 / 3
+        for skip in range(4) if len(piece) >= MIN_RUN else ():
+            # Of a last group of one character no byte is known
+            whole = piece[skip : len(piece) - ((len(piece) - skip) % 4 == 1)]
+            yield "base64", binascii.a2b_base64(whole + b"=" * (-len(whole) % 4)), at
         at += len(piece) + 1
 
 

@@ -66,12 +66,18 @@ class KnownValues:
         self._folded = _Automaton()
         self._exact = _Automaton()
         for value in spec.values:
-            for form in _forms(value):
-                folded = fold(form.text)
+            plain = value.text.encode(errors="surrogatepass")
+            rotated, normal = plain.translate(ROT13), decoders.normalised(plain)
+            read: dict[tuple[str, ...], bytes] = {(): plain, ("reversed",): plain[::-1]}
+            read |= {("rot13",): rotated, ("reversed", "rot13"): rotated[::-1]}
+            read |= {("unicode",): normal} if normal != plain else {}
+            for names, text in read.items():
+                folded = fold(text)
+                form = _Form(value, plain, text, names, text.strip(_DROPPED), len(folded))
                 if len(folded) >= MIN_FOLDED:
                     self._folded.add(folded, form)
                 else:
-                    self._exact.add(form.text, form)
+                    self._exact.add(text, form)
         self._folded.make()
         self._exact.make()
 
@@ -104,16 +110,6 @@ class KnownValues:
                 left -= form.text.find(form.inner)
                 right = left + len(form.text)
             yield form, (begin + left, begin + right), names
-
-
-def _forms(value: KnownValue) -> Iterator[_Form]:
-    plain = value.text.encode(errors="surrogatepass")
-    rotated, normal = plain.translate(ROT13), decoders.normalised(plain)
-    read: dict[tuple[str, ...], bytes] = {(): plain, ("reversed",): plain[::-1]}
-    read |= {("rot13",): rotated, ("reversed", "rot13"): rotated[::-1]}
-    read |= {("unicode",): normal} if normal != plain else {}
-    for names, text in read.items():
-        yield _Form(value, plain, text, names, text.strip(_DROPPED), len(fold(text)))
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
@@ -208,9 +204,6 @@ class Scanner:
         self._known = KnownValues(spec)
         self._patterns = Patterns(spec.classes)
 
-    def __repr__(self) -> str:
-        return f"Scanner({len(self.spec.values)} known values)"
-
     def scan(self, data: bytes) -> Scanned:
         """Find what the spec names."""
         return _Scan(self.spec, self._known, self._patterns).run(bytes(data))
@@ -282,17 +275,15 @@ class _Scan:
     def _decode(self, view: _View) -> None:
         """Search what a view may encode."""
         for decoded in self._decoded(view):
-            if not self._is_new(view, decoded):
+            if (inner := self._within(view, decoded)) is None:
                 continue
-            inner = _inner(view, decoded)
             self._search(inner)
             if decoders.promising(decoded.data):
                 self._views.append(inner)
             # Raw deflate has no mark: it is tried on what else is garbage.
             elif _TURNED.isdisjoint(inner.names) and inner.depth < self._spec.bounds.depth:
                 found = decoders.deflated(decoded.data, self._left)
-                if found and self._is_new(inner, found):
-                    unpacked = _inner(inner, found)
+                if found and (unpacked := self._within(inner, found)):
                     self._search(unpacked)
                     self._views.append(unpacked)
 
@@ -325,32 +316,23 @@ class _Scan:
         self._tick()
         return self._left
 
-    def _is_new(self, view: _View, decoded: Decoded) -> bool:
-        """Whether decoded data is new and within bounds."""
+    def _within(self, parent: _View, decoded: Decoded) -> _View | None:
+        """Return a view of decoded data that is new and within bounds."""
         if not decoded.whole:
             self._problem = self._problem or "decoded_bytes"
-        data = decoded.data
+        data, names = decoded.data, decoded.names
         size = len(data)
-        is_deep = _depth(view, decoded) > self._spec.bounds.depth
+        depth = parent.depth + len(names) - ("split" in names and len(names) > 1)
+        is_deep = depth > self._spec.bounds.depth
         if size < MIN_DECODED or data in self._seen or is_deep:
-            return False
+            return None
         if size > self._left:
             self._problem = self._problem or "decoded_bytes"
-            return False
+            return None
         self._left -= size
         # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
         # searched.
         if size < SLICE:
             self._seen.add(data)
-        return True
-
-
-def _depth(view: _View, decoded: Decoded) -> int:
-    names = decoded.names
-    return view.depth + len(names) - ("split" in names and len(names) > 1)
-
-
-def _inner(parent: _View, decoded: Decoded) -> _View:
-    names, depth = parent.names + decoded.names, _depth(parent, decoded)
-    place = (decoded.start, decoded.end, decoded.locate)
-    return _View(decoded.data, names, depth, parent, *place)
+        place = (decoded.start, decoded.end, decoded.locate)
+        return _View(data, parent.names + names, depth, parent, *place)

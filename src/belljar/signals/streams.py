@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -44,12 +45,9 @@ _SCANS_A_FEED: Final = 4
 class _Part:
     def __init__(self) -> None:
         self.tail = b""
-        # Of a field, with the pieces that only count or repeat; None before the first of those.
-        self.whole: bytes | None = None
-        self.last = b""  # A field's: one that never changes carries nothing.
-        self.reader: zlib._Decompress | None = None  # of compressed data that goes on
+        self.last = b""  # A field's piece.
+        self.reader: zlib._Decompress | None = None  # Of compressed data that goes on.
         self.reader_name = ""
-        self.reader_tail = b""
         self.reported: set[tuple[str, str]] = set()
         # Of finds, counted from the tail's end.
         self.starts: frozenset[tuple[int, str]] = frozenset()
@@ -58,10 +56,6 @@ class _Part:
         if len(self.reported) >= MAX_REPORTED:  # some come again
             self.reported.clear()
         self.reported.add(key)
-
-    @property
-    def size(self) -> int:
-        return len(self.tail) + len(self.whole or b"") + len(self.reader_tail)
 
 
 class _Flow:
@@ -80,14 +74,11 @@ class _Flow:
 
     @property
     def size(self) -> int:
-        return len(self.end) + sum(part.size for part in self.parts.values())
+        return len(self.end) + sum(len(part.tail) for part in self.parts.values())
 
 
 class StreamScanner:
-    """Searches a range's flows, each from a cell to a destination. Not thread-safe.
-
-    `dropped`: flows whose tails made room for others.
-    """
+    """Searches a range's flows, each from a cell to a destination. Not thread-safe."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -95,7 +86,6 @@ class StreamScanner:
         self._tail = min(MAX_TAIL, max(MIN_TAIL, 8 * longest))
         self._flows: OrderedDict[str, _Flow] = OrderedDict()
         self._bytes = 0
-        self.dropped = 0
         self._until = 0.0
 
     def feed(self, flow: str, channel: Channel, part: str, data: bytes) -> Scanned:
@@ -109,8 +99,8 @@ class StreamScanner:
         results = [self._follow(state, part, data), self._border(state, data)]
         state.starts = state.part(part).starts
         results += [
-            self._join(field, before, piece, len(data), alone=name.startswith("labels"))
-            for name, field, before, piece in _fields(state, channel, part, data, self._tail)
+            self._join(*field, len(data))
+            for field in _fields(state, channel, part, data, self._tail)
         ]
         self._bytes -= state.counted
         state.counted = state.size
@@ -118,7 +108,6 @@ class StreamScanner:
         # The flow that was just fed stays: it is the last.
         while len(self._flows) > MAX_FLOWS or (self._bytes > MAX_BYTES and len(self._flows) > 1):
             self._bytes -= self._flows.popitem(last=False)[1].counted
-            self.dropped += 1
             results.append(Scanned(complete=False, problem="flows"))
         return _together(results)
 
@@ -149,14 +138,15 @@ class StreamScanner:
             hits.append(_moved(hit, -before, len(data), ()))
         part.starts = frozenset((len(text) - hit.start, hit.value_id) for hit in result.hits)
         results = [replace(result, hits=tuple(hits))]
+        inner = f"{name} unpacked"
         if part.reader is not None:
-            results.append(self._inflate(part, part.reader, data))
+            results.append(self._inflate(state, part, inner, data))
         elif not is_plain(data):
             try:
                 for found in compressed(data, self._room):
                     if found.reader is not None:
                         part.reader, part.reader_name = found.reader, found.names[0]
-                        part.reader_tail = found.data[-self._tail :]
+                        state.part(inner).tail = found.data[-self._tail :]
             except TimeoutError:
                 results.append(Scanned(complete=False, problem="time"))
         return _together(results)
@@ -166,23 +156,22 @@ class StreamScanner:
             raise TimeoutError
         return self._scanner.spec.bounds.decoded_bytes
 
-    def _inflate(self, part: _Part, reader: zlib._Decompress, data: bytes) -> Scanned:
+    def _inflate(self, state: _Flow, part: _Part, inner: str, data: bytes) -> Scanned:
+        """Search what compressed data goes on with, as a part of its own."""
+        reader, part.reader = part.reader, None
         try:
-            out = reader.decompress(data, self._scanner.spec.bounds.decoded_bytes)
+            out = (
+                reader.decompress(data, self._scanner.spec.bounds.decoded_bytes) if reader else b""
+            )
         except zlib.error:
-            part.reader = None
             return Scanned()
-        whole = not reader.unconsumed_tail
-        if reader.eof or not whole:
-            part.reader = None
-        text, before = part.reader_tail + out, len(part.reader_tail)
-        part.reader_tail = text[-self._tail :] if part.reader else b""
-        result = self._scan(text)
+        result = self._follow(state, inner, out)
         hits = [
             replace(hit, start=0, end=len(data), decoding=(part.reader_name, *hit.decoding))
             for hit in result.hits
-            if hit.end > before
         ]
+        whole = reader is None or not reader.unconsumed_tail
+        part.reader = reader if reader and whole and not reader.eof else None
         problem = result.problem or ("" if whole else "decoded_bytes")
         return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
 
@@ -199,10 +188,9 @@ class StreamScanner:
         )
         return replace(result, hits=hits)
 
-    def _join(
-        self, field: _Part, before: bytes, piece: bytes, size: int, *, alone: bool
-    ) -> Scanned:
-        """Search a field and its next piece. `alone`: it is joined."""
+    def _join(self, name: str, field: _Part, before: bytes, piece: bytes, size: int) -> Scanned:
+        """Search a field and its next piece."""
+        alone = name.startswith("labels")  # Such a piece is joined itself.
         if not before and not alone:
             return Scanned()
         result = self._scan(before + (piece if alone else piece[: self._tail]))
@@ -249,27 +237,19 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, old content, and each possible continuation."""
-    new = old = 0
-    for name, piece in _pieces(channel, part, data):
-        if not piece:
+    """Name, field, its content before, and its next piece; also without what repeats or counts."""
+    for name, piece in islice(_pieces(channel, part, data), MAX_FIELDS):
+        field, once = state.part(name), state.part(f"{name}, once")
+        # A resolver asks for each name twice, and a field may never change.
+        is_old, field.last = piece == field.last, piece
+        if is_old and len(piece) > MAX_REPEATED:
             continue
-        known = state.parts.get(name, _Part())
-        counts = piece.isdigit() and len(piece) < 8
-        is_old = counts or known.last == piece
-        is_of_whole = counts or len(piece) <= MAX_REPEATED if is_old else known.whole is not None
-        if is_of_whole and old < MAX_FIELDS:
-            old += 1
-            field = state.part(name)
-            before = field.tail if field.whole is None else field.whole
-            field.whole = (before + piece)[-tail:]
-            yield name, field, before, piece
-        if not is_old and new < MAX_FIELDS:
-            new += 1
-            field = state.part(name)
-            before, field.last = field.tail, piece
-            field.tail = (before + piece)[-tail:]
-            yield name, field, before, piece
+        before, field.tail = field.tail, (field.tail + piece)[-tail:]
+        yield name, field, before, piece
+        if not is_old and not (piece.isdigit() and len(piece) < 8):
+            others, once.tail = once.tail, (once.tail + piece)[-tail:]
+            if others != before:
+                yield name, field, others, piece
 
 
 def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -19,8 +19,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 from belljar.dataclass import dataclass, field, field_names, from_json, json_of, replace
 from belljar.descriptors import patiently
 from belljar.process import ProcessId, boot_id, is_alive, raise_if_blind, this_process
-from belljar.store.home import sync_file
-from belljar.store.scratch import owned_name, sweep
+from belljar.store.scratch import DRAFT, sweep, write_whole
 
 _T = TypeVar("_T")
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
@@ -39,8 +38,6 @@ _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 # What people are shown of a cell; removal reads the entry alone.
 _ABOUT_SUFFIX: Final = ".about"
-# Its dot keeps a draft out of the entries.
-_DRAFT: Final = ".draft-"
 
 
 def new_cell_id() -> str:
@@ -142,7 +139,6 @@ class Journal:
         """Write it before its resources exist; atomic, durable. Raises `OSError`."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._save(self._path(entry.cell_id), entry.to_json(), is_durable=True)
-        sync_file(self.directory)
 
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401
         """Add facts. Not synced: a reboot makes them untrue."""
@@ -190,15 +186,10 @@ class Journal:
 
     def sweep_drafts(self) -> None:
         """Remove what dead writers left."""
-        sweep(self.directory, prefix=_DRAFT)
+        sweep(self.directory, prefix=DRAFT)
 
     def _save(self, path: Path, data: Mapping[str, Any], *, is_durable: bool = False) -> None:
-        draft = self.directory / owned_name(_DRAFT, path.stem)
-        draft.write_text(json.dumps(data, sort_keys=True))
-        if is_durable:
-            sync_file(draft)
-        # rename(2) is atomic: a reader sees the old entry or the new one, never half of one.
-        draft.replace(path)
+        write_whole(path, json.dumps(data, sort_keys=True), is_durable=is_durable)
 
     def _files(self) -> list[Path]:
         found = []

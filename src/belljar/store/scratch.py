@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.process import ProcessId, is_alive, this_process
-from belljar.store.home import make_store_dir, store_errors
+from belljar.store.home import make_store_dir, store_errors, sync_file
 from belljar.store.locks import alone, claimed, in_use
 
 # A tree of millions of files on a slow disk.
@@ -27,6 +27,8 @@ _REMOVE_TIMEOUT_S: Final = 600.0
 _NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
 # Prefix of parts being made or removed.
 MAKING: Final = ".making-"
+# Prefix of files being written; its dot keeps them out of listings.
+DRAFT: Final = ".draft-"
 
 
 @contextmanager
@@ -64,6 +66,21 @@ def owned_name(prefix: str = "", what: str = "") -> str:
     """A name that `sweep` knows as this process's."""
     owner = this_process()
     return f"{prefix}{owner.pid}-{owner.start_ticks}-{what}"
+
+
+def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
+    """Replace a file: readers see the old text or the new, never half. Raises `OSError`."""
+    draft = path.with_name(owned_name(DRAFT, f"{path.stem}-{secrets.token_hex(4)}"))
+    try:
+        draft.write_text(text)
+        # To outlast a power failure: first its contents, then its name.
+        if is_durable:
+            sync_file(draft)
+        draft.replace(path)
+        if is_durable:
+            sync_file(path.parent)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def is_owned(name: str, *, prefix: str = "") -> bool:

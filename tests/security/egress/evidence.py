@@ -202,14 +202,13 @@ class Dns:
     name: str
     answer: str
     kind: str = "A"
-    transport: str = "udp"
     times: int = 1
     longest_label: int = 0
     entropy: float = 0.0
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """As many events as there were questions, all with the same answer."""
-        asked = {"name": self.name, "type": self.kind, "transport": self.transport}
+        asked = {"name": self.name, "type": self.kind}
         found = seen.of("network.dns", cell=cell, **asked)
         if len(found) < self.times:
             return f"{len(found)} queries for {self.kind} of {self.name!r} on record"

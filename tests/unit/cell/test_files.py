@@ -68,7 +68,8 @@ async def test_what_the_guard_redacts_stays_in_the_cell(tmp_path: Path) -> None:
     size = len(secret)
     file = encode(TreeRecord(path="f", kind=RecordKind.FILE, mode=0o644, size_bytes=size))
     async with staged() as stage:
-        stage.cell._recorder = GuardedRecorder(stage.recorder, rules, bytes(32), [value])
+        guard = GuardedRecorder(stage.recorder, rules, bytes(32), [value])
+        stage.cell._recorder, stage.cell.guard, stage.cell._redacts = guard, guard, True
         stage.guest.answers[WALK] = ENTER + file + secret + LEAVE
         await stage.cell.download("/d", tmp_path / "d")
         assert (tmp_path / "d" / "f").read_bytes() == REDACTED

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
@@ -13,6 +14,7 @@ from tests.fakes.vm import staged
 from belljar.cell import open as opens
 from belljar.cell.open import open_cell
 from belljar.cell.parts import MachineParts, Parts, describe, start_run
+from belljar.cell.range import Opening
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Actor, Kind
 from belljar.ledger.listing import read_events
@@ -37,10 +39,10 @@ async def test_what_a_cells_end_left_is_raised_whatever_else_is(
 
         async def use() -> None:
             loaded = resolve_policy("high")
-            words: dict[str, Any] = {"run_id": "20261123-000000000-abcdef", "home": tmp_path}
-            async with opens.ready_cell(
-                loaded, parts_for(loaded), recorder=stage.recorder, actor=Actor.OPERATOR, **words
-            ):
+            run = cast("Any", SimpleNamespace(run_id="20261123-000000000-abcdef"))
+            opening = Opening(loaded, run, tmp_path, Actor.OPERATOR)
+            made = opens.ready_cell(opening, loaded, parts_for(loaded), recorder=stage.recorder)
+            async with made:
                 if raised is not None:
                     raise raised
 

@@ -31,7 +31,6 @@ class Stand:
         self.cells, self.run = cells, FakeRun("pool")
         self.ahead: list[FakeCell] = []
         self.pool = Pool(
-            self.run.recorder,
             open_one=lambda *, ahead: self.open(ahead=ahead),
             warm_up=lambda opened: cells.probe(opened.cell, run=self.run, phase="warm-up"),
             size=size,

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from belljar.cell.range import ModelRequests
-from belljar.cell.ranges import RangeRouter, _after
+from belljar.cell.ranges import _after, range_router
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError
 from belljar.isolation.survivors import Destruction
 from belljar.network.owner.range import NetworkRange as Network
@@ -60,13 +60,13 @@ def test_what_a_look_at_the_router_means(
     network = SimpleNamespace(layout=layout, user_namespace=None, id="r-0123456789ab")
     network.check_now = Mock(side_effect=error)
     network.namespace_of = namespaces.__getitem__
-    router = RangeRouter(cast("Network", network), network_of(tmp_path), OWN_CELL)
+    router = range_router(cast("Network", network), network_of(tmp_path), OWN_CELL)
     sight = router.look()
     assert sight.touched is touched
     assert word in sight.what
     assert "network.tcp4" in router.known
     assert "network.metadata" not in router.known
-    assert (router.mac, router.namespace) == (layout.cell(OWN_CELL).mac, 17)
+    assert (router.mac, router.namespace()) == (layout.cell(OWN_CELL).mac, 17)
 
 
 LEFT = Destruction(survivors=("port x",), looked_for=("ports",), duration_ms=1.0)

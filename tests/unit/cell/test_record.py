@@ -13,7 +13,7 @@ from tests.fakes import guest as g
 from tests.fakes.wires import with_exec
 
 from belljar.cell import record
-from belljar.channel import ExecOutput, ExecRequest, Stream
+from belljar.channel import ExecOutput, ExecRequest
 from belljar.channel.messages import Result
 from belljar.channel.outcomes import OutputTexts, output_of
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
@@ -81,8 +81,8 @@ def test_the_most_that_a_guest_may_say_can_be_recorded() -> None:
     payload = g.result_payload(flags=8, dropped=(most, most), duration_ns=most)
     (ended,) = with_exec().feed(g.frame(g.RESULT, 1, payload))
     assert isinstance(ended, Result)
-    discarded = dict.fromkeys(Stream, 1 << 50)
-    output = output_of(ended, OutputTexts(), discarded, is_overdue=False)
+    kept = OutputTexts(stdout_dropped_bytes=1 << 50, stderr_dropped_bytes=1 << 50)
+    output = output_of(ended, kept)
     for event in recorded(ExecRequest(argv=["a"]), output):
         canonical(checked(event))
 
@@ -97,7 +97,7 @@ def test_whose_word_a_limit_is() -> None:
         ("processes", Trust.GUEST_REPORTED),
         ("disk", Trust.HOST_OBSERVED),
     }
-    (event,) = record.write_limits(OPERATION, OSError(errno.ENOSPC, "full"))
+    (event,) = record.limits_hit(OPERATION, OSError(errno.ENOSPC, "full"))
     assert (checked(event)["limit"], event.trust) == ("disk", Trust.GUEST_REPORTED)
-    assert record.write_limits(OPERATION, OSError(errno.EACCES, "no")) == []
-    assert record.write_limits(OPERATION, ValueError("no")) == []
+    assert record.limits_hit(OPERATION, OSError(errno.EACCES, "no")) == []
+    assert record.limits_hit(OPERATION, ValueError("no")) == []

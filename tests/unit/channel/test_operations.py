@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -41,15 +42,23 @@ async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
 
 @pytest.mark.promise("5.6")
 async def test_a_read_is_told_before_and_after() -> None:
-    """What is queued before it is taken in first."""
+    """Also one that fails."""
     own, order = OwnReads(), list[str]()
-    own.settlers.append(lambda: order.append("settled"))
-    own.listeners.append(lambda path, phase: order.append(f"{path} {phase}"))
+
+    @asynccontextmanager
+    async def cover(path: str) -> AsyncIterator[None]:
+        order.append(path)
+        try:
+            yield
+        finally:
+            order.append("ended")
+
+    own.covers.append(cover)
     with suppress(FileNotFoundError):
         async with own.of("../b/./c", "/a"):
             order.append("read")
             raise FileNotFoundError("gone")
-    assert order == ["settled", "/b/c begins", "read", "/b/c ended"]
+    assert order == ["/b/c", "read", "ended"]
 
 
 async def test_a_guest_that_dribbles_does_not_evade_the_deadline() -> None:

@@ -11,7 +11,8 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 
-from belljar.channel.messages import GuestEvent, Pong
+from belljar.channel.frames import FrameType
+from belljar.channel.messages import Answer, GuestEvent
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.errors import CellError
 
@@ -77,7 +78,7 @@ async def test_a_leader_that_gives_up_passes_the_lead_on() -> None:
                 scope.cancel()
             await anyio.wait_all_tasks_blocked()
             guest.sendall(pong(1))
-        assert box.came == [Pong(cookie=1)]
+        assert box.came == [Answer(kind=FrameType.PONG)]
 
 
 async def test_a_message_is_sent_whole() -> None:

@@ -25,7 +25,8 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.messages import Data, Done, Fatal
+from belljar.channel.frames import FrameType
+from belljar.channel.messages import Answer, Data
 from belljar.channel.wire import HostConnection
 from belljar.errors import ProtocolViolation
 
@@ -101,7 +102,7 @@ def test_texts_are_bounded_and_decoded() -> None:
     """A text has at most 4,096 bytes, and what is no UTF-8 is shown as escapes."""
     wire = HostConnection()
     assert wire.feed(g.frame(g.FATAL, 0, g.text(b"\xff\xc3\xa9" + b"x" * 4093))) == [
-        Fatal(detail="\\xffé" + "x" * 4093)
+        Answer(kind=FrameType.FATAL, detail="\\xffé" + "x" * 4093)
     ]
     refused(HostConnection(), g.frame(g.FATAL, 0, g.text(b"x" * 4097)), "4097")
 
@@ -147,7 +148,9 @@ def test_values_of_the_connection() -> None:
 def test_nothing_is_read_after_fatal() -> None:
     """What follows FATAL is ignored, in the same piece and in later ones."""
     wire = with_exec()
-    assert wire.feed(g.frame(g.FATAL, 0, g.text("over")) + b"\xff" * 100) == [Fatal(detail="over")]
+    assert wire.feed(g.frame(g.FATAL, 0, g.text("over")) + b"\xff" * 100) == [
+        Answer(kind=FrameType.FATAL, detail="over")
+    ]
     assert wire.feed(b"\xff" * 100) == []
     assert len(wire._pending) == 0
 
@@ -209,6 +212,8 @@ def test_frozen_answers_one_freeze() -> None:
         assert wire.ask(frames.FrameType.FREEZE, b"x")
         with pytest.raises(RuntimeError):
             wire.ask(frames.FrameType.FREEZE, b"x")
-        assert wire.feed(g.frame(g.FROZEN, 0, code.to_bytes(4, "little"))) == [Done(errno=code)]
+        assert wire.feed(g.frame(g.FROZEN, 0, code.to_bytes(4, "little"))) == [
+            Answer(kind=FrameType.FROZEN, errno=code)
+        ]
     wire.ask(frames.FrameType.FREEZE, b"x")
     refused(wire, g.frame(g.FROZEN, 0, b"\xff" * 4), "errno")

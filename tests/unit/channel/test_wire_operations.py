@@ -23,8 +23,8 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import ResultFlag, SignalScope
-from belljar.channel.messages import Credit, Result, Started
+from belljar.channel.frames import FrameType, ResultFlag, SignalScope
+from belljar.channel.messages import Progress, Result
 from belljar.channel.wire import HostConnection
 
 # ---- operations
@@ -82,7 +82,7 @@ def test_stdin_credit() -> None:
     assert wire.stdin_credit(1) == WINDOW
     assert wire.send_data(1, b"x" * 400) == g.frame(g.DATA, 1, b"\0" + b"x" * 400)
     assert wire.feed(g.frame(g.CREDIT, 1, struct.pack("<I", 400))) == [
-        Credit(op=1, granted_bytes=400)
+        Progress(kind=FrameType.CREDIT, op=1, value=400)
     ]
     assert wire.stdin_credit(1) == WINDOW
     refused(wire, g.frame(g.CREDIT, 1, struct.pack("<I", 1)), "on top of 1000")
@@ -97,7 +97,7 @@ def test_started() -> None:
     refused(with_exec(started=False), g.frame(g.STARTED, 1, struct.pack("<Q", 1)), "info 1")
     refused(with_write(), g.frame(g.STARTED, 1, struct.pack("<Q", 1)), "info 1")
     assert with_read().feed(g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 40))) == [
-        Started(op=1, info=1 << 40)
+        Progress(kind=FrameType.STARTED, op=1, value=1 << 40)
     ]
     refused(with_read(), g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 63)), "STARTED")
 

@@ -9,22 +9,21 @@ import pytest
 from tests.fakes import guest as g
 from tests.fakes.wires import refused, renewed
 
-from belljar.channel import frames
-from belljar.channel.messages import Touched, Watched
+from belljar.channel.frames import FrameType
+from belljar.channel.messages import Answer, Touched
 from belljar.channel.wire import HostConnection
 
 
 def asked(paths: int = 2, touches: int = 3) -> HostConnection:
     wire = renewed()
-    payload = frames.watch_payload(["/a"] * paths, max_touches=touches)
-    assert wire.send_watch(payload, files=paths, max_touches=touches)
+    assert wire.send_watch(["/a"] * paths, touches)
     return wire
 
 
 def watching() -> HostConnection:
     """It was answered: the second file can't be watched."""
     wire = asked()
-    assert wire.feed(watched(0, 0, 2)) == [Watched(errno=0, errors=(0, 2))]
+    assert wire.feed(watched(0, 0, 2)) == [Answer(kind=FrameType.WATCHED, errors=(0, 2))]
     return wire
 
 
@@ -41,8 +40,8 @@ def test_touches_are_reported_until_the_watch_ends() -> None:
     wire = watching()
     touch = Touched(index=1, operation=2, count=5, pid=7, process="cat")
     assert wire.feed(touched(1, 2, 5)) == [touch]
-    wire.send_watch(frames.watch_payload([], max_touches=0), files=0, max_touches=0)
-    assert wire.feed(touched(1, 2, 5) + watched(0)) == [touch, Watched(errno=0, errors=())]
+    wire.send_watch([], 0)
+    assert wire.feed(touched(1, 2, 5) + watched(0)) == [touch, Answer(kind=FrameType.WATCHED)]
     refused(wire, touched(), "on file 0")
 
 

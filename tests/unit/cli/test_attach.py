@@ -13,9 +13,9 @@ import pytest
 from anyio.abc import UNIXSocketStream
 
 from belljar.cli.sessions import relay
-from belljar.harness.attach import FrameKind, FrameReader, Opening, frame
+from belljar.harness.attach import FrameKind, Opening, frame, frames
 
-OPENING = frame(FrameKind.OPEN, Opening().payload())
+OPENING = Opening().frame()
 
 
 def relayed(ours: socket.socket) -> str:
@@ -24,6 +24,13 @@ def relayed(ours: socket.socket) -> str:
             return await relay(owner, OPENING)
 
     return anyio.run(go)
+
+
+async def kinds_in(data: bytes) -> list[FrameKind]:
+    sending, receiving = anyio.create_memory_object_stream[bytes](1)
+    with sending:
+        sending.send_nowait(data)
+    return [kind async for kind, _ in frames(receiving)]
 
 
 @contextmanager
@@ -64,8 +71,7 @@ def test_keys_that_nobody_reads_hold_no_output_up(capfd: pytest.CaptureFixture[s
     def own() -> None:
         for _ in range(64):
             theirs.sendall(frame(FrameKind.OUTPUT, b"x" * 65536))
-        taken = list(FrameReader().feed(theirs.recv(1 << 20)))
-        kinds = [kind for kind, _ in taken]
+        kinds = anyio.run(kinds_in, theirs.recv(1 << 20))
         if kinds[0] is FrameKind.OPEN and {*kinds[1:]} == {FrameKind.INPUT}:
             opened.set()
         theirs.sendall(frame(FrameKind.EXIT, b"5"))

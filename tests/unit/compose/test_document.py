@@ -112,7 +112,7 @@ services:
     image: db
     env_file: db.env
     build: {context: ./image}
-    volumes: ["./data:/data:ro", "rows:/rows", {type: bind, source: ./one, target: /one}]
+    volumes: ["./data:/data:ro", "rows:/rows", "./one:/one"]
 volumes: {rows: }
 networks: {lab: {internal: true}}
 """

@@ -37,7 +37,6 @@ FORMS = {
     "${SAMPLE_METADATA_E:-yes}": "yes",
     "${SAMPLE_METADATA_E-no}": "",
     "${SAMPLE_METADATA_N-yes}": "yes",
-    "${SAMPLE_METADATA_E?why}": "",
     "${PORT:-8000}": "8000",
     "$$HOME $${HOME} $$$$": "$HOME ${HOME} $$",
     "a$ $1 $- end$": "a$ $1 $- end$",
@@ -53,10 +52,10 @@ def test_what_is_refused_by_name() -> None:
     """An empty flag would be a silent change; an environment of this host's would be a leak."""
     for written, named in {
         "${SAMPLE_METADATA_N}": "SAMPLE_METADATA_N, and it is not in this sample's metadata",
-        "${SAMPLE_METADATA_N:?it is needed}": "SAMPLE_METADATA_N.*: it is needed",
         "${HOME}": "HOME, and this host's environment is never read",
-        "${HOME:?set it}": "HOME.*: set it",
-        **dict.fromkeys(("${HOME/a/b}", "${1}", "${HOME", "${}"), "not read here"),
+        **dict.fromkeys(
+            ("${HOME/a/b}", "${A?}", "${A:?set it}", "${1}", "${HOME", "${}"), "not read here"
+        ),
         **dict.fromkeys(("${A:+yes}", "${A:-${B}}", "${A:-$B}"), "not read here"),
     }.items():
         with pytest.raises(CannotKeepError, match=named) as caught:
@@ -125,13 +124,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert [fact.key for fact in found.differences] == ["env_file"]
 
 
-def test_many_blanks_are_not_read() -> None:
-    """Their number would count twice: a file of nothing else would take minutes."""
-    with pytest.raises(ValueError, match="blanks"):
-        read_dotenv("A=x" + " " * 200_000 + "y\n")
-    assert read_dotenv("A=x" + " " * 100 + "# y\n") == {"A": "x"}
-
-
 @pytest.mark.promise("1.7")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "link", 7])
 def test_nothing_outside_is_read(tmp_path: Path, path: Any) -> None:  # noqa: ANN401 - YAML
@@ -150,16 +142,13 @@ def test_nothing_outside_is_read(tmp_path: Path, path: Any) -> None:  # noqa: AN
 VALUES: list[tuple[str, str | None]] = [
     *(("A=b", "b"), ("export A = b ", "b"), ("A=", ""), ("A=b # said", "b"), ("A=b#c", "b#c")),
     *(("A=# said", ""), ("A", None), ("# x\r\n\r\nA=b\r\n", "b"), ("A=1\nA=2", "2")),
-    ("A='b # $C ${D} \\n'", "b # $C ${D} \\n"),
-    ("A='it\\'s'", "it's"),
-    ('A="b\\n\\t\\"c\\" \\\\" # said', 'b\n\t"c" \\'),
-    *(("A='two\nlines'", "two\nlines"), ('A="two\nlines"', "two\nlines")),
+    *(("A='b # $C ${D} \\n'", "b # $C ${D} \\n"), ('A="b # c"', "b # c"), ('A=""', "")),
 ]
 
 
 @pytest.mark.promise("1.5")
 def test_values() -> None:
-    """Quotes, comments, escapes, and names alone."""
+    """Quotes, comments, and names alone."""
     assert [(text, read_dotenv(text)["A"]) for text, _ in VALUES] == VALUES
 
 
@@ -167,9 +156,9 @@ def test_values() -> None:
 def test_what_is_no_assignment_is_refused() -> None:
     """With its line; so is a reference, as a value that Docker would put in is not left out."""
     for text in ("A=${SAMPLE_METADATA_X}", 'A="${PATH?}"', "A=$$B"):
-        with pytest.raises(ValueError, match="line 1 has a `\\$`"):
+        with pytest.raises(ValueError, match=r"line 1 is .* a `\$`"):
             read_dotenv(text)
-    for text in ("=b", "A b", "A='b", "A='b' c", "1=b"):
+    for text in ("=b", "A b", "A='b", "A='b' c", "1=b", "A='two\nlines'", 'A="\\n"', "A='it\\'s'"):
         with pytest.raises(ValueError, match=r"line [12]"):
             read_dotenv(text)
 

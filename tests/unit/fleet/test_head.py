@@ -66,7 +66,7 @@ class Scripted:
 
 
 PROBE: Mapping[str, JsonValue] = {"which": "quick", "phase": "start", "user": "0"}
-RESULT: Mapping[str, JsonValue] = {"verdict": "breached", "probes": 1, "digest": "0" * 64}
+RESULT: Mapping[str, JsonValue] = {"verdict": "breached", "probes": 1}
 BREACH: Mapping[str, JsonValue] = {**PROBE, **RESULT, "duration_ms": 1, "problem": ""}
 
 

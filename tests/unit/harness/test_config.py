@@ -14,8 +14,10 @@ from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig, as_config, of_log
-from belljar.harness.operator import expanded, load, read_operator, sample_policy, within
+from belljar.harness.operator import Operator, expanded, sample_policy, within
 from belljar.policy.guarding import OWN_CELL
+from belljar.policy.loaded import PresetPolicy
+from belljar.policy.model import Policy
 from belljar.policy.network import Network
 from belljar.policy.stand_ins import ServiceProgram
 
@@ -60,7 +62,7 @@ def compose_file(tmp_path: Path) -> Path:
 def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
     """Its metadata reaches both cells; what runs and what it is called are known."""
     flag = {"FLAG": "f$SAMPLE_METADATA_X"}
-    sample = sample_policy(str(compose_file), {"flag": flag["FLAG"]})
+    sample = sample_policy(str(compose_file), {"flag": flag["FLAG"]}, Operator())
     policy = sample.policy.policy
     assert policy.network is not None
     assert (policy.env, getattr(policy.network.stand_ins["web"], "env", {})) == (flag, flag)
@@ -69,12 +71,16 @@ def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
         ServiceProgram(arguments=("serve",)),
     )
     with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
-        sample_policy(str(compose_file), {})
+        sample_policy(str(compose_file), {}, Operator())
+
+
+def made(config: BelljarConfig, run_policy: str = "") -> Policy | PresetPolicy:
+    return sample_policy(config, {}, Operator(run_policy=run_policy)).policy.policy
 
 
 def differing(config: BelljarConfig, run_policy: str = "") -> list[tuple[DifferenceKind, str]]:
     """Kind and key of each difference of a sample of this configuration."""
-    found = sample_policy(config, {}, run_policy=run_policy).differences
+    found = sample_policy(config, {}, Operator(run_policy=run_policy)).differences
     return [(item.kind, item.key) for item in found]
 
 
@@ -86,7 +92,7 @@ def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, run_policy: str) -
     mount = "image: i, volumes: ['./page:/${SAMPLE_METADATA_AT}:ro']"
     (tmp_path / "compose.yaml").write_text(f"services: {{default: {{{mount}}}, web: {{{mount}}}}}")
     config = as_config(str(tmp_path / "compose.yaml"))
-    data = sample_policy(config, {"at": "there"}, run_policy=run_policy).policy.data
+    data = sample_policy(config, {"at": "there"}, Operator(run_policy=run_policy)).policy.data
     assert data is not None
     for cell in ("default", "web"):
         assert [(file.source, file.target) for file in data.of(cell).own.files] == [
@@ -99,11 +105,11 @@ def test_what_takes_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
     """Of whatever policy has one, the operator's too."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy, gone = str(tmp_path / "net.yaml"), [(DifferenceKind.DROPPED, "network")]
-    network = load(BelljarConfig(policy=policy, network=web())).policy.network
+    network = made(BelljarConfig(policy=policy, network=web())).network
     assert network is not None
     assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
-    assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
-    assert load(BelljarConfig(network="none"), run_policy=policy).policy.network is None
+    assert made(BelljarConfig(policy=policy, network="none")).network is None
+    assert made(BelljarConfig(network="none"), policy).network is None
     for asked in (web(), "none"):
         own = BelljarConfig.model_validate({"network": asked})
         assert differing(own.model_copy(update={"policy": policy})) == gone
@@ -148,7 +154,7 @@ def test_a_log_of_an_earlier_version_is_read() -> None:
         spec = SandboxEnvironmentSpec.model_validate({"type": "belljar", "config": dict(old)})
         assert spec.config.model_dump() == old
         with pytest.raises(PolicyError, match="another version") as caught:
-            load(spec.config)
+            as_config(spec.config)
         assert "belljar run TASK" in caught.value.hint
 
 
@@ -190,7 +196,7 @@ def test_a_configuration_from_a_log_takes_no_files(
     for name, config in configs.items():
         for run_policy in ("", "run.yaml"):
             with pytest.raises(PolicyError) as caught:
-                sample_policy(config, {"a": "1"}, run_policy=run_policy)
+                sample_policy(config, {"a": "1"}, Operator(run_policy=run_policy))
             assert "the task's sandbox" in caught.value.where, name
             assert "s3cret" not in str(caught.value)
     (tmp_path / "compose.yaml").write_text("services: {default: {image: x}}\n")
@@ -198,7 +204,7 @@ def test_a_configuration_from_a_log_takes_no_files(
     for name in ("data", "builds", "compose"):
         again = of_log(json.loads(configs[name].model_dump_json()))
         assert again == configs[name]
-        assert sample_policy(again, {"a": "1"}).policy is not None
+        assert sample_policy(again, {"a": "1"}, Operator()).policy is not None
 
 
 def test_a_task_for_plain_docker_gets_inspects_image(tmp_path: Path) -> None:
@@ -208,7 +214,7 @@ def test_a_task_for_plain_docker_gets_inspects_image(tmp_path: Path) -> None:
         ("risk: low\nimage: lab:2", "lab:2"),
     ):
         (tmp_path / "p.yaml").write_text(f"belljar: 1\n{policy}\n")
-        operator = read_operator(run_policy=str(tmp_path / "p.yaml"))
+        operator = Operator(run_policy=str(tmp_path / "p.yaml"))
         found = within(BelljarConfig(is_generic=True), operator)
         made, (fact,) = found.policy, found.differences
         assert made.policy.image == image

@@ -17,6 +17,7 @@ from tests.unit.harness.runs import evaluated
 from belljar.errors import ContainmentBreach
 from belljar.harness.boundary import LookAtSamples, controlled
 from belljar.harness.evaluate import RunOutcome
+from belljar.harness.operator import Operator
 from belljar.harness.session import Session
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
@@ -161,7 +162,7 @@ def test_an_extra_body_may_ask_a_provider_to_act(here: Path, allowed: str, code:
 @pytest.mark.promise("1.9")
 def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) -> None:
     """Inspect goes on after any error of a hook but a limit's; the run is stopped too."""
-    session = Session(operator_options={"run_policy": str(tmp_path / "gone.yaml")})
+    session = Session(given_operator=Operator(run_policy=str(tmp_path / "gone.yaml")))
     offered = [ToolInfo(name="x", description="x", options={INTERNAL_TOOL_TYPE: "web_search"})]
     data: Any = SimpleNamespace(tools=offered, config=GenerateConfig())
     with controlled(session), pytest.raises(LimitExceededError):

@@ -108,26 +108,3 @@ def test_any_text_can_be_shown(text: str) -> None:
     assert all(
         "\x1b" not in line for line in (*remarks(collect(found)), *problems_and_errors(found))
     )
-
-
-@pytest.mark.promise("7.2")
-def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    """As when its range's target does not get healthy: there is no destruction to prove."""
-    failed = Transcript(
-        task="t", sample="s", epoch=1, uuid="u", error="the target cell db does not serve"
-    )
-    begun = CellFindings(cell_id="c-1", destroyed=True, clean=True)
-    left = CellFindings(cell_id="c-2", uuid="other", sample="gone", destroyed=True, clean=True)
-    log = LogRecord(transcripts=(failed,))
-    found = judge(Evidence(logs=[log], cells={"c-1": begun}, run=RunRecord(ended=True)))
-    assert found.exit_code == 1
-    found = judge(
-        Evidence(logs=[log], cells={"c-1": begun, "c-2": left}, run=RunRecord(ended=True))
-    )
-    assert found.exit_code == 2
-    show_findings(found, Path("/runs/r"))
-    shown = capsys.readouterr().out
-    assert "NOT PROVEN" not in shown
-    assert "cell c-1 " in shown
-    assert "sample gone is in no log" in shown
-    assert [row.transcript.sample for row in found.rows] == ["s", "gone"]

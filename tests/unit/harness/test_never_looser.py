@@ -173,7 +173,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "which": which,
         "operator": Operator(
             tier=draw(st.sampled_from(["", "", "", "gvisor", "microvm"])),
-            allows_upstreams=draw(st.booleans()),
+            allow_upstreams=draw(st.booleans()),
             settings=Settings(
                 least_risk=least, upstreams=may, least_risk_from="s", upstreams_from="s"
             ),
@@ -221,7 +221,7 @@ def beyond_settings(made: Policy, operator: Operator, *, is_named: bool) -> list
     """Where it goes beyond the host's settings and options."""
     upstreams = made.network.upstreams if made.network is not None else ()
     may = operator.settings.upstreams
-    is_allowed = is_named or operator.allows_upstreams or may is Upstreams.ALLOW
+    is_allowed = is_named or operator.allow_upstreams or may is Upstreams.ALLOW
     faults = {
         "risk": made.risk < operator.settings.least_risk,
         "tier": operator.tier and tier_of(made) < Tier(operator.tier),

@@ -11,7 +11,7 @@ from tests.unit.harness.runs import MODEL, ONE, evaluated
 from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig
-from belljar.harness.operator import load, sample_policy
+from belljar.harness.operator import Operator, sample_policy
 from belljar.host import settings
 from belljar.policy.loaded import LoadedPolicy
 
@@ -121,22 +121,18 @@ def test_what_the_operator_allows_is_announced_first(
 
 
 @pytest.mark.promise("2.7")
-def test_leave_is_given_at_the_start_and_by_nothing_that_came_later(
-    task_file: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_leave_is_given_by_the_settings(
+    task_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As plain `inspect eval` has it: by the environment at the start or the settings."""
+    """As plain `inspect eval` has it; no policy in the environment of later is the operator's."""
     config = BelljarConfig(policy=str(task_file.parent / "belljar.yaml"))
-    monkeypatch.setenv("BELLJAR_ALLOW_UPSTREAMS", "1")
     with pytest.raises(PolicyError, match="allow-upstreams"):
-        load(config)
+        sample_policy(config, {}, Operator())
     monkeypatch.setenv("BELLJAR_POLICY", config.policy)
     with pytest.raises(PolicyError, match="allow-upstreams"):
-        load(None)
-    start["BELLJAR_ALLOW_UPSTREAMS"] = "1"
-    assert real_hosts(load(config)) == ["a.example"]
-    del start["BELLJAR_ALLOW_UPSTREAMS"]
+        sample_policy(None, {}, Operator())
     (tmp_path / "settings.yaml").write_text("upstreams: allow\n")
-    assert real_hosts(sample_policy(config, {}).policy) == ["a.example"]
+    assert real_hosts(sample_policy(config, {}, Operator()).policy) == ["a.example"]
 
 
 @pytest.mark.promise("2.7")
@@ -144,7 +140,6 @@ def test_what_the_host_forbids_nobody_allows(
     task_file: Path, tmp_path: Path, start: dict[str, str]
 ) -> None:
     """Neither the flag nor the operator's own policy."""
-    start["BELLJAR_ALLOW_UPSTREAMS"] = "1"
     (tmp_path / "settings.yaml").write_text("upstreams: forbid\n")
     for allow, policy in ((True, ""), (False, str(task_file.parent / "belljar.yaml"))):
         with pytest.raises(PolicyError, match="forbids"):
@@ -210,7 +205,7 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
         with pytest.raises(PolicyError, match="reaches nothing real"):
             opened_policy(task_file, "beside", allow=allow, policy=policy)
     assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
-    (raised,) = sample_policy(None, {}, run_policy="low").differences
+    (raised,) = sample_policy(None, {}, Operator(run_policy="low")).differences
     assert (raised.kind, raised.key) == (DifferenceKind.CHANGED, "risk")
     assert str(tmp_path / "settings.yaml") in raised.detail
-    assert sample_policy(None, {}, run_policy="critical").differences == ()
+    assert sample_policy(None, {}, Operator(run_policy="critical")).differences == ()

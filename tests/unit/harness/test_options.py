@@ -93,10 +93,10 @@ def test_what_is_belljars_own_is_refused(here: Path, monkeypatch: pytest.MonkeyP
 
 
 DANGEROUS = """
-BELLJAR_HOME BELLJAR_OCI_RUNTIME LD_PRELOAD PATH OPENSSL_CONF SSL_CERT_FILE PYTHONPATH HTTPS_PROXY
+BELLJAR_HOME LD_PRELOAD PATH OPENSSL_CONF SSL_CERT_FILE PYTHONPATH HTTPS_PROXY
 TMPDIR HF_HOME TERM_PROGRAM VLLM_DEFAULT_SERVER_ARGS INSPECT_EVAL_ENV INSPECT_EVAL_SOLVER
 INSPECT_EVAL_MODEL_ARGS INSPECT_DEBUG_PORT INSPECT_CACHE_DIR AWS_CONFIG_FILE openai_api_key
-BELLJAR_X_API_KEY INSPECT_X_API_KEY ANYTHING VERTEX_BASE_URL INSPECT_EVAL_SANDBOX INSPECT_LOG_DIR
+BELLJAR_X_API_KEY INSPECT_X_API_KEY ANYTHING VERTEX_BASE_URL OPENAI_BASE_URL INSPECT_EVAL_SANDBOX INSPECT_LOG_DIR
 """
 
 
@@ -115,21 +115,15 @@ def test_a_file_beside_a_task_sets_only_what_is_allowed(
     assert dict(os.environ) == before
 
 
-def test_an_address_from_a_file_gets_no_key_of_the_environment(
+def test_a_key_from_a_file_is_no_secret_of_the_environment(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator's key, or another secret as a key, would be sent where a task's file likes."""
-    address = "OPENAI_BASE_URL=http://evil.example/v1\n"
-    for name in ("OPENAI_API_KEY", "HF_TOKEN"):
-        with monkeypatch.context() as only:
-            only.setenv(name, "of-the-operator")
-            (here / ".env").write_text(address)
-            refused(here, naming=f"OPENAI_BASE_URL.*{name}")
+    """A provider would be sent it."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-operator")
     for quote in ("", "'", '"'):
         secret = f"OPENAI_API_KEY={quote}${{AWS_SECRET_ACCESS_KEY}}{quote}\n"
-        (here / ".env").write_text(address + secret)
-        refused(here, naming="OPENAI_API_KEY of this file")
+        (here / ".env").write_text(secret)
+        refused(here, naming="OPENAI_API_KEY")
 
 
 def test_a_file_that_is_none_is_refused(here: Path) -> None:
@@ -147,7 +141,7 @@ def test_a_file_that_is_none_is_refused(here: Path) -> None:
 @pytest.mark.promise("1.9")
 def test_the_inspect_command_s_file_says_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """That reads a `.env` file unjudged before Belljar is imported."""
-    moved = {"BELLJAR_HOME": "/moved", "BELLJAR_ALLOW_UPSTREAMS": "1", "LD_PRELOAD": "/x.so"}
+    moved = {"BELLJAR_HOME": "/moved", "BELLJAR_X": "1", "LD_PRELOAD": "/x.so"}
     moved |= {"https_proxy": "http://x", "SSL_CERT_FILE": "/x", "X_API_KEY": "k"}
     start = {name: value for name, value in os.environ.items() if name not in moved}
     start["BELLJAR_HOME"] = "/of-the-start"

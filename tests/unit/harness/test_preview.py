@@ -14,7 +14,7 @@ from belljar.compose.document import ServiceBuild
 from belljar.differences import DifferenceKind
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.config import Preview, adapt_task
-from belljar.harness.operator import Operator, OperatorOptions
+from belljar.harness.operator import Operator
 from belljar.harness.preview import (
     Outlook,
     as_json,
@@ -24,7 +24,7 @@ from belljar.harness.preview import (
     outlooks,
     preview,
 )
-from belljar.harness.source import build_missing, differences_of_images
+from belljar.harness.source import RealCells, build_missing
 from belljar.host import settings
 from belljar.host.settings import Settings
 from belljar.image.buildah import BuildRequest, read_recipe
@@ -89,11 +89,8 @@ def test_what_becomes_of_set_user_id_programs(
     rights = f"rights: {{setuid_programs: '{asks}'}}\n"
     text = f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\n{rights}"
     (tmp_path / "policy.yaml").write_text(text)
-    found = differences_of_images(load_policy(str(tmp_path / "policy.yaml")), tmp_path)
+    found = RealCells(tmp_path).image_differences(load_policy(str(tmp_path / "policy.yaml")))
     assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds
-
-
-OPTIONS: OperatorOptions = {"run_policy": "", "tier": "", "allow_upstreams": False}
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +115,9 @@ def with_image(home: Path, *names: str) -> Path:
     return home
 
 
-def check(directory: Path, text: str, *, home: Path, options: OperatorOptions = OPTIONS) -> Outlook:
+def check(directory: Path, text: str, *, home: Path) -> Outlook:
     (directory / "compose.yaml").write_text(text)
-    (found,) = outlooks_of(check_compose(str(directory / "compose.yaml"), options), home)
+    (found,) = outlooks_of(check_compose(str(directory / "compose.yaml"), Operator()), home)
     return found
 
 
@@ -146,7 +143,7 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     (tmp_path / "critical.yaml").write_text(
         "belljar: 1\nrisk: low\nimage: gone\nresources: {memory: 256GiB}\n"
     )
-    previews = check_policy(str(tmp_path / "critical.yaml"), OPTIONS)
+    previews = check_policy(str(tmp_path / "critical.yaml"), Operator())
     (found,) = outlooks_of(previews, tmp_path / "home")
     assert isinstance(found.error, HostError)
     assert [each.image for each in found.missing] == ["gone"]

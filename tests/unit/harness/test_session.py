@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,20 +21,19 @@ from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
 from belljar.harness import session as session_module
 from belljar.harness.attach import (
     MAX_PAYLOAD_BYTES,
-    AttachError,
     FrameKind,
-    FrameReader,
     frame,
+    frames,
     release_cells,
     remove_dead_sockets,
 )
-from belljar.harness.options import check_models
 from belljar.harness.session import CloseModels, ModelCells, Session
 from belljar.harness.source import RealCells
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
 from belljar.ledger.rundir import RunDirectory
+from belljar.model.serve import load_model
 from belljar.policy.limits import Tier
 from belljar.policy.load import load_policy, policy_of
 from belljar.policy.loaded import LoadedPolicy
@@ -50,8 +49,8 @@ def add(home: Path, name: str, content: bytes) -> None:
 @pytest.mark.promise("1.8")
 def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     """A name that is given to another image meanwhile is an error for the samples that follow."""
-    home, cells = tmp_path / "home", RealCells()
-    cells.home = home
+    home = tmp_path / "home"
+    cells = RealCells(home)
     add(home, "team/tool", b"one")
     (tmp_path / "p.yaml").write_text("belljar: 1\nrisk: low\nimage: team/tool\n")
     policy = load_policy(tmp_path / "p.yaml")
@@ -60,9 +59,7 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     add(home, "team/tool", b"two")
     with pytest.raises(HostError, match="team/tool"):
         cells.check_unchanged(policy)
-    another = RealCells()
-    another.home = home
-    another.check_unchanged(policy)
+    RealCells(home).check_unchanged(policy)
 
 
 @pytest.mark.promise("6.4", "7.5")
@@ -140,36 +137,39 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
     file = tmp_path / "model.yaml"
     file.write_text("belljar: 1\nrisk: low\n")
     with pytest.raises(PolicyError, match="model cell"):
-        check_models(["openai/x", f"belljar/{file}"], tmp_path)
-    assert check_models(["openai/x"], tmp_path) == []
+        load_model(file, home=tmp_path)
     digest = "ab" * 32
     file.write_text(f"belljar: 1\nrisk: low\nmodel: {{weights: {{sha256: {digest}}}}}\n")
     with pytest.raises(HostError, match="not in the store"):
-        check_models([f"belljar/{file}"], tmp_path)
+        load_model(file, home=tmp_path)
+
+
+def frames_in(data: bytes, step: int) -> list[tuple[FrameKind, bytes]]:
+    """As they are read from chunks of so many bytes."""
+
+    async def read() -> list[tuple[FrameKind, bytes]]:
+        sending, receiving = anyio.create_memory_object_stream[bytes](len(data) + 1)
+        with sending:
+            for start in range(0, len(data), step):
+                sending.send_nowait(data[start : start + step])
+        return [each async for each in frames(receiving)]
+
+    return anyio.run(read)
 
 
 @given(st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=300))), st.integers(1, 64))
 def test_frames_survive_any_chopping(sent: list[tuple[FrameKind, bytes]], step: int) -> None:
     """What is sent is read, whatever the chunks."""
-    wire = b"".join(frame(kind, payload) for kind, payload in sent)
-    reader = FrameReader()
-    received = [
-        got
-        for start in range(0, len(wire), step)
-        for got in reader.feed(wire[start : start + step])
-    ]
-    assert received == sent
+    assert frames_in(b"".join(frame(kind, payload) for kind, payload in sent), step) == sent
 
 
 @given(st.binary(max_size=4096))
 def test_garbage_is_an_error_or_frames_never_more_memory(garbage: bytes) -> None:
     """A broken peer can't make the reader hold more than a frame."""
-    reader = FrameReader()
-    try:
-        for _, payload in reader.feed(garbage):
-            assert len(payload) <= MAX_PAYLOAD_BYTES
-    except AttachError:
-        pass
+    with suppress(ValueError):
+        assert all(len(payload) <= MAX_PAYLOAD_BYTES for _, payload in frames_in(garbage, 64))
+    with pytest.raises(ValueError, match="a frame of"):
+        frames_in(b"D\xff\xff\xff\xff" + garbage, 64)
 
 
 @pytest.mark.anyio

@@ -157,7 +157,7 @@ def test_a_sample_that_can_not_be_looked_at_does_not_begin(monkeypatch: pytest.M
 
     session = Session()
     data: Any = SimpleNamespace(summary=SimpleNamespace(id="s"))
-    monkeypatch.setattr("belljar.harness.boundary.load", load)
+    monkeypatch.setattr(Session, "default_policy", load)
     with controlled(session), pytest.raises(LimitExceededError):
         anyio.run(LookAtSamples().on_sample_attempt_start, data)
     assert isinstance(session.stopped, ContainmentBreach)

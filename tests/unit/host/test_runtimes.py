@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from belljar.errors import HostError
 from belljar.host import runtimes
 from belljar.host.model import RuntimeFact, Trial, TrialState
-from belljar.host.runtimes import RUNTIME_VARIABLE, ProveRuntime, parse_version, runtime_facts
+from belljar.host.runtimes import ProveRuntime, parse_version, runtime_facts
 from belljar.host.tools import own_programs
 
 REFUTED = TrialState.REFUTED
@@ -25,20 +27,20 @@ def program(directory: Path, name: str, says: str) -> Path:
 
 
 def facts(
-    home: Path, runtime: Path | str, *, prove: ProveRuntime | None = None, doubt: bool = False
+    home: Path, runtime: Path, *, prove: ProveRuntime | None = None, doubt: bool = False
 ) -> RuntimeFact:
     """What is known of the container tier's runtime."""
 
     def of_the_container_tier(runtime: RuntimeFact) -> Trial:
         return prove(runtime) if prove and runtime.tier == "container" else Trial.of("")
 
-    found = runtime_facts(
-        home / "facts" / "runtimes.json",
-        environ={RUNTIME_VARIABLE: str(runtime)},
-        kernel_release="6.12",
-        prove=of_the_container_tier if prove else None,
-        doubt=doubt,
-    )
+    with patch.dict(os.environ, PATH=str(runtime.parent)):
+        found = runtime_facts(
+            home / "facts" / "runtimes.json",
+            kernel_release="6.12",
+            prove=of_the_container_tier if prove else None,
+            doubt=doubt,
+        )
     assert [fact.tier for fact in found] == ["container", "gvisor"]
     return found[0]
 

@@ -41,7 +41,7 @@ def kernel_of_another_store(tmp_path: Path) -> Path:
     """A kernel's directory, named by its digest."""
     directory = tmp_path / "tmp/kernel"
     (directory / "modules").mkdir(parents=True)
-    for name, content in (("vmlinuz", b"kernel"), ("config", b""), ("modules/00-a.ko", module())):
+    for name, content in (("vmlinuz", b"kernel"), ("modules/00-a.ko", module())):
         (directory / name).write_bytes(content)
     loaded = [["vmlinuz", b"kernel"], ["00-a.ko", module()]]
     listing = [[name, hashlib.sha256(content).hexdigest()] for name, content in loaded]  # type: ignore[arg-type]

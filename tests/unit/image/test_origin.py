@@ -49,21 +49,17 @@ def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[P
 
 
 def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
-    """A registry has the image under it; other bytes, a link, or too many of them are refused."""
+    """A registry has the image under it; other bytes, or too many of them, are refused."""
     layout, digest, manifest = layout_with_index(tmp_path / "a")
-    assert origin.image_in_layout(origin.files_in(layout), LIMITS).digests == (digest, manifest)
+    assert origin.image_in_layout(layout.joinpath, LIMITS).digests == (digest, manifest)
     refused = [layout_with_index(tmp_path / "b", holds=b"{}")[0]]
-    for number, content in enumerate((None, "link", "x" * 20_000, "[]", "{")):
+    for number, content in enumerate(("x" * 20_000, "[]", "{")):
         (directory := tmp_path / str(number)).mkdir()
-        if content == "link":
-            (directory / "real.json").write_text("{}")
-            (directory / "index.json").symlink_to("real.json")
-        elif content is not None:
-            (directory / "index.json").write_text(content)
+        (directory / "index.json").write_text(content)
         refused.append(directory)
     for layout in refused:
         with pytest.raises(LayerError):
-            origin.image_in_layout(origin.files_in(layout), LIMITS)
+            origin.image_in_layout(layout.joinpath, LIMITS)
 
 
 def in_archive(path: Path, work: Path) -> origin.ImageParts:
@@ -122,12 +118,12 @@ def test_what_can_be_no_name_is_asked_of_nobody(
 
 
 def test_the_manifest_for_this_machine_is_chosen() -> None:
-    """Attestations are passed over; none for it is an error that lists what there is."""
+    """Attestations are passed over; none for it is an error."""
     ours = blob_of("application/vnd.oci.image.manifest.v1+json", b"")
     ours |= {"digest": DIGEST, "platform": {"os": "linux", "architecture": "arm64"}}
     attestation = ours | {"platform": {"os": "unknown", "architecture": "unknown"}}
     assert origin.instance_of({"manifests": [attestation, ours]}, "arm64") == DIGEST
-    with pytest.raises(LayerError, match="linux/arm64, unknown/unknown"):
+    with pytest.raises(LayerError, match="not made for"):
         origin.instance_of({"manifests": [attestation, ours]}, "amd64")
     with pytest.raises(LayerError):
         origin.instance_of({"manifests": [ours | {"digest": "../../etc"}]}, "arm64")

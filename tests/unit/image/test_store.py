@@ -30,11 +30,11 @@ def put(
     return Store(home).add(made, ImageConfig(**config), name=name, **about)
 
 
-def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
-    """All four ways of saying it give the same image."""
+def test_an_image_is_found_by_name_and_digest(tmp_path: Path) -> None:
+    """All ways of saying it give the same image."""
     image = put(tmp_path / "s", "one", user="u")
     store = Store(tmp_path / "s")
-    for ref in ("one", image.digest, image.digest[:8], f"sha256:{image.digest}"):
+    for ref in ("one", image.digest, f"sha256:{image.digest}"):
         assert store.find(ref) == image
     verify(image)
 
@@ -134,7 +134,7 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
     store.remove("x")
     assert store.find("y").digest == new.digest
     store.remove("y")
-    store.remove(old.digest[:10])
+    store.remove(old.digest)
     assert store.list() == ()
     assert not list((tmp_path / "s/images").iterdir())
     assert not list((tmp_path / "s/tmp").iterdir())
@@ -147,7 +147,7 @@ def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> No
 
 def test_names_that_could_mean_something_else_are_refused(tmp_path: Path) -> None:
     """No path, no option, nothing like a digest."""
-    for name in ("", "-x", "x" * 300, "A", "../x", "a/../b", "abcdef0123", "x\n"):
+    for name in ("", "-x", "x" * 300, "A", "../x", "a/../b", "a" * 64, "x\n"):
         with pytest.raises(PolicyError):
             put(tmp_path / "s", name)
 

@@ -11,8 +11,9 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from belljar.channel import Renewed, RenewedBit
-from belljar.channel.frames import NEEDED_OF_CLONE
+from belljar.channel import RenewedBit
+from belljar.channel.frames import NEEDED_OF_CLONE, FrameType
+from belljar.channel.messages import Answer
 from belljar.errors import CellError
 from belljar.isolation.oci.trees import inner_tmp
 from belljar.isolation.renewal import PortSettings, Renewal, renew
@@ -29,12 +30,12 @@ SETTINGS = PortSettings(
     gateway=IPv4Address("10.0.0.1"),
     mac="02:00:00:00:00:02",
     gateway_mac="02:00:00:00:00:01",
-    resolver=IPv4Address("10.0.0.1"),
 )
 
 
 def guest(done: RenewedBit) -> Any:  # noqa: ANN401 - a client
-    return SimpleNamespace(renew=AsyncMock(return_value=Renewed(done=done, detail="\x1b why")))
+    answer = Answer(kind=FrameType.RENEWED, done=done, detail="\x1b why")
+    return SimpleNamespace(renew=AsyncMock(return_value=answer))
 
 
 @pytest.mark.anyio

@@ -41,7 +41,7 @@ def test_a_damaged_hold_holds(tmp_path: Path, damage: bytes | str) -> None:
         file.symlink_to("/nonexistent")
     held = read_hold(tmp_path)
     assert held is not None
-    assert held.problem
+    assert "damaged" in held.reason
     with pytest.raises(HostError, match="damaged"):
         check_may_start(tmp_path, cell=CELL)
     if damage != "directory":

@@ -16,7 +16,7 @@ import pytest
 
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.program_root import RootRecipe, ensure_root
-from belljar.isolation.prune import PrunedPart, prune, remove_part, unneeded
+from belljar.isolation.prune import prune, remove_part, unneeded
 from belljar.store.locks import claimed
 from belljar.store.scratch import retire_unclaimed
 
@@ -58,23 +58,20 @@ def held_by_another(path: Path, how: str = "LOCK_SH") -> Iterator[None]:
         holder.kill()
 
 
-def states(parts: tuple[PrunedPart, ...]) -> dict[str, str]:
-    return {part.path.name: part.state for part in parts}
+async def pruned(home: Path, *, unused_for_s: float) -> list[str]:
+    parts = await prune(home, unused_for_s=unused_for_s)
+    assert not any(part.problem for part in parts)
+    return [part.path.name for part in parts]
 
 
 @pytest.mark.parametrize("name", KINDS)
 async def test_what_nobody_used_for_long_goes_and_the_rest_stays(home: Path, name: str) -> None:
-    """By the last use; a dry run says the same and removes nothing. Kernels stay."""
+    """By the last use. Kernels stay."""
     fresh, stale = part_of(home, name, FRESH, 13 * DAY_S), part_of(home, name, STALE, 15 * DAY_S)
-    said = await prune(home, unused_for_s=14 * DAY_S, dry_run=True)
-    assert states(said) == {STALE: "unneeded"}
-    assert stale.exists()
-    done = await prune(home, unused_for_s=14 * DAY_S)
-    assert states(done) == {STALE: "removed"}
-    assert done[0].size_bytes >= 8192
+    assert await pruned(home, unused_for_s=14 * DAY_S) == [STALE]
     assert fresh.exists()
     assert not stale.exists()
-    assert states(await prune(home, unused_for_s=0)) == {FRESH: "removed"}
+    assert await pruned(home, unused_for_s=0) == [FRESH]
     assert (home / "kernels" / KERNEL).exists()
 
 
@@ -84,21 +81,21 @@ async def test_what_a_living_cell_uses_stays(home: Path, name: str) -> None:
     """Its claim is a lock of the process that owns the cell: it ends with it, however that ends."""
     directory = part_of(home, name, STALE, 15 * DAY_S)
     with held_by_another(directory):
-        assert states(await prune(home, unused_for_s=0)) == {STALE: "in use"}
+        assert await pruned(home, unused_for_s=0) == []
     (part,) = unneeded(home, 14 * DAY_S)
     with held_by_another(directory):
-        assert (await remove_part(part, home)).state == "in use"
+        assert await remove_part(part, home) is None
     lock = home / "locks" / (lock_name(STALE) if name == "templates" else name)
     lock.parent.mkdir(exist_ok=True)
     lock.touch()
     with held_by_another(lock, "LOCK_EX"):
-        assert (await remove_part(part, home)).state == "in use"
+        assert await remove_part(part, home) is None
     assert (directory / "memory").exists()
     with claimed(directory):
         pass
-    assert await prune(home, unused_for_s=14 * DAY_S) == ()
-    assert (await remove_part(part, home)).state == "removed"
-    assert (await remove_part(part, home)).state == "removed"  # another prune was quicker
+    assert await pruned(home, unused_for_s=14 * DAY_S) == []
+    assert await remove_part(part, home) == part
+    assert await remove_part(part, home) == part  # another prune was quicker
 
 
 @pytest.mark.root
@@ -106,8 +103,8 @@ async def test_trees_go_by_the_same_rule(home: Path) -> None:
     """An unpacked image that nobody used for long; not one that a cell holds, nor a fresh one."""
     tree, fresh = part_of(home, "trees", STALE, 15 * DAY_S), part_of(home, "trees", FRESH, 0)
     with held_by_another(tree):
-        assert states(await prune(home, unused_for_s=14 * DAY_S)) == {STALE: "in use"}
-    assert states(await prune(home, unused_for_s=14 * DAY_S)) == {STALE: "removed"}
+        assert await pruned(home, unused_for_s=14 * DAY_S) == []
+    assert await pruned(home, unused_for_s=14 * DAY_S) == [STALE]
     assert fresh.exists()
 
 

@@ -16,13 +16,7 @@ from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.isolation import reap as reap_module
 from belljar.isolation import survivors
 from belljar.isolation.reap import list_cells, reap_now
-from belljar.isolation.survivors import (
-    Destruction,
-    NotChecked,
-    destroy_remains,
-    look,
-    remove_survivors,
-)
+from belljar.isolation.survivors import Destruction, destroy_remains, look, remove_survivors
 from belljar.process import identify, namespaces_of
 from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
 
@@ -47,7 +41,7 @@ def entry(**fields: object) -> JournalEntry:
     ("found", "error"),
     [
         ({"survivors": ("process 7", "mount /x")}, ContainmentBreach),
-        ({"unproven": (NotChecked("mounts", "Permission denied"),)}, HostError),
+        ({"unproven": ("mounts: Permission denied",)}, HostError),
     ],
 )
 def test_an_unclean_end_says_what_and_where(
@@ -74,9 +68,9 @@ def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
     """Looks that were not made for want of a uid or group are named; the others prove it."""
     destruction = destroy_remains(entry(), time.monotonic())
     assert destruction.clean
-    missed = {each.what for each in destruction.not_checked}
-    assert {"processes in the cell's namespaces", "processes with the cell's uid"} <= missed
-    assert {"control groups", "files"} <= missed
+    missed = {each.partition(":")[0] for each in destruction.not_checked}
+    assert {"processes in its namespaces", "processes with the cell's uid"} <= missed
+    assert {"control groups and what is in them", "files"} <= missed
     assert "processes started for the cell" in destruction.looked_for
     assert not missed & set(destruction.looked_for)
 
@@ -88,7 +82,7 @@ def test_a_look_that_was_refused_is_not_claimed(monkeypatch: pytest.MonkeyPatch)
     destruction = destroy_remains(entry(host_uid=4_000_000_000), time.monotonic())
     what = "sockets named after the cell"
     assert what not in destruction.looked_for
-    assert NotChecked(what, "Operation not permitted") in destruction.not_checked
+    assert f"{what}: Operation not permitted" in destruction.not_checked
     assert destruction.clean
 
 
@@ -113,9 +107,8 @@ def test_what_is_not_seen_is_not_gone(tmp_path: Path, monkeypatch: pytest.Monkey
     """That a group's directory isn't there says nothing when its parent is no control group now."""
     mine = entry()
     found = look(replace(mine, cgroups=(tmp_path / mine.cell_id,)))
-    assert [each.what for each in found.unproven] == [
-        "control groups",
-        "processes and threads in the cell's control groups",
+    assert [each.partition(":")[0] for each in found.unproven] == [
+        "control groups and what is in them"
     ]
 
     def closed(_: Path) -> None:
@@ -123,7 +116,7 @@ def test_what_is_not_seen_is_not_gone(tmp_path: Path, monkeypatch: pytest.Monkey
 
     mine = replace(mine, directories=(tmp_path / mine.cell_id,))
     monkeypatch.setattr(Path, "lstat", closed)
-    assert [each.what for each in look(mine).unproven] == ["files"]
+    assert [each.partition(":")[0] for each in look(mine).unproven] == ["files"]
 
 
 @pytest.mark.promise("6.1")
@@ -135,9 +128,7 @@ def test_reaping_goes_on_until_everything_could_be_seen(
     with monkeypatch.context() as blind:
         blind.setattr(survivors, "_mounts", refuse)
         (reaped,) = reap_now(tmp_path)
-    assert reaped.remaining == (
-        "not looked for: mounts named after the cell: Operation not permitted",
-    )
+    assert reaped.remaining == ("not looked for: mounts: Operation not permitted",)
     assert [cell.cell_id for cell in list_cells(tmp_path)] == [dead.cell_id]
     (reaped,) = reap_now(tmp_path)
     assert reaped.remaining == ()

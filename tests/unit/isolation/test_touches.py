@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -76,26 +75,28 @@ def test_nothing_is_lost_and_no_interval_has_too_many(
 
 
 @pytest.mark.promise("5.6")
-@pytest.mark.parametrize("is_empty", [False, True])
-def test_a_host_read_covers_its_files_until_the_queue_was_read(*, is_empty: bool) -> None:
-    """Also a directory's, and no others'."""
+@pytest.mark.anyio
+async def test_a_host_read_covers_its_files_while_the_queue_is_emptied() -> None:
+    """Also a directory's, and no others'; neither what came before nor what comes after."""
     source, sink = os.pipe2(os.O_NONBLOCK)
-    thread = QueueThread(lambda: source, lambda: 0, print)
-    watch, told = QueueWatch(OwnReads(), thread), list[str]()
+    queued, own, told = ["/root/before"], OwnReads(), list[str]()
+
+    def read() -> int:
+        while queued:
+            watch.offer(opened(path=queued.pop()))
+        watch.report()
+        return 0
+
+    thread = QueueThread(lambda: source, read, print)
+    watch = QueueWatch(own, thread)
     watch.begin(lambda access: told.append(access.path), print)
-    began_s = time.monotonic()
-    for path in ("/root", "/srv"):
-        watch.on_host_read(path, "begins")
-    watch.on_host_read("/root", "ended")
-    for later_s in (-1.0, 1.0 if is_empty else 9.0):
-        for path in ("/root/a", "/srv/a", "/rootless"):
-            watch.offer(opened(path=path))
-        watch.settle(began_s + later_s, is_empty=is_empty)
-    watch.offer(opened(path="/root/a"))
-    watch.offer(opened(path="/srv/a"))
-    watch.report()
-    assert told == ["/rootless", "/root/a"]
-    thread.start()
+    async with own.of("/srv", "/"):
+        thread.start()
+        async with own.of("/root", "/"):
+            queued += ["/root/a", "/srv/a", "/rootless"]
+        queued += ["/root/after"]
+    await watch.aclose()
+    assert told == ["/root/before", "/rootless", "/root/after"]
     thread.stop()
     for fd in (source, sink):
         os.close(fd)

@@ -14,12 +14,12 @@ from belljar.errors import CellError
 from belljar.isolation.microvm import wire as wires
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.sandbox import Sandbox
-from belljar.isolation.survivors import Destruction, NotChecked, together
+from belljar.isolation.survivors import Destruction, together
 
 
 def destruction(
     survivors: tuple[str, ...] = (),
-    unproven: tuple[NotChecked, ...] = (),
+    unproven: tuple[str, ...] = (),
     looked: tuple[str, ...] = ("a", "b"),
 ) -> Destruction:
     return Destruction(
@@ -33,7 +33,7 @@ def destruction(
 
 def test_two_destructions_as_one() -> None:
     """Clean only if both are; looked for only what could be looked for in both."""
-    clean, hidden = destruction(), NotChecked("a", "hidden")
+    clean, hidden = destruction(), "a: hidden"
     assert together(clean, clean).clean
     assert together(clean, clean).looked_for == ("a", "b")
     assert together(clean, clean).duration_ms == 2.0
@@ -53,7 +53,7 @@ async def test_a_wire_that_did_not_start_counts_for_its_vm(
 ) -> None:
     """What is left of it is left of the cell; one that failed proves nothing of either."""
     vmm: Any = Vmm.__new__(Vmm)
-    port: Any = SimpleNamespace(settings=SimpleNamespace(mtu=1500))
+    port: Any = None
     vmm.client = SimpleNamespace(aclose=anyio.lowlevel.checkpoint)
     vmm.companions, vmm.wire = AsyncExitStack(), None
     monkeypatch.setattr(wires, "Wire", lambda *_: NoWire(is_proven=is_proven))
@@ -66,7 +66,9 @@ async def test_a_wire_that_did_not_start_counts_for_its_vm(
         await wires.start_wire(vmm, port, home=tmp_path)
     found = await vmm.unmake()
     assert found.survivors == (("wire",) if is_proven else ())
-    assert [each.what for each in found.unproven] == ([] if is_proven else ["the wire"])
+    assert [each.partition(":")[0] for each in found.unproven] == (
+        [] if is_proven else ["the wire"]
+    )
     assert not found.clean
 
 

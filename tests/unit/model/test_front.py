@@ -129,7 +129,6 @@ async def test_a_breach_outweighs_weights_that_were_changed(
         "_probe": probed,
         "_wait_healthy": nothing,
         "HealthWatch": lambda *_: SimpleNamespace(take_baseline=nothing, look=nothing),
-        "spawn_task": lambda _: None,
     }
     for name, double in patches.items():
         monkeypatch.setattr(serve, name, double)

@@ -62,7 +62,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"health": {"http": "/"}}, "both `http` and `port`"),
         ({"health": {"http": "/", "port": 80, "interval": True}}, "such as `1h30m`"),
     ],
-    "metadata": [({"cloud": "gcp"}, "cloud"), ({"tokens": True}, "required"), ({"dat": {}}, "dat")],
+    "metadata": [({"cloud": "gcp"}, "cloud"), ({"dat": {}}, "dat")],
 }
 
 

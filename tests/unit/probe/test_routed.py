@@ -5,21 +5,17 @@ from __future__ import annotations
 import pytest
 
 from belljar.probe.catalogue import PROBES
-from belljar.probe.judge import AttemptReport, NoRouter, Sight, judge_probe, known_answers, routed
+from belljar.probe.judge import AttemptReport, Router, Sight, judge_probe, known_answers, routed
 from belljar.probe.model import AttemptOutcome, Probe, Side, Verdict, Witness
 
 BY_NAME = {probe.name: probe for probe in PROBES}
 WELL = Sight(touched=False, what="as planned")
 
 
-class ARouter(NoRouter):
-    """A router of which this is known."""
-
-
 def in_range(name: str, **known: bool) -> Probe:
     """A probe as it is meant there."""
     answers = known_answers(**{"sinks": False, "simulates": False, "metadata": False, **known})
-    (probe,) = routed([BY_NAME[name]], ARouter(interface="eth0", known=answers), tier="container")
+    (probe,) = routed([BY_NAME[name]], Router(interface="eth0", known=answers), tier="container")
     return probe
 
 
@@ -31,12 +27,12 @@ def verdict(probe: Probe, outcome: AttemptOutcome, sight: Sight = WELL) -> Verdi
 
 def test_what_leads_beyond_is_the_routers_to_witness() -> None:
     """Every probe that sends packets outside; those that look at the cell are as they are."""
-    for probe in routed(PROBES, ARouter(), tier="container"):
+    for probe in routed(PROBES, Router(), tier="container"):
         if probe.witness is Witness.ROUTER:
             assert (probe.group, probe.side) == ("network", Side.HOST)
         else:
             assert probe == BY_NAME[probe.name]
-    probes = routed(PROBES, ARouter(), tier="gvisor")
+    probes = routed(PROBES, Router(), tier="gvisor")
     beyond = {probe.name for probe in probes if probe.witness is Witness.ROUTER}
     some = ("tcp4", "udp6", "metadata", "dns_public", "raw4")
     assert {f"network.{name}" for name in some} <= beyond

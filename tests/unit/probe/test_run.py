@@ -9,7 +9,7 @@ from tests.fakes.probing import PROBES, FakeProbed, dead, parameters, read_canar
 from tests.fakes.recorder import MemoryRecorder
 
 from belljar.events import Kind
-from belljar.probe.judge import NoRouter
+from belljar.probe.judge import Router
 from belljar.probe.model import Verdict
 from belljar.probe.run import chosen, probe_cell
 
@@ -31,7 +31,7 @@ def test_what_is_chosen() -> None:
 @pytest.mark.parametrize("has_port", [True, False])
 async def test_a_cell_is_judged_with_its_router_or_not_at_all(has_port: bool) -> None:
     """A device without its router, or a router without a device: refused before any try."""
-    router = NoRouter(interface="eth0", mac="02:00:00:00:00:01")
+    router = Router(interface="eth0", mac="02:00:00:00:00:01")
     recorder, cell = MemoryRecorder(), FakeProbed(has_port=has_port)
     with pytest.raises(ValueError, match="router"):
         await probe_cell(

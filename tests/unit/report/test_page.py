@@ -19,11 +19,9 @@ from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA
 from belljar.ledger.schema import BodyRef, Line
 from belljar.ledger.verification import Status, Verification
-from belljar.report.collect import collect
-from belljar.report.html import render
+from belljar.report.page import MAX_BODY_BYTES, RunSource, page_facts, render
 from belljar.report.samples import Transcript
-from belljar.report.source import MAX_BODY_BYTES, RunSource
-from belljar.report.timeline import FIRST, LAST, Group, Timelines, shown
+from belljar.report.timeline import MAX_ENTRIES, Group, Timelines, shown
 
 EVIL = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)><!--<script>"
@@ -108,12 +106,14 @@ def hostile_page() -> bytes:
     evil: dict[str, Any] = {"scores": {EVIL: EVIL}, "error": EVIL, "notes": (EVIL,)}
     transcript = Transcript(task=EVIL, sample=EVIL, epoch=2, uuid="u1", **evil)
     plan = {
-        "tier": EVIL,
-        "layers": [{"name": EVIL, "what": EVIL}],
+        **dict.fromkeys(("tier", "risk", "emulated"), EVIL),
+        "image": {"name": EVIL},
+        "blast_radius": {key: [EVIL, 7] for key in ("read", "write", "reach", "consume")},
+        "layers": [dict.fromkeys(("name", "state", "what", "enforced_by"), EVIL)],
         "warnings": [EVIL, 7],
         "policy": {"name": EVIL},
         "network": {
-            "stand_ins": [{"id": EVIL, "names": [EVIL], "kind": EVIL, "ports": [EVIL]}, EVIL],
+            "stand_ins": [{"id": EVIL, "names": [EVIL], "kind": EVIL, "ports": [{"number": EVIL}]}],
             "upstreams": [{"host": EVIL, "reason": EVIL}],
         },
     }
@@ -122,12 +122,17 @@ def hostile_page() -> bytes:
         alarm=EVIL,
         is_running=True,
         plans={EVIL: plan, "2": {"layers": 7, "network": [], "policy": EVIL}},
-        host={"cpu_model": EVIL, "tools": [{"name": EVIL, "version": EVIL}, 7]},
+        host={
+            "cpu_model": EVIL,
+            "kvm": {"state": EVIL},
+            "tools": [{"name": EVIL, "version": EVIL}],
+            "runtimes": [],
+        },
         versions={EVIL: EVIL, "x": {EVIL: EVIL}},
     )
     source.timelines.take_transcript("u1", [("2026-11-20T22:00:00.000000Z", EVIL, EVIL)])
     findings = findings_of([transcript], lines, error=EVIL)
-    return render(collect(replace(findings, errors=(EVIL,), run_id=EVIL), source))
+    return render(page_facts(replace(findings, errors=(EVIL,), run_id=EVIL), source))
 
 
 @cache
@@ -199,21 +204,23 @@ def test_only_what_the_record_proves_was_unused() -> None:
     plan = {"network": {"stand_ins": places, "upstreams": []}}
     lines = story(line(Kind.NETWORK_HTTP, **{**REQUEST, "stand_in": "a"}))
     for more in ({}, {"alarm": "changed"}, {"is_running": True}):
-        report = collect(findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}, **more))
-        assert [each["name"] for each in report["targets"] if not each["uses"]] == ["b: b.example"]
+        report = page_facts(
+            findings_of([SAMPLE], lines), source_of(lines, plans={"": plan}, **more)
+        )
+        assert [name.strip() for _, name, uses in report["targets"] if not uses] == ["b: b.example"]
         assert ("would have done as well" in render(report).decode()) == (not more)
 
 
 def test_of_very_many_samples_the_worst_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a page has room for: it stays small, counts the rest, and has every breach."""
-    monkeypatch.setattr("belljar.report.collect.MAX_UNITS", 100)
-    monkeypatch.setattr("belljar.report.collect.MAX_DETAIL_BYTES", 512 << 10)  # as much for each
+    monkeypatch.setattr("belljar.report.page.MAX_UNITS", 100)
+    monkeypatch.setattr("belljar.report.page.MAX_DETAIL_BYTES", 512 << 10)  # as much for each
     lines, transcripts = many(150, 0)
     breach = {**any_data(Kind.PROBE_COMPLETED), "phase": "start", "verdict": "breached"}
     lines.append(line(Kind.PROBE_STARTED, "c149", which="quick", phase="start", user=""))
     lines.append(line(Kind.PROBE_COMPLETED, "c149", **breach))
     noted = [replace(each, notes=("<&>" * 1000,) * 300) for each in transcripts]
-    report = collect(findings_of(noted, lines), source_of(lines))
+    report = page_facts(findings_of(noted, lines), source_of(lines))
     assert len(report["units"]) == 100
     assert report["units_left_out"] == 50
     assert "s149" in {unit["name"] for unit in report["units"]}
@@ -242,18 +249,18 @@ def many(samples: int, commands: int) -> tuple[list[Line], list[Transcript]]:
 
 def test_a_page_is_bounded_and_says_what_it_leaves_out() -> None:
     """Long lines, large bodies and many events are cut, counted, and named with their command."""
-    lines, transcripts = many(1, FIRST + LAST + 5)
+    lines, transcripts = many(1, MAX_ENTRIES + 5)
     huge = b"x" * (10 << 20)
     lines = [with_body(each, huge) if each.kind is Kind.EXEC_COMPLETED else each for each in lines]
-    report = collect(findings_of(transcripts, lines), source_of(lines, huge))
+    report = page_facts(findings_of(transcripts, lines), source_of(lines, huge))
     (unit,) = report["units"]
-    assert len(unit["entries"]) == FIRST + LAST
+    assert len(unit["entries"]) == MAX_ENTRIES
     assert unit["left_out"] == {"command": 5}
-    assert "--cell-id c0" in unit["show"]
     _, text, note = unit["entries"][0][-1][0]
     assert len(text) == MAX_BODY_BYTES
     assert "of 10 MiB" in note
-    assert len(render(report)) < 4 << 20
+    assert len(page := render(report)) < 4 << 20
+    assert b"--cell-id c0" in page
     assert shown("y" * (10 << 20)).endswith("characters)")
 
 
@@ -262,7 +269,7 @@ def test_a_flood_of_one_kind_hides_nothing_of_another() -> None:
     lines, transcripts = many(200, 3)
     touched = {"decoy": "d" * 1000, "operation": "open", "path": "x" * 2000}
     lines += [line(Kind.DECOY_TOUCHED, "c0", **touched)] * 500
-    unit, *_ = collect(findings_of(transcripts, lines), source_of(lines))["units"]
+    unit, *_ = page_facts(findings_of(transcripts, lines), source_of(lines))["units"]
     shown_groups = [group for _, _, group, *_ in unit["entries"]]
     assert shown_groups.count("command") == 3
     assert "command" not in unit["left_out"]

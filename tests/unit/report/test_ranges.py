@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.unit.report.stories import (
     ENDED,
     FLOW,
@@ -16,7 +14,6 @@ from tests.unit.report.stories import (
     NAME,
     RANGE,
     REQUEST,
-    STREAM,
     findings_of,
     judged,
     line,
@@ -25,18 +22,16 @@ from tests.unit.report.stories import (
     story,
 )
 
-from belljar.cli.run import network_lines, show_findings
+from belljar.cli.run import show_findings
 from belljar.events import Kind
 from belljar.export.ocsf import ocsf
 from belljar.ledger.schema import BodyRef, Line, check_data
 from belljar.probe.model import Verdict
 from belljar.report.collect import collect
 from belljar.report.left import MAX_FOUND, LeftGatherer
-from belljar.report.ranges import MAX_NAMED
 from belljar.report.reading import ProbeTracker
 from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.timeline import MAX_EDGES, MAX_PENDING, Timelines
-from belljar.units import printable
 
 TLS: dict[str, Any] = {"cell": "default", "address": "10.0.0.7", "port": 443, "sni": None}
 TLS |= {"verdict": "allowed", "reason": ""}
@@ -66,8 +61,6 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], why: str) -> Non
     assert row.verdict is (Verdict.VOID if why else Verdict.CONTAINED)
     assert why in "; ".join(map(str, row.reasons))
     assert findings.exit_code == (2 if why else 0)
-    lost = [each for each in network_lines(collect(findings)) if "EVIDENCE MISSING" in each]
-    assert bool(lost) == ("counters" in end and bool(why))
 
 
 @pytest.mark.promise("5.4")
@@ -131,7 +124,7 @@ def test_a_gateway_makes_no_report_grow() -> None:
         to = {"class": f"k{number}", "to": f"h{number % 1000}"}
         left.take(line(Kind.GUARD_HIT, **guarded, **to))
     (edges,) = timelines.edges.values()
-    assert (len(edges), sum(edges.values())) == (2 * MAX_EDGES + 1, count)
+    assert (len(edges), sum(edges.values())) == (MAX_EDGES + 1, count)
     assert len(timelines._pending) == MAX_PENDING
     found = left.end().destinations
     classes = [actions["flag"] for each in found for actions in each.protected.values()]
@@ -252,47 +245,20 @@ def test_what_nobody_can_read_voids_the_sample(name: str) -> None:
     assert [each.code for each in found.lost if each.code in (BYTES, SECRETS)] == codes
 
 
-@pytest.mark.promise("5.4")
-@given(st.text(max_size=80))
-def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
-    """Whatever stands on record, wherever it stands and however much: the report stays small."""
-    for text in (quoted, HOSTILE):
-        lines = story(
-            line(
-                Kind.NETWORK_HTTP,
-                **{**REQUEST, "url": text, "method": text, "cell": text, "reason": text},
-            ),
-            line(
-                Kind.NETWORK_STREAM, **{**STREAM, "cell": text, "stand_in": text, "address": text}
-            ),
-            line(Kind.NETWORK_DNS, **NAME, name=text, answer="1" + text),
-            *(
-                line(Kind.NETWORK_DNS, **NAME, name=f"{n}{text}", answer="NXDOMAIN")
-                for n in range(2 * MAX_NAMED)
-            ),
-            *(
-                line(Kind.NETWORK_FLOW, **{**FLOW, "address": f"{n}{text}", "cell": text})
-                for n in range(2 * MAX_NAMED)
-            ),
-            line(Kind.NETWORK_ATTEMPT, stand_in=text, what=text),
-            line(Kind.LIMIT_HIT, limit=text),
-            line(Kind.RANGE_FAILED, error="CellError", reason=text),
-        )
-        told = network_lines(collect(judged(lines)))
-        # A leading line break of ours parts the blocks.
-        shown = [each.removeprefix("\n") for each in told]
-        assert shown == [printable(each, max_chars=len(each)) for each in shown]
-        assert sum(map(len, told)) < 100_000
-
-
 @pytest.mark.promise("4.4")
-def test_no_id_of_a_changed_record_acts_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run directory may be anybody's: ids and tiers of cells and ranges are escaped, too."""
+def test_nothing_of_a_record_acts_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor what a guest chose, however much; ids and tiers of cells and ranges are escaped, too."""
+    flow = {**FLOW, "cell": HOSTILE}
     lines = story(
+        line(Kind.NETWORK_HTTP, **{**REQUEST, "url": HOSTILE, "verdict": "refused"}),
+        *(line(Kind.NETWORK_FLOW, **{**flow, "address": f"{n}{HOSTILE}"}) for n in range(9000)),
+        line(Kind.RANGE_FAILED, error="CellError", reason=HOSTILE),
         planned(f"m{HOSTILE}", tier=HOSTILE, model={"name": "m", "weights": "w"}),
         line(Kind.SAMPLE_STARTED, f"c{HOSTILE}", sample="s", task="t", uuid="u1"),
         planned(f"d{HOSTILE}"),
         line(Kind.CELL_DESTROYED, f"c{HOSTILE}", **ENDED),
     )
     show_findings(judged([*lines, line(Kind.RANGE_OPENED, range=HOSTILE)]), Path("r"))
-    assert all(each.isprintable() for each in capsys.readouterr().out.splitlines())
+    shown = capsys.readouterr().out
+    assert all(each.isprintable() for each in shown.splitlines())
+    assert len(shown) < 100_000

@@ -404,7 +404,7 @@ def model_cell(*phases: str, verdict: str = "contained", **ended: object) -> lis
     for phase in phases:
         probed = {"which": "quick", "phase": phase, "user": ""}
         lines.append(line(Kind.PROBE_STARTED, "c9", **probed))
-        result = {"verdict": verdict, "probes": 1, "digest": "0" * 64, "problem": ""}
+        result = {"verdict": verdict, "probes": 1, "problem": ""}
         lines.append(line(Kind.PROBE_COMPLETED, "c9", **probed, **result, duration_ms=1.0))
     return [*story(), *lines, line(Kind.CELL_DESTROYED, "c9", **{**ENDED, **ended})]
 

@@ -40,9 +40,8 @@ def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
 OUT: list[tuple[Kind, dict[str, Any], str, Contact | None]] = [
     (Kind.EXEC_COMPLETED, {"op": 1}, "stdout", Contact.TAKEN),
     (Kind.NETWORK_HTTP, {"cell": "default"}, "request", Contact.SENT),
-    (Kind.NETWORK_WEBSOCKET, {"direction": "sent"}, "message", Contact.SENT),
     (Kind.NETWORK_STREAM, {"stand_in": ""}, "received", Contact.SENT),
-    (Kind.NETWORK_HTTP_ANSWERED, {"between_cells": True}, "response", Contact.SENT),
+    (Kind.NETWORK_STREAM, {"between_cells": True}, "sent", Contact.SENT),
     (Kind.NETWORK_ATTEMPT, {"what": "login"}, "request", Contact.USED),
 ]
 IN: list[tuple[Kind, dict[str, Any], str, Contact | None]] = [
@@ -76,9 +75,6 @@ def test_a_request_is_looked_at_in_all_its_parts() -> None:
         assert contact_of(parts[1], hit(start=parts[1].data.index(word))) == grade
     assert len({part.flow for part in parts}) == 1
     assert all(part.where == {"range": "r-1", "cell": "default"} for part in parts)
-    # Between cells a cell chose an answer's headers, as it did a request's.
-    answer = Event(kind=Kind.NETWORK_HTTP_ANSWERED, data={**data, "between_cells": True})
-    assert [part.data for part in carried(answer)] == [parts[1].data]
 
 
 def test_the_pieces_of_a_stream_between_cells_are_not_looked_at_twice() -> None:
@@ -120,11 +116,11 @@ def test_a_value_in_a_login_is_used() -> None:
 
 @pytest.mark.promise("5.7")
 def test_what_the_record_has_no_room_for_counts_as_not_scanned() -> None:
-    """The header fields and the body of an event that is cut down are parts that lack something."""
+    """A body that is not kept is a part that lacks something."""
     lost = Body(name="request", content=b"", total_bytes=5000, sha256="0" * 64)
-    event = Event(kind=Kind.NETWORK_HTTP, data={"url": "http://a/", "cut": True}, bodies=(lost,))
+    event = Event(kind=Kind.NETWORK_HTTP, data={"url": "http://a/"}, bodies=(lost,))
     missing = {part.part: part.missing_bytes for part in carried(event)}
-    assert missing == {"url": 0, "header": 1, "request": 5000}
+    assert missing == {"url": 0, "request": 5000}
 
 
 HERE: dict[str, JsonValue] = {"range": "r-1", "cell": "default"}

@@ -23,7 +23,7 @@ from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
 from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
-from belljar.isolation.survivors import Destruction, NotChecked, together
+from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch, watch_guest
 from belljar.plan.jail import JailBind
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
@@ -57,7 +57,7 @@ class Vmm(Sandbox):
             undo.callback(self._release)
             self._fds = self._open_ends()
             undo.pop_all()
-        super().__init__(spec, identity=hold_identity(home), home=home, recorder=recorder)
+        super().__init__(spec, identity=hold_identity(), home=home, recorder=recorder)
         self.qmp = Qmp(self._ours["qmp"], where=f"VMM of cell {spec.cell_id}")
         self.agent, self.state = self._ours["agent"], self._ours.get("state")
         self.net, self.state_fd = self._ours.get("net"), self._fds.state
@@ -156,8 +156,8 @@ class Vmm(Sandbox):
         wire = self.wire
         if wire is None:
             return destruction
-        missed = (NotChecked("the wire", "its destruction failed"),)
-        return together(destruction, wire.destruction or Destruction(unproven=missed))
+        missed = Destruction(unproven=("the wire: its destruction failed",))
+        return together(destruction, wire.destruction or missed)
 
     def _release(self) -> None:
         self._theirs.close()

@@ -22,16 +22,13 @@ from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.microvm.vmm import Vmm
 from belljar.isolation.program_root import ProgramRoot, RootRecipe, ensure_root, package_program
-from belljar.isolation.renewal import GivenPort
+from belljar.isolation.renewal import MTU, GivenPort
 from belljar.isolation.sandbox import Sandbox, SandboxSpec, owned
 from belljar.package import __version__
 from belljar.plan.jail import JailIds
 from belljar.process import signal_name
 from belljar.store.journal import new_cell_id
 
-# What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an
-# Ethernet frame's.
-MAX_MTU: Final = 1500
 # The relay's program in its own root.
 _INNER: Final = "/wire"
 _MIB: Final = 1 << 20
@@ -61,7 +58,7 @@ class Wire(Sandbox):
             address_space_bytes=_ADDRESS_SPACE_BYTES,
         )
         spec = SandboxSpec(cell_id=new_cell_id(), kind="wire", limits=limits, part_of=vmm.cell_id)
-        super().__init__(spec, identity=hold_identity(home), home=home)
+        super().__init__(spec, identity=hold_identity(), home=home)
 
     async def start(self) -> None:
         """Journal, start, attach, await relaying. Raises `HostError`, `CellError`."""
@@ -121,7 +118,7 @@ class Wire(Sandbox):
             lifeline = self._vmm.jail.lend_lifeline()
             undo.callback(os.close, lifeline)
             kept = (net.fileno(), self._theirs.fileno(), lifeline, settings)
-            argv = (root.program, *map(str, kept), str(self._port.settings.mtu))
+            argv = (root.program, *map(str, kept), str(MTU))
             self.start_program(spec, argv, kept=kept, user_namespace=below)
         net.close()
 
@@ -141,8 +138,6 @@ class Wire(Sandbox):
 
 async def start_wire(vmm: Vmm, port: GivenPort, *, home: Path) -> None:
     """Attach the VMM to the port. Raises `HostError`, `CellError`."""
-    if port.settings.mtu > MAX_MTU:
-        raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MAX_MTU}")
     async with owned(Wire(vmm, port, home), vmm.companions) as wire:
         vmm.wire = wire  # Before it starts: its destruction counts as the VMM's
         await wire.start()

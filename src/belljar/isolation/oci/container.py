@@ -305,7 +305,7 @@ class Container(Sandbox):
         return CellError(
             f"no container by {self.spec.shape.runtime.name} {self.spec.root.version}: {how}",
             where=f"cell {self.cell_id}",
-            hint="use another runtime (BELLJAR_OCI_RUNTIME) or tier; `belljar doctor` tries each",
+            hint="install another version of it, or use another tier; `belljar doctor` tries each",
         )
 
     def _end_full(self) -> None:

@@ -17,7 +17,6 @@ import stat
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -145,7 +144,7 @@ class MarkWatch(QueueWatch):
         self._thread.start()
 
     def _read(self) -> int:
-        began_s, data = time.monotonic(), b""
+        data = b""
         with suppress(BlockingIOError):
             data = os.read(self._inotify, FULL_READ * _ENTRY.size)
         for number, mask, _, _ in _ENTRY.iter_unpack(data):
@@ -155,9 +154,8 @@ class MarkWatch(QueueWatch):
             for bit, operation in _OPERATIONS.items():
                 if path is not None and mask & bit:
                     self.offer(Access(path=path, operation=operation))
-        count = len(data) // _ENTRY.size
-        self.settle(began_s, is_empty=count < FULL_READ)
-        return count
+        self.report()
+        return len(data) // _ENTRY.size
 
     async def _stop(self) -> None:
         await super()._stop()

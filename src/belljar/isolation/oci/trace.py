@@ -14,7 +14,6 @@ import posixpath
 import re
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -83,7 +82,7 @@ class Trace:
             self._connection.close()
 
     def _read(self) -> int:
-        began_s, count = time.monotonic(), 0
+        count = 0
         with suppress(BlockingIOError):
             if self._connection is None:
                 self._connection = self._accept()
@@ -104,7 +103,7 @@ class Trace:
                         watch.lost(_LOST)
                     watch.take(message)
         if (watch := self.watch) is not None:
-            watch.settle(began_s, is_empty=count < FULL_READ)
+            watch.report()
         return count
 
     def _accept(self) -> socket.socket:

@@ -79,13 +79,11 @@ class GatewayConfig:
     """A gateway's part of a range.
 
     `stand_ins`: with `directory` as in the gateway's root; of cells, the networks alone.
-    `range_seed`: at least 32 hex digits, never for keys. `authorities`: PEM.
-    `scratch`: in memory, for a leaf's key while OpenSSL reads it.
+    `authorities`: PEM. `scratch`: in memory, for a leaf's key while OpenSSL reads it.
     """
 
     layout: RangeLayout
     stand_ins: tuple[StandInPlan, ...]
-    range_seed: str
     scratch: Path = Path("/t")
     bounds: Bounds = field(default_factory=Bounds)
     authorities: str = ""

@@ -1,6 +1,7 @@
 """DNS: authoritative for the layout's names, NXDOMAIN for others, each query on record first.
 
-No recursion (RFC 1034 section 4.3.1). By UDP: a query has one question and at most one OPT record.
+No recursion (RFC 1034 section 4.3.1). By UDP: a query has one question. What stands behind it, as
+EDNS's options, is on record and not answered.
 """
 
 from __future__ import annotations
@@ -25,15 +26,12 @@ from belljar.units import printable
 
 TTL_S: Final = 30
 MAX_QUERY_BYTES: Final = 4096
-MAX_UDP_BYTES: Final = 1232  # Announced (DNS flag day 2020). No answer is longer than 320 bytes.
 # NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
 # 9462 (no encrypted resolver), WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
 # RFC 1035 sections 4.1.1 and 2.3.4.
 _HEADER_BYTES: Final = 12
 _MAX_NAME_BYTES, _MAX_LABEL_BYTES = 255, 63
-_AN_OPT: Final = b"\0\0\x29"  # The root's name and the type OPT (RFC 6891).
-_OPT_BYTES: Final = 11  # Name, type, class, TTL and the length of options
 _COUNTS: Final = struct.Struct("!HHHH")
 # A label shown byte for byte: no dot, backslash, space or control.
 _SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
@@ -46,10 +44,8 @@ _TYPES: Final[Mapping[int, str]] = {
     64: "SVCB", 65: "HTTPS", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 257: "CAA",
 }  # fmt: skip
 _QUESTION_S_NAME: Final = b"\xc0\x0c"  # A pointer to byte 12 (RFC 1035 section 4.1.4)
-# RFC 1035 section 4.1.1, RFC 6891 section 9.
-_RCODES: Final[Mapping[str, int]] = {
-    "FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5, "BADVERS": 16
-}  # fmt: skip
+# RFC 1035 section 4.1.1.
+_RCODES: Final = {"FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5}
 DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
 
 
@@ -57,7 +53,7 @@ DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn
 class DnsAnswer:
     """What is sent back (`wire`) and recorded.
 
-    `header`: id and flags; `edns`: OPT's fixed fields. `whole`: they hold every bit of the query.
+    `header`: id and flags. `whole`: the fields hold every bit of the query.
     """
 
     wire: bytes | None
@@ -67,7 +63,6 @@ class DnsAnswer:
     longest_label: int = 0
     entropy: float = 0.0
     header: str = ""
-    edns: str = ""
     whole: bool = False
 
 
@@ -86,11 +81,9 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
         # The query's id, opcode and RD (0x79), and an error.
         wire = query[:2] + bytes((0x80 | (query[2] & 0x79), _RCODES[word])) + bytes(8)
         return DnsAnswer(wire=wire, answer=word, type=kind, header=query[:4].hex())
-    question, labels, kind_number, klass, edns, has_options = parsed
+    question, labels, kind_number, klass = parsed
     records, address = b"", _address(labels, layout)
-    if edns and edns[3]:  # its version
-        word = "BADVERS"
-    elif klass not in (_IN, _ANY_CLASS) or kind_number in (_AXFR, _IXFR):
+    if klass not in (_IN, _ANY_CLASS) or kind_number in (_AXFR, _IXFR):
         word = "REFUSED"
     elif address is not None and kind_number in (_A, _ANY):
         word, data = address, socket.inet_aton(address)
@@ -99,27 +92,25 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
         word = "NXDOMAIN" if address is None else "NODATA"
     rcode = _RCODES.get(word, 0)
     # Authoritative for these alone (AA, 0x04).
-    flags = bytes((0x80 | 0x04 * (rcode in (0, 3)) | query[2] & 0x01, rcode & 0xF))
-    counts = _COUNTS.pack(1, bool(records), 0, bool(edns))
-    opt = _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, rcode >> 4 << 24, 0) if edns else b""
+    flags = bytes((0x80 | 0x04 * (rcode in (0, 3)) | query[2] & 0x01, rcode))
+    # Nothing stands behind the question, and nothing says so.
+    is_bare = len(query) == _HEADER_BYTES + len(question) and query[10:12] == bytes(2)
     return DnsAnswer(
-        wire=query[:2] + flags + counts + question + records + opt,
+        wire=query[:2] + flags + _COUNTS.pack(1, bool(records), 0, 0) + question + records,
         name=printable(b".".join(labels), max_chars=300),
         type=_TYPES.get(kind_number, f"TYPE{kind_number}"),
         answer=word,
         longest_label=max(map(len, labels), default=0),
         entropy=round(entropy(b"".join(labels).lower()), 3),
         header=query[:4].hex(),
-        edns=edns.hex(),
-        whole=klass == _IN and not has_options and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
+        whole=klass == _IN and is_bare and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
     )
 
 
-def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int, bytes, bool] | None:
-    """Question, its labels, type and class; the OPT record's class and TTL, and whether it has
-    options. None: not one question and at most one OPT."""
-    questions, answers, authorities, additionals = _COUNTS.unpack_from(query, 4)
-    if questions != 1 or answers or authorities or additionals > 1:
+def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
+    """Question, its labels, type and class; None: not one question alone."""
+    questions, answers, authorities, _ = _COUNTS.unpack_from(query, 4)
+    if questions != 1 or answers or authorities:
         return None
     labels: list[bytes] = []
     at = _HEADER_BYTES
@@ -132,14 +123,7 @@ def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int, bytes, boo
     if end > len(query):
         return None
     kind, klass = struct.unpack_from("!HH", query, at + 1)
-    rest, edns, options_bytes = query[end:], b"", 0
-    if additionals:
-        if len(rest) < _OPT_BYTES or rest[:3] != _AN_OPT:
-            return None
-        edns, options_bytes = rest[3:9], int.from_bytes(rest[9:11], "big")
-    if len(rest) != (_OPT_BYTES + options_bytes if additionals else 0):
-        return None
-    return query[_HEADER_BYTES:end], tuple(labels), kind, klass, edns, options_bytes > 0
+    return query[_HEADER_BYTES:end], tuple(labels), kind, klass
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
@@ -187,7 +171,7 @@ class DnsServer:
             cell = self._site.cells.get(peer[0], "")
             reply = answer(query, self._site.known_to(cell))
             bodies = () if reply.whole else (body_of("query", query, MAX_QUERY_BYTES),)
-            data: dict[str, Any] = {"cell": cell, "transport": "udp", **asdict(reply)}
+            data: dict[str, Any] = {"cell": cell, **asdict(reply)}
             del data["wire"], data["whole"]
             await self._site.record(lambda: Item(Kind.NETWORK_DNS, data, bodies))
             parts = [("label", reply.name.encode())]

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import datetime as dt
 import errno
-import hashlib
-import itertools
 import os
 import socket
 import time
@@ -74,9 +72,9 @@ async def run(
         if plan.kind == UPSTREAM:
             site.apps[plan.id] = UpstreamApp(plan, site, config.authorities)
         elif plan.kind in stand_ins.STREAM_KINDS:
-            site.streams[plan.id] = make(plan.kind, _context_of(plan, config, site))
+            site.streams[plan.id] = make(plan.kind, _context_of(plan, site))
         else:
-            site.apps[plan.id] = make(plan.kind, _context_of(plan, config, site))
+            site.apps[plan.id] = make(plan.kind, _context_of(plan, site))
     authority = Authority(config.scratch, dt.datetime.now(dt.UTC), config.bounds.leaf_certificates)
     async with asyncio.TaskGroup() as group:
         front = Front(site, Terminator(site, authority), group)
@@ -240,8 +238,8 @@ class Front:
             await HttpConnection(self._site, peer, pipe).run()
 
 
-def _context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:
-    """A stand-in's context: own randomness, own name on records."""
+def _context_of(plan: StandInPlan, site: Site) -> StandInContext:
+    """A stand-in's context: its own name on records."""
 
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         await site.record(lambda: Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
@@ -253,19 +251,13 @@ def _context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandIn
             site.hit("questions")
             raise
 
-    turns = itertools.count()
-
-    def random(count: int) -> bytes:
-        seed = f"{next(turns)}/{config.range_seed}/{plan.id}"
-        return hashlib.shake_256(seed.encode()).digest(count)
-
     return StandInContext(
         id=plan.id,
         names=plan.names,
         settings=plan.settings,
         files=plan.directory or Path("/nonexistent"),
         clock=time.time,
-        random=random,
+        random=os.urandom,
         record=record,
         ask=ask,
     )

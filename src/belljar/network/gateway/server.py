@@ -278,9 +278,7 @@ class Exchange:
             "bytes": self._received.total_bytes,
             "complete": self._parser.is_body_over,
             "version": version,
-            "head_bytes": len(self._raw_head),
             "headers": pairs,
-            **({"dropped_headers": dropped} if dropped else {}),
         }
         return Item(Kind.NETWORK_HTTP, data, bodies)
 

@@ -121,11 +121,6 @@ class Peer(Flow):
     secrets: bytearray = field(default_factory=bytearray, compare=False)
     labels: set[bytes] = field(default_factory=set, compare=False)
 
-    def keep_secrets(self, lines: bytes) -> None:
-        """Keep lines of NSS's key log for the next event."""
-        self.secrets.extend(lines)
-        self.labels.update(line.partition(b" ")[0] for line in lines.splitlines())
-
     def connection_fields(self) -> dict[str, JsonValue]:
         """Whose connection an event is of."""
         return {"cell": self.cell, "connection": self.number}

@@ -233,7 +233,9 @@ class _ClientHello:
 
     async def before_send(self) -> None:
         """Record the verdict before alert or certificate leave. Called after each step."""
-        self.peer.keep_secrets(self._authority.take_secrets())
+        secrets = self._authority.take_secrets()
+        self.peer.secrets.extend(secrets)
+        self.peer.labels.update(line.partition(b" ")[0] for line in secrets.splitlines())
         if self._verdict is not None and not self._recorded:
             self._recorded = True
             await self._site.record(partial(self.item, self._verdict.reason))

@@ -374,7 +374,6 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         layout=spec.layout,
         stand_ins=(*inside, *neighbours, *map(config.as_stand_in, network.upstreams)),
         authorities=spec.reach.read_authorities() if has_encrypted else "",
-        range_seed=os.urandom(32).hex(),
         bounds=config.Bounds(
             connections=network.bounds.connections,
             connections_per_cell=network.bounds.connections_per_cell,

@@ -21,13 +21,7 @@ from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation import cgroup
 from belljar.isolation.hold import check_may_start, read_order
 from belljar.isolation.identity import hold_identity, user_range
-from belljar.isolation.survivors import (
-    Destruction,
-    NotChecked,
-    destroy_remains,
-    must_be_reaped,
-    together,
-)
+from belljar.isolation.survivors import Destruction, destroy_remains, must_be_reaped, together
 from belljar.network import ipc
 from belljar.network.owner.dial import Dialler
 from belljar.network.owner.processes import (
@@ -50,7 +44,7 @@ _START_DEADLINE_S: Final = 20.0
 _LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
 # Of a process in an uninterruptible sleep, which a look at the host may not find.
 _NOT_ENDED: Final = Destruction(
-    unproven=(NotChecked("the end of the range's processes", "the kernel holds one of them"),)
+    unproven=("the end of the range's processes: the kernel holds one of them",)
 )
 
 
@@ -182,7 +176,7 @@ class NetworkRange:
 
     def _make(self) -> None:
         # Root's range has two uids of its own, held by the supervisor's copies of their locks
-        held = [self._held.enter_context(hold_identity(self._home)) for _ in range(2)]
+        held = [self._held.enter_context(hold_identity()) for _ in range(2)]
         supervisor_uid, gateway_uid = (each.own_uid for each in held)
         locks = [each.lock_fd for each in held if each.lock_fd is not None]
         groups = cgroup.plan_groups(self.id, self._spec.network.controllers)

@@ -104,11 +104,13 @@ class ToldConnections:
         Told once for each connection, and once more if it is longer than any handshake.
         """
         answers, is_first = 0, not is_long
+        # The same connection, from its other end.
+        swapped = connection[4:8] + connection[:4] + connection[10:12] + connection[8:10]
         if (ends := self._by_key.get(connection)) is not None:
             ends.answered += is_first
             ends.long += is_long
             answers = ends.answered
-        elif (ends := self._by_key.get(_swapped(connection))) is not None:
+        elif (ends := self._by_key.get(swapped)) is not None:
             ends.passed_on += is_first
             answers = ends.passed_on
         if is_first and (ends is None or answers > ends.told):
@@ -125,7 +127,3 @@ class ToldConnections:
         """What was answered without an event of it: connections, and so many datagrams."""
         connections = self._forgotten + sum(each.unreported() for each in self._by_key.values())
         return connections + max(0, datagrams - self._queries)
-
-
-def _swapped(connection: bytes) -> bytes:
-    return connection[4:8] + connection[:4] + connection[10:12] + connection[8:10]

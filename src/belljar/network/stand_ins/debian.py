@@ -40,7 +40,7 @@ def read_control(file: files.StoredFile) -> Message:
     """Return a package file's control data. Raises `ValueError`, `OSError`."""
     with file.open() as source:
         if source.read(8) != b"!<arch>\n":
-            raise ValueError("not a Debian package (.deb), which is an ar archive")
+            raise ValueError("no ar archive")
         # A package has three members (deb(5)); a later version's may stand among them.
         for _ in range(16):
             match = _HEADER.fullmatch(source.read(60))
@@ -55,9 +55,9 @@ def read_control(file: files.StoredFile) -> Message:
                 # A blank line would begin a second package in the index.
                 right = (known.fullmatch(control[key] or "") for key, known in _IDENTITY.items())
                 if not all(right) or control.defects or re.search(r"^\s*$", text, re.MULTILINE):
-                    raise ValueError("its control file is not one valid stanza")
+                    break
                 return control
-    raise ValueError("it has no control archive")
+    raise ValueError("no control file of one valid stanza")
 
 
 class _Debian(files.Registry):

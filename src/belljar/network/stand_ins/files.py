@@ -33,7 +33,6 @@ from belljar.policy.yaml_tree import field_name
 from belljar.units import format_size, printable, quoted
 
 MAX_FILES: Final = 50_000
-MAX_DEPTH: Final = 16
 # So long may one answer keep the others waiting: a millisecond of reading.
 CHUNK_BYTES: Final = 256 << 10
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
@@ -45,7 +44,6 @@ class StoredFile(NamedTuple):
     name: str
     path: Path
     size_bytes: int
-    mtime_s: int
 
     def open(self) -> BinaryIO:
         """Open it to be read. Raises `OSError`."""
@@ -58,9 +56,6 @@ def list_files(directory: Path) -> tuple[StoredFile, ...]:
     for place, folders, names in os.walk(directory):  # which follows no link
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(directory)
-        if len(below.parts) > MAX_DEPTH:
-            what = f"more than {MAX_DEPTH} directories deep"
-            raise PolicyError(what, where=str(directory))
         for name in names:
             if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
                 found.append(stored_file(Path(place) / name, str(below / name)))
@@ -72,8 +67,7 @@ def list_files(directory: Path) -> tuple[StoredFile, ...]:
 
 def stored_file(path: Path, name: str) -> StoredFile:
     """Return a file by its path. Raises `OSError`."""
-    known = path.lstat()
-    return StoredFile(name=name, path=path, size_bytes=known.st_size, mtime_s=int(known.st_mtime))
+    return StoredFile(name=name, path=path, size_bytes=path.lstat().st_size)
 
 
 async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
@@ -190,12 +184,11 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
                 if entry.isfile() and re.fullmatch(pattern, entry.name):
                     opened = stream.extractfile(entry)
                     content = opened.read(MAX_MEMBER_BYTES + 1) if opened else b""
-                    if len(content) > MAX_MEMBER_BYTES:
-                        raise ValueError(f"a file of it is larger than {MAX_MEMBER_BYTES} bytes")
-                    return content
+                    if len(content) <= MAX_MEMBER_BYTES:
+                        return content
     except (OSError, *_BROKEN) as error:
-        raise ValueError(f"it can't be unpacked: {error}") from None
-    raise ValueError("it lacks the file that describes it")
+        raise ValueError(str(error)) from None
+    raise ValueError("no such file of at most a MiB")
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:

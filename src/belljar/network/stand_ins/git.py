@@ -1,7 +1,7 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
-A push is recorded and lives in the range's memory, the directory never changes. A shallow clone
-gets the whole history. Not: the dumb protocol, version 2 (clients fall back), partial clones.
+A push is recorded, accepted, and goes nowhere. A fetch gets the whole history, however much the
+client has of it. Not: the dumb protocol, version 2 (clients fall back), partial clones.
 """
 
 from __future__ import annotations
@@ -9,55 +9,158 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import weakref
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from anyio.lowlevel import checkpoint
-from dulwich.errors import GitProtocolError, HangupException
+from dulwich.errors import ApplyDeltaError, GitProtocolError, HangupException
 from dulwich.object_format import DEFAULT_OBJECT_FORMAT
-from dulwich.objects import Blob, Commit
-from dulwich.pack import pack_header_chunks, pack_object_chunks
+from dulwich.object_store import DiskObjectStore
+from dulwich.objects import S_ISGITLINK, Blob, Commit, Tag, Tree, object_header, parse_tree
+from dulwich.pack import (
+    DELTA_TYPES,
+    OFS_DELTA,
+    apply_delta,
+    pack_header_chunks,
+    pack_object_chunks,
+    unpack_object_at,
+)
 from dulwich.protocol import Protocol, pkt_line, pkt_seq
+from dulwich.refs import DiskRefsContainer
 
 from belljar.capture import body_of
 from belljar.events import JsonValue
-from belljar.network.stand_ins import git_store, web
+from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults
 
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
 # Held whole, so that it is on record before any of it is looked at.
 MAX_PUSH_BYTES: Final = 32 << 20
-# All repositories of a stand-in keep so much of pushes; beyond, a push is recorded and refused.
-MAX_PUSHED_BYTES: Final = 64 << 20
-_OBJECT_BYTES: Final = 200  # An empty one takes memory, too.
 MAX_COMMANDS: Final = 1000
 # Of a fetch: `git` sends some 16,000 haves at once, and a want for each reference.
 MAX_LINES: Final = 50_000
+# An object costs some hundred bytes beside its content, so empty ones need a bound of their own.
+MAX_OBJECTS: Final = 50_000
+MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 _MAX_LISTED: Final = 50
 MAX_KEPT_FILES: Final = 1000
 # A side band's line has at most 65,520 bytes with its head.
 _BAND_BYTES: Final = 65_000
+_TRAILER_BYTES: Final = 20  # The SHA-1 of all before it
+_ZERO: Final = b"0" * 40  # No object: its reference is made or removed
 _CAPABILITIES: Final = {
-    "git-upload-pack": b"multi_ack_detailed side-band-64k ofs-delta shallow no-progress"
+    "git-upload-pack": b"side-band-64k ofs-delta shallow no-progress"
     b" allow-tip-sha1-in-want allow-reachable-sha1-in-want object-format=sha1",
     "git-receive-pack": b"report-status delete-refs ofs-delta object-format=sha1",
 }
 # As `git http-backend` sends it.
 _NO_CACHE: Final = ("cache-control", "no-cache, max-age=0, must-revalidate")
+_ID: Final = re.compile(rb"[0-9a-f]{40}")
 # Old id, new id, reference (gitprotocol-pack(5)).
 _COMMAND: Final = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) (.+)", re.DOTALL)
-_DEEPEN: Final = re.compile(rb"deepen [0-9]")
+# git writes the lines of a commit and of a tag in this order (git-fsck(1) has others as broken).
+_COMMIT: Final = re.compile(rb"tree ([0-9a-f]{40})\n((?:parent [0-9a-f]{40}\n)*)")
+_TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n")
+# Longer numbers have no meaning, and dulwich reads them without an end.
+_NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
+
+
+class GitObject(NamedTuple):
+    """An object: the number of its type, and its content."""
+
+    kind: int
+    content: bytes
+
+    @property
+    def id(self) -> bytes:
+        """The object's SHA-1, 40 hexadecimal digits."""
+        whole = object_header(self.kind, len(self.content)) + self.content
+        return hashlib.sha1(whole, usedforsecurity=False).hexdigest().encode()
+
+
+class Repository:
+    """An author's bare repository, which nothing changes."""
+
+    def __init__(self, path: Path) -> None:
+        container = DiskRefsContainer(str(path))
+        names = sorted(name for name in container.allkeys() if name.startswith(b"refs/"))
+        found = ((bytes(name), container.follow(name)[1]) for name in names)
+        # Reference → id, without HEAD. `head`: the reference HEAD points to.
+        self.refs = {name: bytes(at) for name, at in found if at}
+        self.head = (path / "HEAD").read_bytes()[:300].strip().removeprefix(b"ref: ")
+        self._store: Any = DiskObjectStore(str(path / "objects"))
+        # An application is not notified of its end; its files are closed with it.
+        weakref.finalize(self, self._store.close)
+
+    def __contains__(self, identity: bytes) -> bool:
+        """Return whether there is such an object, without reading it."""
+        return _ID.fullmatch(identity) is not None and identity in self._store
+
+    def get(self, identity: bytes) -> GitObject | None:
+        """Return an object by its id."""
+        if identity not in self:
+            return None
+        kind, content = self._store.get_raw(identity)
+        return GitObject(kind, bytes(content))
+
+    def links(self, identity: bytes) -> list[bytes]:
+        """Return the ids that an object names. Raises `KeyError`: there is none of this id."""
+        kind, content = self._store.get_raw(identity)
+        if kind == Tree.type_num:
+            # A submodule's commit is another repository's.
+            listed = parse_tree(content, 20)
+            return [bytes(sha) for _, mode, sha in listed if not S_ISGITLINK(mode)]
+        # By their first lines alone: dulwich reads a commit of 64 MiB for a quarter of a minute.
+        if kind == Commit.type_num and (found := _COMMIT.match(content)):
+            return [found[1], *_ID.findall(found[2])]
+        return [found[1]] if kind == Tag.type_num and (found := _TAG.match(content)) else []
+
+    async def walk(self, starts: Iterable[bytes]) -> list[bytes]:
+        """Return the ids of all objects below `starts`. In steps: others have their turn."""
+        seen, todo = dict[bytes, None](), [*starts]
+        while todo:
+            if (identity := todo.pop()) not in seen:
+                seen[identity] = None
+                todo += self.links(identity)
+                await checkpoint()
+        return list(seen)
+
+
+def find_repositories(directory: Path) -> dict[str, Repository | str]:
+    """Return each bare repository or its fault, at most two levels deep."""
+    found = dict[str, Repository | str]()
+    for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
+        is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
+        is_link = path.is_symlink() or path.parent.is_symlink()
+        if is_bare and not is_link and (path / "HEAD").is_file():
+            found[str(path.relative_to(directory))] = _opened(path)
+    return found
+
+
+def _opened(path: Path) -> Repository | str:
+    if any(below.is_symlink() for below in path.rglob("*")):
+        return "it has a symbolic link, which is not followed; put the file itself there"
+    if (path / "objects/info/alternates").exists():
+        return "it borrows objects (objects/info/alternates): git repack -a, and remove the file"
+    try:
+        repository = Repository(path)
+        broken = [name for name, at in repository.refs.items() if not repository.get(at)]
+    except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
+        return f"it can't be read: {error}"
+    named = "".join(name.decode("utf-8", "replace") for name in broken[:1])
+    return f"its reference {named} leads to no object" if broken else repository
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     """Return what is wrong with a directory of bare repositories."""
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
-    found = git_store.find_repositories(directory)
+    found = find_repositories(directory)
     if not found:
         what = "there is no bare repository in it; make one by git clone --bare"
         return (Fault(what, file=str(directory)),)
@@ -71,25 +174,24 @@ class _Push:
 
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
-    objects: dict[bytes, git_store.GitObject] = field(default_factory=dict)
+    objects: dict[bytes, GitObject] = field(default_factory=dict)
     refused: str = ""
 
 
 class _Git(web.Service):
-    """A Git server. Memory: 64 MiB of pushed objects, one push at a time."""
+    """A Git server. Memory: one push at a time, unpacked."""
 
-    max_body_bytes, writes_wait, _kept_bytes = web.MAX_BODY_BYTES, True, 0
+    max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
 
     @cached_property
-    def _repositories(self) -> Mapping[str, git_store.Repository]:
-        found, there = dict[str, git_store.Repository](), self.context.files
-        for name, repository in git_store.find_repositories(there).items():
-            if isinstance(repository, str):
-                continue
-            bare = name.removesuffix(".git")
-            found[name] = repository
-            found.setdefault(bare, repository)
-            found.setdefault(f"{bare}.git", repository)
+    def _repositories(self) -> Mapping[str, Repository]:
+        found = dict[str, Repository]()
+        for name, repository in find_repositories(self.context.files).items():
+            if isinstance(repository, Repository):
+                bare = name.removesuffix(".git")
+                found[name] = repository
+                found.setdefault(bare, repository)
+                found.setdefault(f"{bare}.git", repository)
         return found
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -101,56 +203,28 @@ class _Git(web.Service):
         if request.method != "POST" or not is_known:
             return web.text_answer("Not Found", 404)
         headers = (("content-type", f"application/x-{service}-result"), _NO_CACHE)
+        repository = self._repositories[name]
         try:
             if service == "git-upload-pack":
-                fetch = _Fetch(self._repositories[name], _unpacked(request, MAX_REQUEST_BYTES))
-                return web.Answer(headers=headers, stream=fetch.answer)
-            body = _unpacked(request, MAX_PUSH_BYTES)
-            return web.Answer(headers=headers, body=await self._receive(request, name, body))
+                lines = _lines_of(_unpacked(request, MAX_REQUEST_BYTES))
+                return web.Answer(headers=headers, stream=lambda: _fetched(repository, lines))
+            push = await _read_push(repository, _unpacked(request, MAX_PUSH_BYTES))
         except web.RefusedRequestError as error:
             if service == "git-receive-pack":
                 await self._record(request, name, _Push(refused=str(error)))
             return web.text_answer("Bad Request", 400)
-
-    async def _receive(self, request: web.Request, name: str, body: bytes) -> bytes:
-        """Carry out a recorded push; return the client's report."""
-        repository, push, stream = self._repositories[name], _Push(pack=body), io.BytesIO(body)
-        try:
-            for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
-                match = _COMMAND.fullmatch(line.rstrip(b"\n").partition(b"\0")[0])
-                if number >= MAX_COMMANDS or (match is None and not line.startswith(b"shallow ")):
-                    raise GitProtocolError(f"a command that is none, or more than {MAX_COMMANDS}")
-                push.commands += [(match[1], match[2], match[3])] if match else []
-            push.pack = stream.read()
-        except GitProtocolError as error:
-            push = _Push(pack=body, refused=str(error) or "the commands have no end")
         if not push.commands and not push.refused:
             # git asks with nothing before it sends something large.
-            return b""
-        if push.pack and not push.refused:
-            try:
-                steps = git_store.read_pack(push.pack, repository.get, push.objects)
-                for number, _ in enumerate(steps):
-                    if number % 16 == 0:
-                        await checkpoint()
-            except ValueError as error:
-                push.refused = str(error)
+            return web.Answer(headers=headers)
         await self._record(request, name, push)
-        fresh = push.objects.keys() - repository.pushed
-        size = sum(len(push.objects[each].content) + _OBJECT_BYTES for each in fresh)
-        if not push.refused and self._kept_bytes + size > MAX_PUSHED_BYTES:
-            push.refused = "the repository's quota is used up"
-        if not push.refused:
-            self._kept_bytes += size
-            repository.pushed |= push.objects
-        lines = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
-        for old, new, ref in push.commands:
-            reason = "unpacker error" if push.refused else repository.update(ref, old, new)
-            lines.append(b"ng %s %s\n" % (ref, reason.encode()) if reason else b"ok %s\n" % ref)
-        return pkt_seq(*lines)
+        report = [b"unpack " + (push.refused.encode() or b"ok") + b"\n"]
+        for _, _, ref in push.commands:
+            taken = b"ng %s unpacker error\n" if push.refused else b"ok %s\n"
+            report.append(taken % ref)
+        return web.Answer(headers=headers, body=pkt_seq(*report))
 
     async def _record(self, request: web.Request, name: str, push: _Push) -> None:
-        """Record a push before its effect, even a refused one."""
+        """Record a push before it is answered, even a refused one."""
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
         commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
@@ -195,7 +269,7 @@ def _unpacked(request: web.Request, max_bytes: int) -> bytes:
     return body
 
 
-def _advertisement(repository: git_store.Repository | None, service: str) -> web.Answer:
+def _advertisement(repository: Repository | None, service: str) -> web.Answer:
     """References, HEAD first; capabilities after the first."""
     if repository is None:
         return web.text_answer("Repository not found", 404)
@@ -208,89 +282,154 @@ def _advertisement(repository: git_store.Repository | None, service: str) -> web
         words += b" symref=HEAD:" + repository.head
     for name, identity in repository.refs.items():
         lines.append(identity + b" " + name)
-        if fetches and name.startswith(b"refs/tags/"):
-            final = repository.peel(identity)
-            lines += [final + b" " + name + b"^{}"] if final != identity else []
-    lines = lines or [git_store.ZERO + b" capabilities^{}"]
+        thing, final = repository.get(identity), identity
+        while thing and thing.kind == Tag.type_num and (found := _TAG.match(thing.content)):
+            final, thing = found[1], repository.get(found[1])
+        lines += [final + b" " + name + b"^{}"] if fetches and final != identity else []
+    lines = lines or [_ZERO + b" capabilities^{}"]
     lines[0] += b"\0" + words
     body = pkt_seq(f"# service={service}\n".encode()) + pkt_seq(*(line + b"\n" for line in lines))
     kind = ("content-type", f"application/x-{service}-advertisement")
     return web.Answer(headers=(kind, _NO_CACHE), body=body)
 
 
-class _Fetch:
-    """One request of a negotiation. Unknown lines are ignored."""
+# ---- fetches
 
-    def __init__(self, repository: git_store.Repository, body: bytes) -> None:
-        """Raises `RefusedRequestError`."""
-        lines, protocol = list[bytes](), Protocol(io.BytesIO(body).read, len)
+
+def _lines_of(body: bytes) -> list[bytes]:
+    """Return a fetch's lines. Raises `RefusedRequestError`."""
+    lines, protocol = list[bytes](), Protocol(io.BytesIO(body).read, len)
+    try:
+        while len(lines) <= MAX_LINES:
+            lines.append((protocol.read_pkt_line() or b"").rstrip(b"\n"))
+    except HangupException:
+        return lines
+    except GitProtocolError as error:
+        raise web.RefusedRequestError(str(error), 400) from None
+    raise web.RefusedRequestError(f"more than {MAX_LINES:,} lines", 400)
+
+
+async def _fetched(repository: Repository, lines: list[bytes]) -> AsyncGenerator[bytes]:
+    """Yield the answer to a fetch, and finally the pack. Unknown lines are ignored."""
+    # What the client has is not looked for: one pack of all that it wants is right for everyone.
+    found = (line.removeprefix(b"want ")[:40] for line in lines if line.startswith(b"want "))
+    wants = list(dict.fromkeys(found))
+    if unknown := next((want for want in wants if want not in repository), b""):
+        yield pkt_line(b"ERR upload-pack: not our ref " + unknown + b"\n")
+        return
+    if any(line.startswith(b"deepen ") for line in lines):
+        yield pkt_line(None)  # No border: the history is whole.
+    is_done = b"done" in lines
+    if is_done or any(line.startswith(b"have ") for line in lines):
+        yield pkt_line(b"NAK\n")
+    if not is_done:
+        return
+    identities, hasher = await repository.walk(wants), hashlib.sha1(usedforsecurity=False)
+    for identity in (b"", *identities):
+        chunks = pack_header_chunks(len(identities))
+        if identity and (thing := repository.get(identity)):
+            form = DEFAULT_OBJECT_FORMAT
+            chunks = pack_object_chunks(thing.kind, [thing.content], form, compression_level=1)
+        piece = b"".join(chunks)
+        hasher.update(piece)
+        for start in range(0, len(piece), _BAND_BYTES):
+            yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])  # Band 1: the pack
+    yield pkt_seq(b"\x01" + hasher.digest())
+
+
+# ---- pushes
+
+
+async def _read_push(repository: Repository, body: bytes) -> _Push:
+    """Read a push's commands and objects, in steps."""
+    push, stream = _Push(pack=body), io.BytesIO(body)
+    try:
+        for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
+            match = _COMMAND.fullmatch(line.rstrip(b"\n").partition(b"\0")[0])
+            if number >= MAX_COMMANDS or (match is None and not line.startswith(b"shallow ")):
+                raise GitProtocolError(f"a command that is none, or more than {MAX_COMMANDS}")
+            push.commands += [(match[1], match[2], match[3])] if match else []
+        push.pack = stream.read()
+    except GitProtocolError as error:
+        return _Push(pack=body, refused=str(error) or "the commands have no end")
+    try:
+        steps = read_pack(push.pack, repository.get, push.objects) if push.pack else ()
+        for number, _ in enumerate(steps):
+            if number % 16 == 0:
+                await checkpoint()
+    except ValueError as error:
+        push.refused = str(error)
+    return push
+
+
+def read_pack(
+    data: bytes, lookup: Callable[[bytes], GitObject | None], objects: dict[bytes, GitObject]
+) -> Iterator[None]:
+    """Read a guest's pack into `objects`, one object a step. Raises `ValueError`.
+
+    `lookup` finds objects of the repository, on which deltas may build. A delta comes after its
+    base, as git writes it.
+    """
+    end = len(data) - _TRAILER_BYTES
+    if end < 12 or data[:8] != b"PACK\0\0\0\x02":
+        raise ValueError("not a pack of version 2")
+    if hashlib.sha1(memoryview(data)[:end], usedforsecurity=False).digest() != data[end:]:
+        raise ValueError("the pack's checksum is wrong")
+    count = int.from_bytes(data[8:12], "big")
+    if count > MAX_OBJECTS:
+        raise ValueError(f"the pack has {count} objects; {MAX_OBJECTS} are allowed")
+    offsets: dict[int, GitObject] = {}
+    place, room = 12, MAX_UNPACKED_BYTES
+    for _ in range(count):
+        head = _number(data, place)
+        room = _left(room, head[0] & 15 | _value(head[1:]) << 4)
+        if head[0] >> 4 & 7 == OFS_DELTA:
+            _number(data, place + len(head))
         try:
-            while len(lines) <= MAX_LINES:
-                lines.append((protocol.read_pkt_line() or b"").rstrip(b"\n"))
-            raise web.RefusedRequestError(f"more than {MAX_LINES:,} lines", 400)
-        except HangupException:
-            pass
-        except GitProtocolError as error:
-            raise web.RefusedRequestError(str(error), 400) from None
+            unpacked, after = unpack_object_at(data, place, hashlib.sha1)
+        except (AssertionError, ApplyDeltaError, ValueError, zlib.error) as error:
+            raise ValueError(f"an object can't be unpacked: {error}") from None
+        kind, content = unpacked.pack_type_num, b"".join(unpacked.decomp_chunks)
+        if kind in DELTA_TYPES:
+            at: Any = unpacked.delta_base
+            key = b"" if kind == OFS_DELTA else at.hex().encode()
+            base = objects.get(key) or lookup(key) if key else offsets.get(place - at)
+            if base is None:
+                raise ValueError("a delta builds on an object that isn't there")
+            # dulwich takes the memory that a delta says it needs.
+            room = _left(room, _value(_number(content, len(_number(content, 0)))))
+            try:
+                kind, content = base.kind, b"".join(apply_delta(base.content, content))
+            except (ApplyDeltaError, ValueError) as error:
+                raise ValueError(f"a delta can't be carried out: {error}") from None
+        elif kind not in {Commit.type_num, Tree.type_num, Blob.type_num, Tag.type_num}:
+            raise ValueError(f"an object of the unknown type {kind}")
+        offsets[place] = thing = GitObject(kind, content)
+        objects[thing.id] = thing
+        place = after
+        if place > end:
+            raise ValueError("the pack ends inside an object")
+        yield
+    if place != end:
+        raise ValueError("the pack goes on behind its last object")
 
-        def named(word: bytes) -> list[bytes]:
-            found = (line.removeprefix(word)[:40] for line in lines if line.startswith(word))
-            return list(dict.fromkeys(found))
 
-        self._repository, self._is_done = repository, b"done" in lines
-        self._wants, self._haves = named(b"want "), named(b"have ")
-        self._shallow, self._deepens = named(b"shallow "), any(map(_DEEPEN.match, lines))
+def _left(room: int, size: int) -> int:
+    if size > room:
+        raise ValueError(f"the pack unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+    return room - size
 
-    async def answer(self) -> AsyncGenerator[bytes]:
-        """The negotiation's lines, and finally the pack."""
-        repository = self._repository
-        if unknown := next((want for want in self._wants if want not in repository), b""):
-            yield pkt_line(b"ERR upload-pack: not our ref " + unknown + b"\n")
-            return
-        try:
-            # The client's own border, made elsewhere: it ends where a depth is asked for.
-            border = [each for each in self._shallow if self._deepens and each in repository]
-            if self._deepens:
-                yield pkt_seq(*(b"unshallow " + each for each in border))
-            common = list[bytes]()
-            for number, have in enumerate(self._haves):
-                common += [have] if have in repository else []
-                if number % 64 == 0:  # Each may be looked for on disk.
-                    await checkpoint()
-            # By `multi_ack_detailed`, which every git asks for. One common commit is enough to make
-            # a right pack, if not the smallest.
-            lines = [b"ACK " + have + b" common\n" for have in common]
-            if common:
-                lines.append(b"ACK " + common[-1] + (b"\n" if self._is_done else b" ready\n"))
-            if (self._haves and not self._is_done) or (self._is_done and not common):
-                lines.append(b"NAK\n")
-            yield b"".join(map(pkt_line, lines))
-            if self._is_done:
-                # Below a border the client may lack anything, so it gets all.
-                known = [] if self._shallow else common
-                async for piece in self._pack(known, [*self._wants, *border]):
-                    yield piece
-        except git_store.MissingObjectError as error:
-            # Band 3: an error that ends the fetch.
-            yield pkt_line(b"\x03the repository lacks an object: " + bytes(error.args[0]))
 
-    async def _pack(self, common: list[bytes], wants: list[bytes]) -> AsyncGenerator[bytes]:
-        repository, seen = self._repository, set[bytes]()
-        async for _ in repository.walk(common, seen):
-            pass  # What the client has, and all below it, is not sent again.
-        identities = [each async for each in repository.walk(wants, seen)]
-        hasher = hashlib.sha1(usedforsecurity=False)
-        for number, identity in enumerate([b"", *identities]):
-            chunks = pack_header_chunks(len(identities))
-            if number:
-                kind, content = repository.must(identity)
-                form = DEFAULT_OBJECT_FORMAT
-                chunks = pack_object_chunks(kind, [content], form, compression_level=1)
-            piece = b"".join(chunks)
-            hasher.update(piece)
-            for start in range(0, len(piece), _BAND_BYTES):
-                yield pkt_line(b"\x01" + piece[start : start + _BAND_BYTES])  # Band 1: the pack
-        yield pkt_seq(b"\x01" + hasher.digest())
+def _number(data: bytes, place: int) -> bytes:
+    """Return the bytes of a number. Raises `ValueError`."""
+    match = _NUMBER.match(data, place)
+    if match is None:
+        raise ValueError("a number that has no end")
+    return match[0]
+
+
+def _value(raw: bytes) -> int:
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw))
 
 
 make = _Git

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
-from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined, nodes
+from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undefined
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -20,11 +20,11 @@ from belljar.errors import PolicyError
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, file_answer, read_file, stored_file
 from belljar.policy.yaml_tree import Path as FieldPath
-from belljar.units import iso_time, listed, nearest, quoted
+from belljar.units import iso_time, listed, quoted
 
 METHODS: Final = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-_BODIES: Final = ("body", "json", "file", "template", "redirect")
-_FIELDS: Final = ("path", "method", "methods", "status", "headers", "type", *_BODIES)
+_BODIES: Final = ("body", "json", "file", "template")
+_FIELDS: Final = ("path", "method", "status", "headers", "type", *_BODIES)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}", re.ASCII)
@@ -41,11 +41,6 @@ Fields: TypeAlias = Mapping[str, Any]
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 # A guest's body of a MiB may stand in a page several times.
 MAX_RENDERED_CHARS: Final = 4 << 20
-ROOTS: Final = frozenset(
-    {"path", "query", "header", "cookie", "form", "json", "body", "method", "host", "url"}
-    | {"now", "random"}
-)
-
 # What an expression raises for values that it isn't meant for.
 _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError)
 
@@ -97,21 +92,12 @@ def problem_of(text: str) -> str:
     if len(text) > MAX_TEMPLATE_CHARS:
         return f"longer than {MAX_TEMPLATE_CHARS} characters"
     try:
-        tree = _PLAIN.parse(text)
+        _PLAIN.parse(text)
     except TemplateSyntaxError as error:
         return f"line {error.lineno}: {error.message}"
-    names = list(tree.find_all(nodes.Name))
-    own = {each.name for each in names if each.ctx != "load"}
-    own |= {each.name for each in tree.find_all(nodes.Macro)} | {"loop", "caller"}
-    if unknown := {each.name for each in names} - own - ROOTS:
-        return f"there is no `{min(unknown)}`; the names are {', '.join(sorted(ROOTS))}"
-    filters = {each.name for each in tree.find_all(nodes.Filter)}
-    if wrong := filters - _PLAIN.filters.keys():
-        return f"there is no filter `{min(wrong)}`"
     return ""
 
 
-_expression = cache(_PLAIN.compile_expression)
 _template = cache(lambda text, made: made.from_string(text))
 
 
@@ -132,18 +118,12 @@ def render(text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> st
 
 
 def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON values
-    """Return a value with rendered texts; a lone expression becomes its result."""
+    """Return a value with rendered texts."""
     if isinstance(value, Mapping):
         return {name: render_all(item, view) for name, item in value.items()}
     if isinstance(value, list):
         return [render_all(item, view) for item in value]
-    inner = value.strip() if isinstance(value, str) else ""
-    if not (inner.startswith("{{") and inner.endswith("}}") and "}}" not in inner[2:-2]):
-        return render(value, view) if isinstance(value, str) else value
-    try:
-        return _expression(inner[2:-2].strip())(**view)
-    except _FAILURES as error:
-        raise ValueError(str(error)) from error
+    return render(value, view) if isinstance(value, str) else value
 
 
 # ---- what an author wrote; nothing of it is run
@@ -161,9 +141,7 @@ def check(settings: Fields, directory: Path | None) -> Faults:
 def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, str]]:
     headers, status, texts = route.get("headers", {}), route.get("status", 200), dict[Any, str]()
     for name in route.keys() - set(_FIELDS):
-        near = nearest(name, _FIELDS)
-        hint = f"did you mean `{near}`?" if near else f"the fields are {listed(_FIELDS)}"
-        yield (name,), f"there is no such field; {hint}"
+        yield (name,), f"there is no such field; the fields are {listed(_FIELDS)}"
     try:
         pattern_of(str(route.get("path", "")))
     except ValueError as error:
@@ -181,7 +159,7 @@ def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, s
     for name in headers if isinstance(headers, dict) else ():
         if not _TOKEN.fullmatch(name) or name.lower() in _OWN_HEADERS:
             yield ("headers", name), f"{quoted(name)} can't be set"
-    for field in ("headers", "body", "redirect", "json"):
+    for field in ("headers", "body", "json"):
         texts |= _texts(route.get(field), (field,))
     # A file is served in pieces: a gateway has no memory for a large one.
     for field, most in (("file", None), ("template", MAX_TEMPLATE_CHARS)):
@@ -225,7 +203,7 @@ def pattern_of(path: str) -> re.Pattern[str]:
 
 def methods_of(route: Fields) -> set[str]:
     """Return the route's methods; GET implies HEAD."""
-    given = route.get("methods", route.get("method", "GET"))
+    given = route.get("method", "GET")
     found = {str(method) for method in (given if isinstance(given, list) else [given])}
     return found | {"HEAD"} if "GET" in found else found
 
@@ -280,7 +258,7 @@ class _Http(web.Service):
             (name.lower(), web.header_text(render(str(text), view)))
             for name, text in fields.get("headers", {}).items()
         )
-        status = fields.get("status", 302 if "redirect" in fields else 200)
+        status = fields.get("status", 200)
         media = fields.get("type", "")
         if "file" in fields:
             file = stored_file(self.context.files / fields["file"], fields["file"])
@@ -288,9 +266,6 @@ class _Http(web.Service):
         if "json" in fields:
             value = render_all(fields["json"], view)
             return web.json_answer(value, status, pairs, media=media or "application/json")
-        if "redirect" in fields:
-            location = web.header_text(render(str(fields["redirect"]), view))
-            return web.plain_error(status, (("location", location), *pairs))
         body = str(fields.get("body", ""))
         if "template" in fields:
             body = (self.context.files / fields["template"]).read_text("utf-8", "replace")

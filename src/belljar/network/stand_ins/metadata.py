@@ -1,12 +1,11 @@
 """The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2 (EC2's user guide).
 
-Credentials come from the range's randomness, or are a decoy's; handing them out is an attempt.
+Credentials are drawn for the range, or a decoy's; handing them out is an attempt.
 """
 
 from __future__ import annotations
 
 import base64
-import hmac
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -31,13 +30,11 @@ class _Metadata(web.Service):
         settings: Mapping[str, Any] = context.settings
         random = context.random
         super().__init__(context)
-        self._needs_token = settings.get("tokens") == "required"
         self._token = base64.b64encode(random(42)).decode()
         octets = random(3)
-        self._instance, self._mac = f"i-0{random(8).hex()}", "02:" + random(5).hex(":")
+        self._instance = f"i-0{random(8).hex()}"
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"
         self._role = _ROLES[octets[2] % len(_ROLES)]
-        self._image = random(8).hex()
         self._secrets: Mapping[str, str] = settings.get("credentials") or make_credentials(random)
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -58,22 +55,12 @@ class _Metadata(web.Service):
             if request.header(_TOKEN) != self._token:
                 return web.plain_error(401, _SERVER)
             headers = (*headers, (f"{_TOKEN}-ttl-seconds", str(MAX_TTL_S)))
-        elif self._needs_token:
-            return web.plain_error(401, _SERVER)
         found = self._find(request.path)
         if found is None:
             return web.plain_error(404, _SERVER)
         secrets = ["meta-data", "iam", "security-credentials", self._role]
         if [part for part in request.path.split("/") if part][1:5] == secrets:
-            key_id, secret = self._secrets["access_key_id"], self._secrets["secret_key"]
-            data = {
-                "what": "credentials",
-                "cloud": "aws",
-                "identity": self._role,
-                # The key's id, keyed by its secret: whoever has the key finds its range
-                "key_digest": hmac.digest(secret.encode(), key_id.encode(), "sha256").hex(),
-                "path": request.raw_path[:512],
-            }
+            data = {"what": "credentials", "identity": self._role, "path": request.raw_path[:512]}
             await self.context.record("network.attempt", data)
         return web.text_answer(found, headers=headers, media="text/plain")
 
@@ -97,14 +84,12 @@ class _Metadata(web.Service):
         }
         host = f"ip-{self._address.replace('.', '-')}.{_REGION}.compute.internal"
         data = {
-            "ami-id": f"ami-0{self._image}",
             "hostname": host,
             "iam": {"security-credentials": {self._role: json.dumps(secrets, indent=2)}},
             "instance-id": self._instance,
             "instance-type": "t3.medium",
             "local-hostname": host,
             "local-ipv4": self._address,
-            "mac": self._mac,
             "placement": {"availability-zone": f"{_REGION}a", "region": _REGION},
             "security-groups": "default",
         }

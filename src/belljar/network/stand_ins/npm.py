@@ -14,10 +14,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from belljar.network.stand_ins import files, web
-from belljar.units import iso_time
 
-_PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
-_NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
 _VERSION: Final = re.compile(
     r"\d{1,16}\.\d{1,16}\.\d{1,16}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
@@ -46,26 +43,6 @@ class Package(NamedTuple):
         return not pre_release, tuple(map(int, release.split("."))), self.version
 
 
-def read_package(file: files.StoredFile) -> Package:
-    """Return a package by its `package.json`, one directory deep. Raises `ValueError`."""
-    if not file.name.endswith((".tgz", ".tar.gz")):
-        raise ValueError("not a packed npm package (.tgz)")
-    try:
-        with file.open() as source:
-            content = files.tar_member(source, r"(?:\./)?[^/]+/package\.json")
-        # npm takes a byte order mark too.
-        manifest = web.parse_json(content.removeprefix(codecs.BOM_UTF8))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"not a packed package that can be read: {error}") from None
-    known = manifest if isinstance(manifest, dict) else {}
-    name, version = str(known.get("name", "")), str(known.get("version", ""))
-    if len(name) > 214 or _NAME.fullmatch(name) is None:
-        raise ValueError("its package.json has no name that a registry takes")
-    if _VERSION.fullmatch(version) is None:
-        raise ValueError("its package.json has no semantic version")
-    return Package(file, known, name, version)
-
-
 class _Npm(files.Registry):
     name, algorithms = "npm", ("sha1", "sha512")
 
@@ -74,8 +51,13 @@ class _Npm(files.Registry):
         """Name → version → package, in order. Other files are left out."""
         packages, found = list[Package](), dict[str, dict[str, Package]]()
         for file in self.files:
-            with suppress(ValueError):
-                packages.append(read_package(file))
+            with suppress(ValueError, OSError, LookupError, TypeError), file.open() as source:
+                content = files.tar_member(source, r"(?:\./)?[^/]+/package\.json")
+                # npm takes a byte order mark too.
+                manifest = web.parse_json(content.removeprefix(codecs.BOM_UTF8))
+                name, version = str(manifest["name"]), manifest["version"]
+                if _VERSION.fullmatch(version):
+                    packages.append(Package(file, manifest, name, version))
         for package in sorted(packages, key=lambda one: one.order):
             found.setdefault(package.name, {}).setdefault(package.version, package)
         return found
@@ -94,13 +76,11 @@ class _Npm(files.Registry):
                 "tarball": f"{base_url}/{name}/-/{package.tarball}",
             }
             versions[version] = {**package.manifest, "_id": f"{name}@{version}", "dist": dist}
-        times = {version: iso_time(package.file.mtime_s) for version, package in packages.items()}
         document = {
             "_id": name,
             "name": name,
             "dist-tags": {"latest": list(packages)[-1]},
             "versions": versions,
-            "time": {"created": min(times.values()), "modified": max(times.values()), **times},
         }
         return web.json_answer(document)
 

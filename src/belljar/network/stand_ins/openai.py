@@ -7,19 +7,17 @@ completion. Source: OpenAI API reference, "Chat".
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from belljar.network.stand_ins import web
 
-DEFAULT_MODEL: Final = "gpt-4o"
-_METHODS: Final = {"/v1/models": "GET", "/v1/chat/completions": "POST"}
+SHOWN_MODEL: Final = "gpt-4o"  # Any name is taken.
 _DOWN: Final = "The server had an error while processing your request. Sorry about that!"
 
 
-def _error(status: int, message: str, code: str | None = None) -> web.Answer:
+def _error(status: int, message: str) -> web.Answer:
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": None, "code": code}
+    error = {"message": message, "type": kind, "param": None, "code": None}
     final = (("x-should-retry", "false"),) if status >= 500 else ()
     return web.json_answer({"error": error}, status, final)
 
@@ -28,31 +26,17 @@ class _OpenAi(web.Service):
     max_body_bytes = web.MAX_ASKED_BYTES
 
     async def handle(self, request: web.Request) -> web.Answer:
-        headers: web.Pairs = (
-            ("x-request-id", f"req_{self.context.random(16).hex()}"),
-            ("openai-version", "2020-10-01"),
-        )
-        answer = await self.route(request)
-        return replace(answer, headers=(*answer.headers, *headers))
-
-    async def route(self, request: web.Request) -> web.Answer:
         scheme, _, key = request.header("authorization").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():  # Any key is right.
             return _error(401, "You didn't provide an API key in an Authorization header.")
-        path, model = request.path.rstrip("/"), self.context.settings.get("model", DEFAULT_MODEL)
-        method = "GET" if path == f"/v1/models/{model}" else _METHODS.get(path)
-        if method is None:
-            code = "model_not_found" if path.startswith("/v1/models/") else None
-            message = f"There is no {request.method} {request.raw_path[:200]}"
-            return _error(404, message, code=code)
-        if request.method not in (method, "HEAD" if method == "GET" else method):
-            message = f"Not allowed to {request.method} on {path}."
-            return _error(405, message, code="method_not_supported")
-        if method == "GET":
+        path = request.path.rstrip("/")
+        if not web.writes(request) and path in {"/v1/models", f"/v1/models/{SHOWN_MODEL}"}:
             made = int(self.context.clock()) - 30 * 86_400
-            about = {"id": model, "object": "model", "created": made, "owned_by": "system"}
+            about = {"id": SHOWN_MODEL, "object": "model", "created": made, "owned_by": "system"}
             is_list = path == "/v1/models"
             return web.json_answer({"object": "list", "data": [about]} if is_list else about)
+        if request.method != "POST" or path != "/v1/chat/completions":
+            return _error(404, f"There is no {request.method} {request.raw_path[:200]}")
         body = request.json
         if not isinstance(body, dict):
             return _error(400, "We could not parse the JSON body of your request.")

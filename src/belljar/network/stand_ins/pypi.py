@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from typing import Final
@@ -17,25 +18,7 @@ from packaging.version import Version
 
 from belljar.network.stand_ins import files, web
 
-MAX_FILE_NAME_CHARS: Final = 255  # Linux's bound of a name
 _HTML: Final = "text/html; charset=utf-8"
-_FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", re.ASCII)
-
-
-def parse_file_name(name: str) -> tuple[str, Version] | None:
-    """Return project and version; None: no package, or a possible path."""
-    if len(name) > MAX_FILE_NAME_CHARS or not _FILE.fullmatch(name):
-        return None
-    try:
-        if name.endswith(".whl"):
-            project, version, _, _ = utils.parse_wheel_filename(name)
-            return project, version
-        project, version = utils.parse_sdist_filename(name)
-        return utils.canonicalize_name(project, validate=True), version
-    except ValueError:  # as all of the library's are
-        return None
-
-
 _MAX_FIELD_BYTES: Final = 4 << 10
 _FIELD: Final = re.compile(rb'; ?name="(name|version)"\r\n\r\n([^\r\n]*)')
 _FILE_PART: Final = re.compile(rb'; ?filename="([^"\r\n]*)"')
@@ -62,11 +45,18 @@ class _Pypi(files.Registry):
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, files.StoredFile]]:
         """Normal name → file name → file, oldest version first; other files are left out."""
-        parsed = ((parse_file_name(file.path.name), file) for file in self.files)
-        named = [(*known, file.path.name, file) for known, file in parsed if known]
+        named = list[tuple[str, Version, str, files.StoredFile]]()
+        for file in self.files:
+            base = file.path.name
+            with suppress(ValueError):  # as all of the library's are
+                if base.endswith(".whl"):
+                    project, version, *_ = utils.parse_wheel_filename(base)
+                else:
+                    project, version = utils.parse_sdist_filename(base)
+                named.append((project, version, base, file))
         found: dict[str, dict[str, files.StoredFile]] = {}
-        for project, _, base, file in sorted(named, key=lambda one: one[:3]):
-            found.setdefault(project, {})[base] = file
+        for name, _, base, file in sorted(named, key=lambda one: one[:3]):
+            found.setdefault(name, {})[base] = file
         return found
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -87,10 +77,11 @@ class _Pypi(files.Registry):
                 for base, file in self._projects.get(utils.canonicalize_name(name), {}).items():
                     digest = (await self.digests(file))["sha256"]
                     links[f"/packages/{base}#sha256={digest}"] = base
-            case ["packages", name] if named := parse_file_name(name):
-                if (found := self._projects.get(named[0], {}).get(name)) is not None:
-                    # Of an archive, too: with a `content-encoding` clients would unpack it.
-                    return files.file_answer(found, media="application/octet-stream")
+            case ["packages", name]:
+                for named in self._projects.values():
+                    if name in named:
+                        # Of an archive, too: with a `content-encoding` clients would unpack it.
+                        return files.file_answer(named[name], media="application/octet-stream")
         if not links:
             return web.text_answer("404 Not Found", 404)
         pairs = ((html.escape(to), html.escape(name)) for to, name in links.items())

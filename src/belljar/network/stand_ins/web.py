@@ -85,7 +85,6 @@ class StandInContext:
 
     `names`: lower case, A-labels, `*.` of a wildcard. `settings`: checked before.
     `files`: read-only, may not exist. `clock`: Unix time.
-    `random`: from the range's seed, not for keys.
     """
 
     id: str

@@ -85,8 +85,6 @@ class CellDialler:
         # an ordinary user's owner could send none any more (ETOOMANYREFS, unix(7))
         gateway.shutdown(socket.SHUT_RD)
         self.waiting: dict[socket.socket, First] = {}
-        self.not_dialled = 0
-        """First segments over the limit; their clients resend them."""
         self._gateway = gateway
         # Connected or not, by client, target and first sequence number
         self._begun: OrderedDict[tuple[Any, ...], bool] = OrderedDict()
@@ -105,8 +103,7 @@ class CellDialler:
             return
         of_client = sum(1 for each in self.waiting.values() if each.client[0] == first.client[0])
         if len(self.waiting) >= MAX_WAITING or of_client >= MAX_WAITING_OF_CLIENT:
-            self.not_dialled += 1
-            return
+            return  # Its client sends it again.
         end = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             end.setblocking(False)  # noqa: FBT003 - the library's signature

@@ -101,11 +101,11 @@ def prepare_namespace(layout: RangeLayout) -> socket.socket:
     kernel = netlink.open_socket()
     loopback = socket.if_nametoindex("lo")
     netlink.exchange(kernel, netlink.set_link(loopback, up=True))
-    local = (netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes)
-    netlink.exchange(kernel, *local)
+    for prefix in layout.local_prefixes:
+        netlink.exchange(kernel, netlink.route(loopback, prefix, local_table=netlink.TABLE_LOCAL))
     if layout.sink_port is not None or layout.proxy_port is not None:
         taken = layout.prefix if layout.sink_port is None else "0.0.0.0/0"
-        route = netlink.local_route(loopback, taken, table=_LOCAL_TABLE)
+        route = netlink.route(loopback, taken, local_table=_LOCAL_TABLE)
         # Answers bear the mark too, and are to leave; first segments are sent again by loopback.
         netlink.exchange(kernel, route, netlink.rule(_OWN_PRIORITY))
         of_cells = () if layout.proxy_port is None else (ENTER_MARK, REFUSE_MARK)
@@ -154,13 +154,11 @@ def make_port(
             netlink.address(index, port.address),
             netlink.neighbour(index, resolver, port.gateway_mac),
             netlink.set_link(index, up=True),
-            netlink.route_on_link(index, resolver),
-            netlink.default_route(index, resolver),
+            netlink.route(index, resolver),
+            netlink.route(index, "0.0.0.0/0", gateway=resolver),
         )
         netlink.exchange(
-            kernel,
-            netlink.set_link(outer_index, up=True),
-            netlink.route_on_link(outer_index, port.address),
+            kernel, netlink.set_link(outer_index, up=True), netlink.route(outer_index, port.address)
         )
     except BaseException:
         with contextlib.suppress(OSError):
@@ -257,7 +255,7 @@ def differences(baseline: Baseline, found: Baseline, ports: Mapping[int, str]) -
 
     Each port (address by device number) has one route, and the kernel's own for IPv6 multicast.
     """
-    own = {netlink.as_listed(netlink.route_on_link(*port)) for port in ports.items()}
+    own = {netlink.as_listed(netlink.route(*port)) for port in ports.items()}
     changed = [
         f"a route that was not there: {new}"
         for new in sorted(found.routes - baseline.routes - own, key=str)

@@ -337,7 +337,6 @@ class _Supervisor:
             "packets_cut": self._file.cut_packets,
             "datagrams_answered": self._file.datagrams,
             "logs_lost": self._flows.lost,
-            "not_dialled": 0 if self._dialler is None else self._dialler.not_dialled,
         }
 
     def _end(self, number: int) -> NoReturn:

@@ -49,7 +49,7 @@ _NUD_PERMANENT: Final = 0x80  # linux/neighbour.h
 _IFF_UP: Final = 1
 _IFF_LOOPBACK, _IFF_LOWER_UP = 0x8, 0x1_0000
 # The kernel looks into the local table before any other (ip-rule(8)).
-_TABLE_MAIN, _TABLE_LOCAL = 254, 255
+_TABLE_MAIN, TABLE_LOCAL = 254, 255
 _PROTO_STATIC: Final = 4
 _SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_HOST = 0, 253, 254
 _TYPE_UNICAST, _TYPE_LOCAL = 1, 2
@@ -146,25 +146,18 @@ def address(index: int, ip: str) -> bytes:
     return message(_NEW_ADDRESS, body, flags=_NEW)
 
 
-def route_on_link(index: int, ip: str) -> bytes:
-    """Reach one address over the device directly."""
-    return _route(index, f"{ip}/32", _TABLE_MAIN, _SCOPE_LINK, _TYPE_UNICAST)
+def route(index: int, to: str, *, gateway: str = "", local_table: int = 0) -> bytes:
+    """Reach a network over the device, directly or by a gateway.
 
-
-def default_route(index: int, gateway: str) -> bytes:
-    """All else goes by the gateway."""
-    return _route(index, "0.0.0.0/0", _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, gateway)
-
-
-def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
-    """These addresses are this namespace's own."""
-    return _route(index, prefix, table, _SCOPE_HOST, _TYPE_LOCAL)
-
-
-def _route(index: int, to: str, table: int, scope: int, kind: int, gateway: str = "") -> bytes:
-    address, bits = to.split("/")
-    body = _ROUTE.pack(socket.AF_INET, int(bits), 0, 0, table, _PROTO_STATIC, scope, kind, 0)
-    body += attribute(_RTA_DST, IPv4Address(address).packed) if int(bits) else b""
+    `local_table`: its addresses are this namespace's own, by the routes of this table.
+    """
+    address, _, bits = to.partition("/")
+    length, table = int(bits or 32), local_table or _TABLE_MAIN
+    scope, kind = _SCOPE_UNIVERSE if gateway else _SCOPE_LINK, _TYPE_UNICAST
+    if local_table:
+        scope, kind = _SCOPE_HOST, _TYPE_LOCAL
+    body = _ROUTE.pack(socket.AF_INET, length, 0, 0, table, _PROTO_STATIC, scope, kind, 0)
+    body += attribute(_RTA_DST, IPv4Address(address).packed) if length else b""
     via = attribute(_RTA_GATEWAY, IPv4Address(gateway).packed) if gateway else b""
     return message(_NEW_ROUTE, body + attribute(_RTA_OIF, index) + via, flags=_NEW)
 

@@ -36,9 +36,9 @@ LAYOUT = RangeLayout(
 PLAIN = dns.message.make_query("shop.example", "A").to_wire()
 
 
-def counting(*counts: int, rest: bytes = b"") -> bytes:
-    """A query with these counts of records, and what stands behind the question."""
-    return PLAIN[:4] + struct.pack("!HHHH", *counts) + PLAIN[12:] + rest
+def counting(*counts: int) -> bytes:
+    """A query with these counts of records."""
+    return PLAIN[:4] + struct.pack("!HHHH", *counts) + PLAIN[12:]
 
 
 @pytest.mark.promise("4.5")
@@ -47,14 +47,8 @@ def counting(*counts: int, rest: bytes = b"") -> bytes:
     [
         *((PLAIN[:2] + bytes((opcode << 3,)) + PLAIN[3:], "NOTIMP") for opcode in (1, 15)),
         *((counting(count, 0, 0, 0), "FORMERR") for count in (0, 2, 65535)),  # RFC 9619
-        *((counting(1, *counts), "FORMERR") for counts in ((1, 0, 0), (0, 1, 0), (0, 0, 2))),
+        *((counting(1, *counts), "FORMERR") for counts in ((1, 0, 0), (0, 1, 0))),
         (counting(1, 65535, 65535, 65535), "FORMERR"),
-        # behind the question: bytes, an OPT that is cut off or has a name, another record
-        (counting(1, 0, 0, 0, rest=b"x"), "FORMERR"),
-        (counting(1, 0, 0, 1, rest=b"\0\0\x29\4\xd0\0\0\0\0\0\0x"), "FORMERR"),
-        (counting(1, 0, 0, 1, rest=b"\0\0\x29\4\xd0\0\0\0\0\0\1"), "FORMERR"),
-        (counting(1, 0, 0, 1, rest=b"\1a\0\0\x29\4\xd0\0\0\0\0\0\0"), "FORMERR"),
-        (counting(1, 0, 0, 1, rest=b"\0\0\x10\0\1\0\0\0\0\0\0"), "FORMERR"),
         # QR is set: nothing comes back, or two resolvers could talk for ever
         (PLAIN[:2] + b"\x80" + PLAIN[3:], "NOT A QUERY"),
     ],
@@ -75,10 +69,8 @@ def rebuilt(said: DnsAnswer) -> bytes:
     labels = said.name.split(".") if said.name else []
     name = b"".join(bytes((len(label),)) + label.encode() for label in labels) + b"\0"
     kind = dns.rdatatype.from_text(said.type)
-    edns = bytes.fromhex(said.edns)
-    opt = b"\0\0\x29" + edns + b"\0\0" if edns else b""
-    counts = struct.pack("!HHHH", 1, 0, 0, bool(edns))
-    return bytes.fromhex(said.header) + counts + name + struct.pack("!HH", kind, 1) + opt
+    counts = struct.pack("!HHHH", 1, 0, 0, 0)
+    return bytes.fromhex(said.header) + counts + name + struct.pack("!HH", kind, 1)
 
 
 @pytest.mark.promise("5.4")
@@ -101,7 +93,7 @@ def rebuilt(said: DnsAnswer) -> bytes:
 def test_a_record_is_whole_only_when_the_message_can_be_made_from_it(
     labels: list[bytes], kind: int, klass: int, header: bytes, opt: bytes
 ) -> None:
-    """Id, flags, name, type and OPT: `whole` means that no bit of the message is missing."""
+    """Id, flags, name and type: `whole` means that no bit of the message is missing."""
     name = b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
     query = (
         header

@@ -7,8 +7,6 @@ import lzma
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.fakes.registries import ar_of, tar_of
 
 from belljar.network.stand_ins import debian as deb
@@ -41,21 +39,4 @@ def test_files_that_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.deb"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"."):
-        deb.read_control(StoredFile(name=path.name, path=path, size_bytes=0, mtime_s=0))
-
-
-@given(st.binary(max_size=400), st.sampled_from(["raw", "ar", "tar", "control"]))
-def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, place: str) -> None:
-    """At every layer, nothing but `ValueError`."""
-    whole = {
-        "raw": content,
-        "ar": b"!<arch>\n" + content,
-        "tar": ar_of([("control.tar.gz", gzip.compress(content))]),
-        "control": ar_of([("control.tar", tar_of({"control": content}))]),
-    }[place]
-    path = tmp_path / "a.deb"
-    path.write_bytes(whole)
-    try:
-        deb.read_control(StoredFile(name=path.name, path=path, size_bytes=0, mtime_s=0))
-    except ValueError as error:
-        assert str(error)  # noqa: PT017 - both ways are right; this one must say why
+        deb.read_control(StoredFile(name=path.name, path=path, size_bytes=0))

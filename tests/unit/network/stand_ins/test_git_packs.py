@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.stand_ins.git_store import (
-    MAX_OBJECTS,
-    MAX_UNPACKED_BYTES,
-    GitObject,
-    read_pack,
-)
+from belljar.network.stand_ins.git import MAX_OBJECTS, MAX_UNPACKED_BYTES, GitObject, read_pack
 
 BASE = GitObject(3, b"a" * 10)
 VERSION_3 = b"PACK\0\0\0\x03\0\0\0\0"

@@ -78,11 +78,11 @@ def test_what_a_route_answers(shop: Client) -> None:
 
 def test_what_a_guest_can_not_do_to_an_answer() -> None:
     """Line breaks and controls never reach a field; a page above the bound is a 500."""
-    split = {"path": "/", "headers": {"x-q": "{{ query.q }}"}, "redirect": "{{ query.q }}"}
+    split = {"path": "/", "headers": {"x-q": "{{ query.q }}"}}
     grown = {"path": "/", "method": "POST", "body": "{{ body }}" * 10, "type": "text/plain"}
     app = site_of(split, grown)
     reply = app.get("/?q=a%0d%0aset-cookie:%20x=1;%00b")
-    assert reply.header("x-q") == reply.header("location") == "aset-cookie: x=1;b"
+    assert reply.header("x-q") == "aset-cookie: x=1;b"
     assert not reply.header("set-cookie")
     assert app.ask("POST", "/", body=b"x" * 1_000_000).status == 500
 
@@ -91,7 +91,7 @@ def test_what_a_guest_can_not_do_to_an_answer() -> None:
     ("route", "field", "what"),
     [
         ({"path": "/{a}/{a}"}, "path", "two parameters"),
-        ({"path": "/", "bdy": "x"}, "bdy", "did you mean `body`"),
+        ({"path": "/", "bdy": "x"}, "bdy", "no such field"),
         ({"path": "/", "body": "{{ x"}, "body", "unexpected end"),
         ({"path": "/", "json": {"a": ["{{"]}}, "json.a[0]", "unexpected"),
         ({"path": "/", "headers": {"Connection": "x"}}, "headers.Connection", "can't be set"),

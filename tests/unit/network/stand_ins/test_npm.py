@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import Ledger, ask, context_for, make_tar
 
-from belljar.network.stand_ins.files import StoredFile
-from belljar.network.stand_ins.npm import make, read_package
+from belljar.network.stand_ins.npm import make
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=9),
@@ -20,36 +18,6 @@ JSON = st.recursive(
     ),
     max_leaves=9,
 )
-
-
-def shelved(path: Path) -> StoredFile:
-    """A file as a directory's list has it."""
-    return StoredFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
-
-
-@pytest.mark.parametrize(
-    "name", ["", "../x", "@a", "@a/b/c", "a/b", "-/x", ".x", "a" * 215, "a b", "a\n"]
-)
-def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
-    """What could be read as a path of the registry's own, or another's scope."""
-    manifest = json.dumps({"name": name, "version": "1.0.0"}).encode()
-    make_tar(tmp_path / "a.tgz", {"package/package.json": manifest})
-    with pytest.raises(ValueError, match="no name"):
-        read_package(shelved(tmp_path / "a.tgz"))
-
-
-@given(st.binary(max_size=300), st.booleans())
-def test_any_file_is_read_or_refused(tmp_path: Path, content: bytes, as_manifest: bool) -> None:
-    """Broken archives and broken manifests are `ValueError`, nothing else."""
-    path = tmp_path / "a.tgz"
-    if as_manifest:
-        make_tar(path, {"package/package.json": content})
-    else:
-        path.write_bytes(b"\x1f\x8b\x08\0" + content)
-    try:
-        read_package(shelved(path))
-    except ValueError as error:
-        assert str(error)  # noqa: PT017 - both ways are right; this one must say why
 
 
 def test_other_changes_are_recorded_and_change_nothing(tmp_path: Path) -> None:

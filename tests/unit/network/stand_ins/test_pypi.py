@@ -1,15 +1,12 @@
-"""The package index: names of files, and what it serves."""
+"""What the package index serves."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from packaging.utils import canonicalize_name
 from tests.fakes.registries import Ledger, ask, context_for, make_wheel
 
-from belljar.network.stand_ins.pypi import check, make, parse_file_name
+from belljar.network.stand_ins.pypi import check, make
 
 
 def test_nothing_but_listed_files(tmp_path: Path) -> None:
@@ -20,11 +17,3 @@ def test_nothing_but_listed_files(tmp_path: Path) -> None:
     for path in ("../../../etc/passwd", "..%2f..%2fetc%2fpasswd", "\0"):
         assert ask(app, "GET", f"/packages/{path}").status == 404
     assert [ask(app, "GET", path).status for path in ("/simple/x/", "/pypi/one/json")] == [404, 404]
-
-
-@given(st.text(max_size=60), st.sampled_from(["", "-1.0-py3-none-any.whl", "-1.0.tar.gz"]))
-@settings(deadline=None)
-def test_any_name_is_parsed_or_not(start: str, end: str) -> None:
-    """No name raises, and none that is taken can be a path."""
-    found = parse_file_name(start + end)
-    assert found is None or ("/" not in start and canonicalize_name(found[0]) == found[0])
