@@ -6,7 +6,7 @@ A refusal is a `ValueError` whose text goes to the author.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -57,6 +57,13 @@ class Strict(BaseModel):
     )
 
 
+def models_of(model: type[Strict]) -> Iterator[type[Strict]]:
+    """Yield a model and all that derive from it."""
+    yield model
+    for each in model.__subclasses__():
+        yield from models_of(each)
+
+
 class AtError(ValueError):
     """A refusal, with a path below the checked field."""
 
@@ -70,9 +77,9 @@ def list_of(max_count: int, *, min_count: int = 1) -> Any:  # noqa: ANN401 - pyd
     return Field(strict=False, min_length=min_count, max_length=max_count)
 
 
-def amount(default: str, description: str) -> Any:  # noqa: ANN401 - pydantic's Field
+def amount(default: str) -> Any:  # noqa: ANN401 - pydantic's Field
     """A size's or duration's field, whose default is written as in a file."""
-    return Field(default, validate_default=True, description=description)
+    return Field(default, validate_default=True)
 
 
 # Of an enumeration: a file has its members' words. (`load` suggests the nearest.)
