@@ -139,7 +139,8 @@ def kind_of(field: Mapping[str, Any]) -> str:
     """What a field of a JSON Schema takes, in a few words."""
     if "$ref" in field:
         name = field["$ref"].rsplit("/", 1)[1]
-        return f"[{name}](#{name.lower()})"
+        words = policy_schema()["$defs"][name].get("enum")
+        return kind_of({"enum": words}) if words else f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in field:
             return " or ".join(
@@ -187,6 +188,8 @@ def policy_page() -> str:
         f"## Policy\n\n{fields(schema)}",
     ]
     for name, each in schema["$defs"].items():
+        if "enum" in each:
+            continue  # where it is used
         parts.append(f"## {name}\n\n{each.get('description', '')}\n\n{fields(each)}")
     return "\n".join(parts)
 

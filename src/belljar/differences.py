@@ -61,27 +61,20 @@ class Difference:
 
 
 def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
-    """The facts as sentences, safe for a terminal; those that share a detail are one."""
-    by_part: dict[tuple[DifferenceKind, str, str], dict[str, dict[str, None]]] = {}
+    """The facts as sentences, safe for a terminal; those of one part with one detail are one."""
+    parts: dict[tuple[DifferenceKind, str, str], dict[str, None]] = {}
     for fact in differences:
-        parts = by_part.setdefault((fact.kind, fact.detail, fact.hint), {})
-        parts.setdefault(fact.where, {})[fact.key] = None
-    alike: dict[tuple[DifferenceKind, str, tuple[str, ...]], list[str]] = {}
-    for (kind, detail, _), parts in by_part.items():
-        for where, keys in parts.items():
-            alike.setdefault((kind, detail, tuple(keys)), []).append(where)
+        parts.setdefault((fact.kind, fact.where, fact.detail), {})[fact.key] = None
     return tuple(
-        dict.fromkeys(
-            _sentence(kind, wheres, keys, detail) for (kind, detail, keys), wheres in alike.items()
-        )
+        _sentence(kind, where, keys, detail) for (kind, where, detail), keys in parts.items()
     )
 
 
-def _sentence(kind: DifferenceKind, wheres: Iterable[str], keys: Iterable[str], detail: str) -> str:
+def _sentence(kind: DifferenceKind, where: str, keys: Iterable[str], detail: str) -> str:
     named = [f"`{printable(key, max_chars=100)}`" for key in keys if key]
-    parts = [printable(where, max_chars=100) for where in wheres if where]
     verb = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} {kind.value}" if named else ""
-    return ": ".join(part for part in (", ".join(parts), verb, printable(detail)) if part)
+    told = (printable(where, max_chars=100), verb, printable(detail))
+    return ": ".join(part for part in told if part)
 
 
 def samples_named(samples: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from belljar.cell.open import open_cell
 from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import ContainmentBreach
 from belljar.events import Kind
+from belljar.host.model import RuntimeFact
 from belljar.image.store import Store
 from belljar.isolation import proofs
 from belljar.isolation.cgroup import plan_groups
@@ -28,7 +29,6 @@ from belljar.isolation.oci.container import Container, open_container
 from belljar.isolation.oci.trees import ensure_tree
 from belljar.isolation.proofs import prove_switch
 from belljar.ledger.schema import check_data
-from belljar.plan.oci import OciRuntime
 from belljar.policy.load import load_policy
 from belljar.probe.run import probe_cell
 from belljar.store.journal import Journal
@@ -222,7 +222,7 @@ async def test_the_kill_switch_tests_itself(
     if not halts:
         monkeypatch.setattr(proofs, "halt", lambda *_: {})
     hold(tmp_path)
-    runtime = OciRuntime(name="runc", kind="runc", path="/usr/sbin/runc", version="")
+    runtime = RuntimeFact(tier="container", name="runc", kind="runc", path="/usr/sbin/runc")
     found = await prove_switch(runtime, home=tmp_path)
     assert (found.works, found.reason) == (
         (True, "") if halts else (False, "its processes were not halted")

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from belljar.isolation.survivors import look, remove_survivors
 from belljar.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
@@ -114,9 +112,3 @@ def test_the_first_range_that_is_large_enough() -> None:
         ("ann:x:65536\nann:100000\n# ann:1:65536\n\nann:-5:65536\nann:１00000:65536\n", None),
     ):
         assert parse_subordinate(text, name="ann", uid=1000) == start, text
-
-
-@given(st.text())
-def test_any_file_is_read(text: str) -> None:
-    """A line that can't be read gives nothing."""
-    parse_subordinate(text, name="ann", uid=1000)

@@ -25,7 +25,6 @@ from belljar.isolation.reap import reap, reaped_event
 from belljar.ledger.rundir import RunDirectory
 from belljar.plan.make import make_plan
 from belljar.plan.model import ImageFacts, MicrovmPlan, OciPlan
-from belljar.plan.oci import OciRuntime
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
@@ -115,7 +114,7 @@ def find_facts(
     def prove_runtime(fact: RuntimeFact) -> Trial:
         from belljar.isolation.proofs import prove_runtime
 
-        return anyio.run(partial(prove_runtime, OciRuntime.of(fact), home=store))
+        return anyio.run(partial(prove_runtime, fact, home=store))
 
     return gather_facts(
         store,

@@ -93,7 +93,6 @@ def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Che
     from anyio import run
 
     from belljar.isolation.proofs import prove_switch
-    from belljar.plan.oci import OciRuntime
 
     if (held := read_hold(home)) is not None:
         yield Check("held", "no", str(held), RELEASE_HINT)
@@ -103,7 +102,7 @@ def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Che
     why = "no runtime starts a container to halt"
     try:
         if proven:
-            trial = run(partial(prove_switch, OciRuntime.of(proven[0]), home=home))
+            trial = run(partial(prove_switch, proven[0], home=home))
             if trial.works:
                 yield Check("kill switch", "ok", "works: halted a test container")
             else:

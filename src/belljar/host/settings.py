@@ -16,7 +16,7 @@ from belljar.dataclass import dataclass, replace
 from belljar.errors import PolicyError, host_errors
 from belljar.policy.limits import Risk
 from belljar.policy.loaded import LoadedPolicy
-from belljar.units import kind_of, printable
+from belljar.units import did_you_mean, kind_of, listed, printable
 
 if TYPE_CHECKING:
     from belljar.policy.model import Policy
@@ -73,7 +73,6 @@ def read_settings() -> Settings:
 
 def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
     """A file's settings. Raises `PolicyError` with its position."""
-    from belljar.policy import fields
     from belljar.policy.yaml_tree import Mark, closest_mark, read_tree
 
     def refused(what: str, mark: Mark) -> PolicyError:
@@ -95,9 +94,11 @@ def parse_settings(text: bytes, *, source: str) -> dict[str, Any]:
             mark = closest_mark(tree, (name,), key=True)
             raise refused(f"{name}: there is no such setting", mark)
         try:
-            found[name] = fields.choice(_KINDS[name]).read(value)
-        except ValueError as exc:
-            raise refused(f"{name}: {exc}", closest_mark(tree, (name,))) from exc
+            found[name] = _KINDS[name](value)
+        except ValueError:
+            words = [str(word.value) for word in _KINDS[name]]
+            what = f"{name}: is not one of {listed(words)}{did_you_mean(value, words)}"
+            raise refused(what, closest_mark(tree, (name,))) from None
     return found
 
 

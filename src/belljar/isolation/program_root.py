@@ -21,9 +21,10 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, host_errors
+from belljar.host.model import RuntimeFact
 from belljar.host.tools import QEMU_MIN, ask_text, at_least
 from belljar.package import program_path
-from belljar.plan.oci import OciCell, OciRuntime
+from belljar.plan.oci import OciCell
 from belljar.plan.qemu import MOUNT_POINTS, Accel
 from belljar.store.locks import in_use, locked
 from belljar.store.scratch import MAKING, owned_name, remove_tree, retire, write_whole
@@ -193,7 +194,7 @@ _REMOVER: Final = Path("/usr/bin/rm")
 _UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
 
 
-def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
+def ensure_runtime_root(home: Path, runtime: RuntimeFact) -> ProgramRoot:
     """Root of runtime and agent. Blocking. Raises `HostError`."""
     program = Path(runtime.path)
     # Where nothing is mounted over it
@@ -217,7 +218,7 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         directory_points=DIRECTORY_POINTS,
         # An unreadable program can't be traced, from its first instruction on. runsc's own process
         # must read what it runs.
-        unreadable=(paths.probe,) if runtime.kind == "runc" else (),
+        unreadable=(paths.probe,) if runtime.kind != "runsc" else (),
     )
     return ensure_root(home, recipe)
 

@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from belljar.dataclass import replace
 from belljar.errors import BelljarError, CellError, host_errors
-from belljar.host.model import Trial
+from belljar.host.model import RuntimeFact, Trial
 from belljar.image.kernel import Kernel
 from belljar.isolation.hold import new_order
 from belljar.isolation.identity import TREE_IDS_START
@@ -29,7 +29,7 @@ from belljar.isolation.oci.trees import ImageTree
 from belljar.isolation.program_root import ensure_runtime_root, ensure_vmm_root
 from belljar.plan.jail import JailBind, JailLimits
 from belljar.plan.make import oci_limits
-from belljar.plan.oci import OciRuntime, oci_shape
+from belljar.plan.oci import oci_shape
 from belljar.plan.qemu import (
     DISK_PATH,
     INITRD_PATH,
@@ -51,7 +51,7 @@ _OPEN_FILES: Final = 1024
 SELF_TEST: Final = "self-test"
 
 
-async def prove_runtime(runtime: OciRuntime, *, home: Path) -> Trial:
+async def prove_runtime(runtime: RuntimeFact, *, home: Path) -> Trial:
     """Have a container's guest agent answer. Raises `HostError`: untried."""
     spec = _container_spec(runtime, home)
     try:
@@ -63,7 +63,7 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> Trial:
     return Trial.of("")
 
 
-async def prove_switch(runtime: OciRuntime, *, home: Path) -> Trial:
+async def prove_switch(runtime: RuntimeFact, *, home: Path) -> Trial:
     """Have the kill switch halt a container. Raises `HostError`, `CellError`: none."""
     spec = _container_spec(runtime, home)
 
@@ -89,7 +89,7 @@ async def prove_switch(runtime: OciRuntime, *, home: Path) -> Trial:
     return Trial.of("; ".join(problems))
 
 
-def _container_spec(runtime: OciRuntime, home: Path) -> ContainerSpec:
+def _container_spec(runtime: RuntimeFact, home: Path) -> ContainerSpec:
     root, cell_id, resources = ensure_runtime_root(home, runtime), new_cell_id(), Resources()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
     arch = platform.machine()

@@ -1,6 +1,7 @@
 """Addresses, MACs and devices of a range, drawn at random. Pure.
 
-Of its /22 the first /24 holds the resolver and the names, the second the cells.
+Of its /22 the first /24 holds the resolver and the names, the second the cells: a policy has fewer
+of both than a /24 has addresses.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from belljar.errors import HostError
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
-# Of a range: each has an address in one /24.
-MAX_NAMES: Final = 250
-MAX_CELLS: Final = 250
 # 128 bits: no range's addresses can be guessed from another's.
 MIN_RANDOM_BYTES: Final = 16
 # RFC 1918's networks, tried in this order: the largest is most likely to have room.
@@ -102,8 +100,6 @@ def lay_out(
     cells = [*cells, *(target.id for target in network.targets if target.id not in cells)]
     if len(set(cells)) != len(cells):
         raise ValueError("a cell's name stands twice")
-    if len(cells) > MAX_CELLS:
-        raise ValueError(f"{len(cells)} cells; a range has at most {MAX_CELLS}")
     ports = tuple(_ports(cells, cells_net, random_bytes))
     free = _shuffled(range(_RESOLVER_HOST + 1, 255), _stream(random_bytes, "names"))
     names = tuple(_names(network, {port.name: port.address for port in ports}, names_net, free))
@@ -156,22 +152,22 @@ def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
 
 def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Iterator[CellPort]:
     hosts = _shuffled(range(1, 255), _stream(random_bytes, "cells"))
-    macs = _macs(_stream(random_bytes, "macs"))
+    drawn = _stream(random_bytes, "macs")
     for index, name in enumerate(names):
-        address, mac, outer = str(net[hosts[index]]), next(macs), next(macs)
-        device = f"p{index}"
-        yield CellPort(name=name, address=address, mac=mac, gateway_mac=outer, outer_device=device)
+        yield CellPort(
+            name=name,
+            address=str(net[hosts[index]]),
+            mac=_mac(drawn),
+            gateway_mac=_mac(drawn),
+            outer_device=f"p{index}",
+        )
 
 
-def _macs(stream: Iterator[int]) -> Iterator[str]:
-    """Random ones, each once: unicast, locally administered (IEEE 802)."""
-    seen: set[bytes] = set()
-    while True:
-        drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])
-        drawn[0] = (drawn[0] & 0xFC) | 0x02
-        if bytes(drawn) not in seen:
-            seen.add(bytes(drawn))
-            yield drawn.hex(":")
+def _mac(stream: Iterator[int]) -> str:
+    """A random one, unicast and locally administered (IEEE 802)."""
+    drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])
+    drawn[0] = (drawn[0] & 0xFC) | 0x02
+    return drawn.hex(":")
 
 
 def _names(
@@ -183,8 +179,6 @@ def _names(
         for name in item.names
     ]
     owned += [(upstream.host, upstream.id, None) for upstream in network.upstreams]
-    if len(owned) > MAX_NAMES:
-        raise ValueError(f"{len(owned)} names; a range has at most {MAX_NAMES}")
     for pattern, owner, address in owned:
         yield NameAddress(pattern=pattern, stand_in=owner, address=address or str(net[free.pop()]))
     for item in network.stand_ins:

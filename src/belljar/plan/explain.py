@@ -96,8 +96,7 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
     how = "EMULATED (no hardware virtualisation)" if plan.emulated else "hardware virtualisation"
     if isinstance(plan, OciPlan):
-        kernel = "gVisor's kernel" if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
-        how = f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
+        how = f"by {plan.oci.runtime.name} {plan.oci.runtime.version}"
     yield "tier", f"{plan.tier}, {how}"
     built = f"{image.name} sha256:{image.digest}" if image else f"{plan.policy.image} (not built)"
     yield "image", built
@@ -115,10 +114,8 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _labelled("decoys", _decoys(plan.policy))
     yield "", ""
     yield "", "The cell can, at its worst,"
-    yield from _labelled("read", radius.read)
-    yield from _labelled("write", radius.write)
-    yield from _labelled("reach", radius.reach)
-    yield from _labelled("consume", radius.consume)
+    for label in ("read", "write", "reach", "consume"):
+        yield from _labelled(label, getattr(radius, label))
     yield "", ""
     yield "", "Between it and this host, outermost first:"
     for number, layer in enumerate(plan.layers, 1):
@@ -263,13 +260,14 @@ def blast_radius(
     if env:
         read.append(f"the environment: {', '.join(printable(name) for name in sorted(env))}")
     nothing = "no internet, no LAN, no metadata service, no DNS, no other cell"
-    reach = [f"no network: {_NO_NETWORK[tier]}, so {nothing}"]
+    seen, no_network, kernel = _OF_TIER[tier]
+    reach = [f"no network: {no_network}, so {nothing}"]
     if network is not None:
         reach = list(_reached(network))
         consumed += _network_bounds(network)
     reach += [
         "this host by one byte pipe, whose every frame is checked",
-        *_KERNEL_REACHED[tier],
+        *kernel,
         f"tools outside of it (MCP servers, web search): {printable(str(policy.host_tools_rule))}",
     ]
     if (model := policy.model) is not None:
@@ -291,30 +289,29 @@ def blast_radius(
     disk = format_size(policy.resources.disk_bytes)
     write = f"its own copy of the file system, in memory, at most {disk}, gone with the cell"
     nowhere = "nothing on this host, and nothing another cell can read"
-    read.append(_HOST_SEEN[tier])
+    read.append(seen)
     return BlastRadius(
         read=tuple(read), write=(write, nowhere), reach=tuple(reach), consume=consumed
     )
 
 
-_HOST_SEEN: Final = {
-    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel shows to "
-    "any process: version, processors, memory, load, uptime",
-    Tier.GVISOR: "of this host, no directory, file, device or process; the number of its "
-    "processors",
-    Tier.MICROVM: "nothing of this host: no directory, file, device or process is shared with it",
-}
-_NO_NETWORK: Final = {
-    Tier.CONTAINER: "a network namespace of its own with nothing but its loopback",
-    Tier.GVISOR: "gVisor's own stack with nothing but its loopback",
-    Tier.MICROVM: "the cell has no network device",
-}
-_KERNEL_REACHED: Final[Mapping[Tier, tuple[str, ...]]] = {
+# Of each tier: what is seen of the host, why there is no network, and which kernel is reached.
+_OF_TIER: Final[Mapping[Tier, tuple[str, str, tuple[str, ...]]]] = {
     Tier.CONTAINER: (
-        "this host's kernel, by the system calls of an allow list (`plan --json` has it)",
+        "no directory, file or process of this host; its kernel's version, memory, load, uptime",
+        "a network namespace of its own with nothing but its loopback",
+        ("this host's kernel, by the system calls of an allow list (`plan --json` has it)",),
     ),
-    Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
-    Tier.MICROVM: (),
+    Tier.GVISOR: (
+        "no directory, file, device or process of this host; the number of its processors",
+        "gVisor's own stack with nothing but its loopback",
+        ("gVisor's kernel; this host's only by what that one asks of it",),
+    ),
+    Tier.MICROVM: (
+        "nothing of this host: no directory, file, device or process",
+        "the cell has no network device",
+        (),
+    ),
 }
 
 

@@ -20,7 +20,7 @@ from belljar.plan.obstacles import (
     size_obstacles,
     tier_obstacles,
 )
-from belljar.plan.oci import OciRuntime, OciShape, oci_shape, writable_inodes
+from belljar.plan.oci import OciShape, oci_shape, writable_inodes
 from belljar.plan.qemu import (
     GuestLimits,
     VmShape,
@@ -226,7 +226,7 @@ def isolation_of(
     fact = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
     shape = oci_shape(
         tier,
-        OciRuntime.of(fact),
+        fact,
         resources,
         arch=facts.arch,
         open_files_max=facts.open_files_max,

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from belljar.dataclass import dataclass, replace
 from belljar.host.model import RuntimeFact
@@ -44,7 +44,6 @@ _MIN_INODES: Final = 16_384
 # A tmpfs holds inodes in the kernel's memory: a disk beyond 16 GiB gets no more of them.
 _MAX_INODES: Final = 4_194_304
 
-RuntimeKind = Literal["runc", "runsc"]
 
 _CAPABILITIES: Final = (
     # What the image's root has when a policy's user is root; the agent hands on no more, and
@@ -196,22 +195,6 @@ def _entries(group: CallGroup) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OciRuntime:
-    """The program that makes containers; `path`: on the host."""
-
-    name: str
-    kind: RuntimeKind
-    path: str
-    version: str
-
-    @classmethod
-    def of(cls, fact: RuntimeFact) -> OciRuntime:
-        """The plan's word for a runtime of this host."""
-        kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
-        return cls(name=fact.name, kind=kind, path=fact.path, version=fact.version)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OciShape:
     """A container; `config`: config.json but for what `OciCell` has.
 
@@ -219,7 +202,7 @@ class OciShape:
     `disk_bytes`, `disk_inodes`: the writable layer's. `devices`: besides the usual six.
     """
 
-    runtime: OciRuntime
+    runtime: RuntimeFact
     memory_max_bytes: int
     disk_bytes: int
     disk_inodes: int
@@ -249,7 +232,7 @@ class OciCell:
 
 def oci_shape(
     tier: Tier,
-    runtime: OciRuntime,
+    runtime: RuntimeFact,
     resources: Resources,
     *,
     arch: str,

@@ -6,8 +6,7 @@ A refusal is a `ValueError` whose text goes to the author.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -58,6 +57,13 @@ class Strict(BaseModel):
     )
 
 
+def models_of(model: type[Strict]) -> Iterator[type[Strict]]:
+    """Yield a model and all that derive from it."""
+    yield model
+    for each in model.__subclasses__():
+        yield from models_of(each)
+
+
 class AtError(ValueError):
     """A refusal, with a path below the checked field."""
 
@@ -66,17 +72,18 @@ class AtError(ValueError):
         self.path = path
 
 
-def list_of(max_count: int, *, min_count: int = 1) -> BeforeValidator:
+def list_of(max_count: int, *, min_count: int = 1) -> Any:  # noqa: ANN401 - pydantic's Field
     """A list of bounded length, read into a tuple."""
+    return Field(strict=False, min_length=min_count, max_length=max_count)
 
-    def read(value: object) -> object:
-        if not isinstance(value, (list, tuple)):
-            raise expected("a list", value)
-        if not min_count <= len(value) <= max_count:
-            raise ValueError(f"{len(value)} items; from {min_count} to {max_count} are allowed")
-        return tuple(value)
 
-    return BeforeValidator(read)
+def amount(default: str) -> Any:  # noqa: ANN401 - pydantic's Field
+    """A size's or duration's field, whose default is written as in a file."""
+    return Field(default, validate_default=True)
+
+
+# Of an enumeration: a file has its members' words. (`load` suggests the nearest.)
+WORD: Final = Field(strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +100,6 @@ class FieldKind:
         return core_schema.no_info_plain_validator_function(
             self.read, json_schema_input_schema=handler.generate_schema(self.written)
         )
-
-
-def choice(words: type[Enum]) -> FieldKind:
-    """One word of an enumeration, or its member."""
-    allowed = [str(word.value) for word in words]
-
-    def read(value: object) -> Enum:
-        if isinstance(value, words):
-            return value
-        if isinstance(value, str) and value in allowed:
-            return words(value)
-        hint = did_you_mean(value, allowed)
-        raise ValueError(f"{quoted(value)} is not one of {listed(allowed)}{hint}")
-
-    return FieldKind(read, Literal[*allowed])
 
 
 def size(least: str, most: str) -> FieldKind:
@@ -134,8 +126,7 @@ def _measure(
             raise ValueError(f"{quoted(value)} is out of range: from {least} to {most}")
         return number(amount)
 
-    told = Field(examples=[example], description=f"From {least} to {most}.")
-    return FieldKind(read, Annotated[str, told])
+    return FieldKind(read)
 
 
 def read_text(value: object, what: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
-from belljar.policy.fields import AtError, Strict
+from belljar.policy.fields import AtError, Strict, models_of
 from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
 from belljar.policy.loaded import (
     DEFAULT_PRESET,
@@ -37,7 +38,7 @@ from belljar.policy.network import Network
 from belljar.policy.sections import FileCopy
 from belljar.policy.stand_ins import MODELS, CellStandIn
 from belljar.policy.yaml_tree import Problem, YamlTree
-from belljar.units import did_you_mean, format_size, kind_of, printable, quoted
+from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
 
 # They are copied into each cell at its start.
 MAX_FILES_BYTES: Final = 500 << 20
@@ -203,19 +204,24 @@ def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetai
 def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     match error["type"]:
         case "extra_forbidden":
-            hint = did_you_mean(str(error["loc"][-1]), sorted(_fields(Strict)))
+            hint = did_you_mean(
+                str(error["loc"][-1]),
+                sorted({name for each in models_of(Strict) for name in each.model_fields}),
+            )
             return f"there is no such field{hint}"
         case "missing":
             return "is missing"
+        case "enum":
+            words = re.findall("'([^']*)'", error["ctx"]["expected"])
+            hint = did_you_mean(error["input"], words)
+            return f"{quoted(error['input'])} is not one of {listed(words)}{hint}"
+        case "tuple_type":
+            return str(kinds.expected("a list", error["input"]))
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
             return str(kinds.expected("a mapping of fields to values", error["input"]))
     return printable(str(error["msg"]), max_chars=200)
-
-
-def _fields(model: type[Strict]) -> set[str]:
-    return set(model.model_fields).union(*map(_fields, model.__subclasses__()))
 
 
 def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterator[Problem]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -20,7 +23,7 @@ from pydantic import (
 
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
-from belljar.policy.fields import AtError, Strict, list_of
+from belljar.policy.fields import AtError, Strict, list_of, models_of
 from belljar.policy.guarding import (
     ACTIONS,
     DEFAULT_ACTIONS,
@@ -101,28 +104,21 @@ class DecoySpec(Strict):
     """A decoy: a file, or a service of the range, that looks valuable and holds values made for one
     sample alone."""
 
-    id: Id = Field(description="Names it in events.")
-    kind: Annotated[DecoyKind, kinds.choice(DecoyKind)] = Field(
-        description="What it pretends to be."
-    )
-    place: Annotated[str, kinds.FieldKind(_read_place)] = Field(
-        default="",
-        description="Its path in the cell (`~/` is the user's home; default the kind's usual "
-        "place), or a service's host name or NAME:PORT.",
-    )
-    count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
-        default=1, description="How many records it has, where its kind holds several."
-    )
-    template: Annotated[str, kinds.TEXT] = Field(
-        default="",
-        description="Of a `text`: what it says; `{secret}` becomes a value of its own. With "
-        "`service` also `{url}`, `{host}`, `{port}`, `{user}`, `{password}`.",
-    )
-    service: Id = Field(
-        default="",
-        description="Of a `dotenv` or `text`: the decoy service whose login it holds; of an "
-        "`ssh_key`: an `ssh`.",
-    )
+    id: Id
+    """Names it in events."""
+    kind: Annotated[DecoyKind, kinds.WORD]
+    """What it pretends to be."""
+    place: Annotated[str, kinds.FieldKind(_read_place)] = ""
+    """Its path in the cell (`~/` is the user's home; default the kind's usual place), or a
+    service's host name or NAME:PORT."""
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
+    """How many records it has, where its kind holds several."""
+    template: Annotated[str, kinds.TEXT] = ""
+    """Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also
+    `{url}`, `{host}`, `{port}`, `{user}`, `{password}`."""
+    service: Id = ""
+    """Of a `dotenv` or `text`: the decoy service whose login it holds; of an `ssh_key`: an `ssh`.
+    """
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> DecoySpec:
@@ -207,14 +203,16 @@ def _specs(decoys: tuple[DecoySpec, ...]) -> tuple[DecoySpec, ...]:
 class ProtectedText(Strict):
     """Data that may not leave."""
 
-    id: Id = Field(description="Names it in events.")
-    file: Annotated[str, kinds.SOURCE] = Field(
-        default="", description="A file below the policy's directory: CSV, or one value a line."
-    )
+    id: Id
+    """Names it in events."""
+    file: Annotated[str, kinds.SOURCE] = ""
+    """A file below the policy's directory: CSV, or one value a line."""
     columns: Annotated[
         tuple[Annotated[str, kinds.LINE], ...], list_of(MAX_COLUMNS, min_count=0)
-    ] = Field(default=(), description="Columns of a CSV file whose values are looked for.")
-    value: Annotated[str, kinds.LINE] = Field(default="", description="One value.")
+    ] = ()
+    """Columns of a CSV file whose values are looked for."""
+    value: Annotated[str, kinds.LINE] = ""
+    """One value."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ProtectedText:
@@ -236,26 +234,19 @@ def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
 class GuardText(Strict):
     """What the egress guard looks for and does."""
 
-    protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = Field(
-        default=(), description="Data of your own that may not leave."
-    )
+    protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = ()
+    """Data of your own that may not leave."""
     classes: Annotated[
         tuple[Literal["card", "iban", "email"], ...], list_of(len(GUARD_CLASSES), min_count=0)
-    ] = Field(
-        default=(),
-        description="Personal data that is looked for. Credentials, private keys and seed "
-        "phrases always are.",
-    )
+    ] = ()
+    """Personal data that is looked for. Credentials, private keys and seed phrases always are."""
     action: Annotated[
-        Mapping[Annotated[Place, kinds.choice(Place)], Annotated[Action, kinds.choice(Action)]],
+        Mapping[Annotated[Place, kinds.WORD], Annotated[Action, kinds.WORD]],
         AfterValidator(_check_actions),
-    ] = Field(
-        default_factory=dict,
-        description="What becomes of what is found. In `range` (sent within the range) and "
-        "`upstream` (to a real service): flag, block, stop. In `output` (taken out of a cell) and "
-        "`model` (to the model's provider): flag, redact, stop.",
-        json_schema_extra={"default": {}},
-    )
+    ] = {}
+    """What becomes of what is found. In `range` (sent within the range) and `upstream` (to a real
+    service): flag, block, stop. In `output` (taken out of a cell) and `model` (to the model's
+    provider): flag, redact, stop."""
 
     def rules(self) -> GuardRules:
         """The same without pydantic."""
@@ -293,87 +284,54 @@ class Policy(Strict):
 
     # A file of another version is refused: what it would leave unbounded is unknown here.
     # `true` equals 1, and is no version.
-    belljar: Annotated[
-        Literal[1], BeforeValidator(lambda value: "" if value is True else value)
-    ] = Field(description="The version of this format.")
-    name: Annotated[str, kinds.NAME] = Field(
-        default="policy",
-        description="What this policy is called in reports; default the file's name.",
-    )
-    risk: Annotated[Risk, kinds.choice(Risk)] = Field(
-        description="How bad the model's worst could be. Decides the least tier: low container, "
-        "medium gvisor, high and critical microvm."
-    )
-    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
-        default=None, description="Only to raise the tier above what the risk demands."
-    )
-    image: Annotated[str, IMAGE] = Field(
-        default="default", description="The root filesystem: an image's name or its sha256 digest."
-    )
-    resources: ResourcesField = Field(
-        default=Resources(),
-        description="What the cell may consume at most.",
-        json_schema_extra={"default": {}},
-    )
-    user: Annotated[str, kinds.USER] | None = Field(
-        default=None,
-        description="Who runs commands: a name, a uid, or uid:gid. Default the image's user.",
-    )
-    workdir: Annotated[str, kinds.WORKDIR] | None = Field(
-        default=None, description="Where commands run. Default the image's working directory."
-    )
+    belljar: Annotated[Literal[1], BeforeValidator(lambda value: "" if value is True else value)]
+    """The version of this format."""
+    name: Annotated[str, kinds.NAME] = "policy"
+    """What this policy is called in reports; default the file's name."""
+    risk: Annotated[Risk, kinds.WORD]
+    """How bad the model's worst could be. Decides the least tier: low container, medium gvisor,
+    high and critical microvm."""
+    tier: Annotated[Tier, kinds.WORD] | None = None
+    """Only to raise the tier above what the risk demands."""
+    image: Annotated[str, IMAGE] = "default"
+    """The root filesystem: an image's name or its sha256 digest."""
+    resources: ResourcesField = Field(default=Resources(), json_schema_extra={"default": {}})
+    """What the cell may consume at most."""
+    user: Annotated[str, kinds.USER] | None = None
+    """Who runs commands: a name, a uid, or uid:gid. Default the image's user."""
+    workdir: Annotated[str, kinds.WORKDIR] | None = None
+    """Where commands run. Default the image's working directory."""
     env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
-        default_factory=dict,
-        max_length=MAX_VARIABLES,
-        description="Environment variables, added to the image's; read-only.",
+        default_factory=dict, max_length=MAX_VARIABLES
     )
-    files: FilesField = Field(default=(), description="Files that are copied in.")
+    """Environment variables, added to the image's; read-only."""
+    files: FilesField = ()
+    """Files that are copied in."""
     network: Annotated[
         Network | None,
         BeforeValidator(read_network, json_schema_input_type=Network | Literal["none"]),
         WrapSerializer(lambda network, dump: "none" if network is None else dump(network)),
-    ] = Field(
-        default=None,
-        description="What the cell reaches, all of it simulated. none: it has no network device "
-        "at all.",
-        json_schema_extra={"default": "none"},
-    )
-    rights: Rights | None = Field(
-        default=None,
-        description="What the workload may do inside its cell beyond an ordinary container's. "
-        "Granted by a tier whose kernel is the cell's own.",
-    )
-    host: HostRules | None = Field(
-        default=None, description="What the host must be for a cell to run on it. Default: nothing."
-    )
-    host_tools: HostToolsField = Field(
-        default=None,
-        description="Tools of the evaluation that act outside of the cell (MCP servers, web "
-        "search). Default refuse for risk high and critical, report below.",
-    )
-    decoys: DecoysField = Field(
-        default=(),
-        description="Fake secrets and services, made for each sample alone: `none`, `standard`, "
-        "or a list.",
-        json_schema_extra={"default": "none"},
-    )
-    guard: GuardText | None = Field(
-        default=None,
-        description="What is looked for in all that leaves the cell, and what becomes of it. "
-        "Default: credentials and decoys are flagged, and blocked on their way to a real service.",
-    )
-    snapshots: bool = Field(
-        default=False, description="Whether a cell in use may be saved and forked."
-    )
-    model: ModelBlock | None = Field(
-        default=None, description="Makes this the policy of a model cell, which has no network."
-    )
-    on: Mapping[Annotated[Trigger, kinds.choice(Trigger)], Annotated[Stop, kinds.choice(Stop)]] = (
-        Field(
-            default_factory=dict,
-            description="What is stopped when something happens. Default: a breach stops the run.",
-        )
-    )
+    ] = Field(default=None, json_schema_extra={"default": "none"})
+    """What the cell reaches, all of it simulated. none: it has no network device at all."""
+    rights: Rights | None = None
+    """What the workload may do inside its cell beyond an ordinary container's. Granted by a tier
+    whose kernel is the cell's own."""
+    host: HostRules | None = None
+    """What the host must be for a cell to run on it. Default: nothing."""
+    host_tools: HostToolsField = None
+    """Tools of the evaluation that act outside of the cell (MCP servers, web search). Default
+    refuse for risk high and critical, report below."""
+    decoys: DecoysField = Field(default=(), json_schema_extra={"default": "none"})
+    """Fake secrets and services, made for each sample alone: `none`, `standard`, or a list."""
+    guard: GuardText | None = None
+    """What is looked for in all that leaves the cell, and what becomes of it. Default: credentials
+    and decoys are flagged, and blocked on their way to a real service."""
+    snapshots: bool = False
+    """Whether a cell in use may be saved and forked."""
+    model: ModelBlock | None = None
+    """Makes this the policy of a model cell, which has no network."""
+    on: Mapping[Annotated[Trigger, kinds.WORD], Annotated[Stop, kinds.WORD]] = {}
+    """What is stopped when something happens. Default: a breach stops the run."""
 
     @field_validator("tier", mode="after")
     @classmethod
@@ -466,7 +424,24 @@ class Policy(Strict):
         return self.model_dump(mode="json")
 
 
+def _docstrings(model: type) -> Iterator[tuple[str, str]]:
+    """The fields of a class with the texts below them."""
+    if not issubclass(model, Strict):
+        return
+    (cls,) = ast.parse(inspect.getsource(model)).body
+    for field, below in pairwise(getattr(cls, "body", ())):
+        match field, below:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, " ".join(text.split())
+
+
 def policy_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a policy file, for editors."""
+    schema, models = Policy.model_json_schema(), {each.__name__: each for each in models_of(Strict)}
+    for name, described in [("Policy", schema), *schema["$defs"].items()]:
+        properties = described.get("properties", {})
+        for cls in reversed(models[name].mro() if properties else ()):
+            for field, text in _docstrings(cls):
+                properties[field]["description"] = text
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return dialect | Policy.model_json_schema() | {"title": "Belljar policy"}
+    return dialect | schema | {"title": "Belljar policy"}

@@ -45,23 +45,20 @@ _REASON: Final = kinds.checked(
 class Upstream(Strict):
     """A real service that the gateway may dial, within a budget."""
 
-    host: Annotated[str, kinds.HOST] = Field(description="Exactly this host name.")
-    ports: Annotated[tuple[Annotated[int, kinds.PORT_NUMBER], ...], list_of(MAX_PORTS)] = Field(
-        description="TCP ports, as numbers: HTTP at 80, HTTPS at the others."
-    )
-    methods: Annotated[tuple[kinds.Method, ...], list_of(7)] = Field(
-        description="HTTP methods that are passed on."
-    )
-    budget: Annotated[int, kinds.size("1KiB", "100GiB")] = Field(
-        description="The most bytes of each sample, both directions; a dial costs 512."
-    )
+    host: Annotated[str, kinds.HOST]
+    """Exactly this host name."""
+    ports: Annotated[tuple[Annotated[int, kinds.PORT_NUMBER], ...], list_of(MAX_PORTS)]
+    """TCP ports, as numbers: HTTP at 80, HTTPS at the others."""
+    methods: Annotated[tuple[kinds.Method, ...], list_of(7)]
+    """HTTP methods that are passed on."""
+    budget: Annotated[int, kinds.size("1KiB", "100GiB")]
+    """The most bytes of each sample, both directions; a dial costs 512."""
     run_budget: Annotated[int, kinds.size("1KiB", "100TiB")] | None = Field(
         default=None,
         description=f"The most of all samples of a run. Default: {RUN_BUDGETS} times `budget`.",
     )
-    reason: Annotated[str, _REASON] = Field(
-        description="Why a stand-in would not do, in a sentence; shown in plan and report."
-    )
+    reason: Annotated[str, _REASON]
+    """Why a stand-in would not do, in a sentence; shown in plan and report."""
 
     @property
     def whole_run(self) -> int:
@@ -78,16 +75,10 @@ class Upstream(Strict):
 class Record(Strict):
     """The bounds of a range's record."""
 
-    packets: Annotated[int, kinds.size("1MiB", "64GiB")] = Field(
-        default=512 << 20,
-        description="The packet record at most; a cell that sends more makes the sample void.",
-        json_schema_extra={"default": "512MiB"},
-    )
-    events: Annotated[int, kinds.size("16MiB", "1TiB")] = Field(
-        default=1 << 30,
-        description="The range's events and kept bodies at most; a further one ends the range.",
-        json_schema_extra={"default": "1GiB"},
-    )
+    packets: Annotated[int, kinds.size("1MiB", "64GiB")] = kinds.amount("512MiB")
+    """The packet record at most; a cell that sends more makes the sample void."""
+    events: Annotated[int, kinds.size("16MiB", "1TiB")] = kinds.amount("1GiB")
+    """The range's events and kept bodies at most; a further one ends the range."""
 
 
 def _read_ids(value: object) -> object:
@@ -112,38 +103,32 @@ def _read_ids(value: object) -> object:
 class OwnCell(Strict):
     """How other cells reach the sample's own cell. Without this block they can't."""
 
-    names: HostNames = Field(description="Host names, exact.")
-    ports: Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
+    names: HostNames
+    """Host names, exact."""
+    ports: Ports
+    """TCP ports that can be reached; `[all]`: every one."""
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
 
 
 class Network(Strict):
     """Everything that can be reached, by name."""
 
-    default: Literal["deny", "simulate"] = Field(
-        default="deny",
-        description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that "
-        "answers plausibly and records (simulate).",
-    )
-    sink: bool = Field(
-        default=False,
-        description="TCP to a port that nobody has is recorded and closed, not refused.",
-    )
+    default: Literal["deny", "simulate"] = "deny"
+    """What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that answers plausibly
+    and records (simulate)."""
+    sink: bool = False
+    """TCP to a port that nobody has is recorded and closed, not refused."""
     stand_ins: Annotated[
         Mapping[str, AnyStandIn],
         BeforeValidator(_read_ids, json_schema_input_type=dict[str, AnyStandIn]),
-    ] = Field(default_factory=dict, description="Simulated endpoints, by name.")
-    upstreams: Annotated[tuple[Upstream, ...], list_of(MAX_UPSTREAMS, min_count=0)] = Field(
-        default=(), description="REAL services that the gateway may dial. Risk low and medium only."
-    )
-    own_cell: OwnCell | None = Field(
-        default=None, description="Where target cells reach the sample's own. Default: nowhere."
-    )
-    record: Record = Field(
-        default=Record(),
-        description="How much of what passes is kept.",
-        json_schema_extra={"default": {}},
-    )
+    ] = {}
+    """Simulated endpoints, by name."""
+    upstreams: Annotated[tuple[Upstream, ...], list_of(MAX_UPSTREAMS, min_count=0)] = ()
+    """REAL services that the gateway may dial. Risk low and medium only."""
+    own_cell: OwnCell | None = None
+    """Where target cells reach the sample's own. Default: nowhere."""
+    record: Record = Field(default=Record(), json_schema_extra={"default": {}})
+    """How much of what passes is kept."""
 
     @model_validator(mode="after")
     def _each_once(self) -> Network:

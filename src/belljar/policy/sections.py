@@ -47,44 +47,27 @@ IMAGE: Final = kinds.checked(
 )
 
 
-def _amount(default: float, shown: str, description: str) -> Any:  # noqa: ANN401 - pydantic's Field
-    return Field(default=default, description=description, json_schema_extra={"default": shown})
-
-
 class ResourcesText(Strict):
     """Resources as they stand in the file."""
 
-    cpus: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=_DEFAULT.cpus, description="Virtual processors."
+    cpus: Annotated[int, Field(ge=1, le=64)] = _DEFAULT.cpus
+    """Virtual processors."""
+    memory: Annotated[int, kinds.size("64MiB", "256GiB")] = kinds.amount("512MiB")
+    """Memory for the cell's processes. From 64MiB to 256GiB."""
+    disk: Annotated[int, kinds.size("16MiB", "256GiB")] = kinds.amount("512MiB")
+    """Room for what the cell writes, in memory too. From 16MiB to 256GiB."""
+    processes: Annotated[int, Field(ge=16, le=32768)] = _DEFAULT.processes
+    """Processes and threads at one time."""
+    lifetime: Annotated[float, kinds.duration("10s", "7d")] = kinds.amount("4h")
+    """After this long the cell is destroyed, whatever it does. From 10s to 7d."""
+    exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
+        _DEFAULT.exec_timeout_s, json_schema_extra={"default": "10m"}
     )
-    memory: Annotated[int, kinds.size("64MiB", "256GiB")] = _amount(
-        _DEFAULT.memory_bytes, "512MiB", "Memory for the cell's processes. From 64MiB to 256GiB."
-    )
-    disk: Annotated[int, kinds.size("16MiB", "256GiB")] = _amount(
-        _DEFAULT.disk_bytes,
-        "512MiB",
-        "Room for what the cell writes; it is held in memory too. From 16MiB to 256GiB.",
-    )
-    processes: Annotated[int, Field(ge=16, le=32768)] = Field(
-        default=_DEFAULT.processes, description="Processes and threads at one time."
-    )
-    lifetime: Annotated[float, kinds.duration("10s", "7d")] = _amount(
-        _DEFAULT.lifetime_s,
-        "4h",
-        "After this long the cell is destroyed, whatever it does. From 10s to 7d.",
-    )
-    exec_timeout: Annotated[float, kinds.duration("1s", "1d")] = _amount(
-        _DEFAULT.exec_timeout_s,
-        "10m",
-        "After this long a command without a timeout of its own is killed with its whole tree. "
-        "From 1s to 1d, at most the lifetime.",
-    )
-    output: Annotated[int, kinds.size("1KiB", "256MiB")] = _amount(
-        _DEFAULT.output_bytes,
-        "10MiB",
-        "The most that is kept of each output stream of one command; the rest is dropped and "
-        "counted. From 1KiB to 256MiB.",
-    )
+    """After this long a command without a timeout of its own is killed with its whole tree. From 1s
+    to 1d, at most the lifetime."""
+    output: Annotated[int, kinds.size("1KiB", "256MiB")] = kinds.amount("10MiB")
+    """The most that is kept of each output stream of one command; the rest is dropped and counted.
+    From 1KiB to 256MiB."""
 
     @field_validator("exec_timeout", mode="after")
     @classmethod
@@ -120,29 +103,27 @@ else:
 class HostRules(Strict):
     """What must hold of the host while a cell runs on it."""
 
-    air_gap: Literal["required"] = Field(
-        description="`required`: a run is refused unless `belljar airgap check` finds every way "
-        "beyond the host absent, and void if one appears while it runs."
-    )
+    air_gap: Literal["required"]
+    """`required`: a run is refused unless `belljar airgap check` finds every way beyond the host
+    absent, and void if one appears while it runs."""
 
 
 class FileCopy(Strict):
     """A file that is copied into the cell."""
 
-    source: Annotated[str, kinds.SOURCE] = Field(
-        description="The file, below the policy's own directory and relative to it."
-    )
-    target: Annotated[str, kinds.TARGET] = Field(
-        description="Its path in the cell, absolute or relative to the working directory."
-    )
+    source: Annotated[str, kinds.SOURCE]
+    """The file, below the policy's own directory and relative to it."""
+    target: Annotated[str, kinds.TARGET]
+    """Its path in the cell, absolute or relative to the working directory."""
     mode: (
         Annotated[int, kinds.MODE, PlainSerializer(lambda mode: f"{mode:04o}", return_type=str)]
         | None
-    ) = Field(default=None, description='Permissions as octal digits in quotes; default "0644".')
-    owner: Annotated[str, kinds.USER] | None = Field(
-        default=None, description="Who owns it in the cell; default the cell's user."
-    )
-    secret: bool = Field(default=False, description="A cell that has it is not saved or forked.")
+    ) = None
+    """Permissions as octal digits in quotes; default "0644"."""
+    owner: Annotated[str, kinds.USER] | None = None
+    """Who owns it in the cell; default the cell's user."""
+    secret: bool = False
+    """A cell that has it is not saved or forked."""
 
 
 def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
@@ -180,19 +161,15 @@ class Rights(Strict):
         list_of(len(CAPABILITIES), min_count=0),
         AfterValidator(lambda names: tuple(sorted({*names} - USUAL_CAPABILITIES))),
         PlainSerializer(list, return_type=list[str]),
-    ] = Field(default=(), description="Capabilities of root in the cell, beside the usual ones.")
-    seccomp: Literal["default", "unconfined"] = Field(
-        default="default", description="unconfined: the calls by which debuggers work."
-    )
-    setuid_programs: Literal["off", "auto", "on"] = Field(
-        default="off",
-        description="Whether `su`, `sudo` and other set-user-ID programs gain their owner's "
-        "rights, as in Docker. auto: where the tier grants it; on: only such a tier will do.",
-    )
-    privileged: bool = Field(
-        default=False,
-        description="All rights that the cell's tier grants, but for set-user-ID programs.",
-    )
+    ] = ()
+    """Capabilities of root in the cell, beside the usual ones."""
+    seccomp: Literal["default", "unconfined"] = "default"
+    """unconfined: the calls by which debuggers work."""
+    setuid_programs: Literal["off", "auto", "on"] = "off"
+    """Whether `su`, `sudo` and other set-user-ID programs gain their owner's rights, as in Docker.
+    auto: where the tier grants it; on: only such a tier will do."""
+    privileged: bool = False
+    """All rights that the cell's tier grants, but for set-user-ID programs."""
 
     def common(self, other: Rights | None) -> Rights:
         """What both ask for; `privileged`: a tier's whole list; None bounds nothing."""
@@ -277,62 +254,47 @@ def _read_server(value: object) -> object:
 class Weights(Strict):
     """The model's weights, which the store has by their digest."""
 
-    sha256: Annotated[str, _SHA256] = Field(
-        description="The digest that `belljar model add` printed."
-    )
+    sha256: Annotated[str, _SHA256]
+    """The digest that `belljar model add` printed."""
 
 
 class Gpu(Strict):
     """NVIDIA GPUs for the server, with which it reaches this host's driver."""
 
-    devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of(16)] = Field(
-        description="Device files of this host's GPUs: `/dev/nvidia0` and so on."
-    )
-    reason: Annotated[str, kinds.LINE] | None = Field(
-        default=None, description="Why this is acceptable; needed for risk high and critical."
-    )
+    devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of(16)]
+    """Device files of this host's GPUs: `/dev/nvidia0` and so on."""
+    reason: Annotated[str, kinds.LINE] | None = None
+    """Why this is acceptable; needed for risk high and critical."""
 
 
 class ModelBlock(Strict):
     """A model server in a cell of its own."""
 
-    weights: Weights = Field(description="The weights, which the cell gets read-only at /weights.")
+    weights: Weights
+    """The weights, which the cell gets read-only at /weights."""
     server: Annotated[
         Literal["llama_cpp", "vllm"] | tuple[str, ...],
         BeforeValidator(
             _read_server, json_schema_input_type=Literal["llama_cpp", "vllm"] | list[str]
         ),
-    ] = Field("llama_cpp", description="`llama_cpp`, `vllm`, or an OpenAI-like server's command.")
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(
-        8080, description="Where it listens, on the cell's own loopback."
-    )
-    context: Annotated[int, Field(ge=128, le=1 << 24)] = Field(
-        4096, description="Tokens of one request, prompt and answer together."
-    )
-    parallel: Annotated[int, Field(ge=1, le=32)] = Field(
-        1, description="Requests that it answers at one time."
-    )
-    start_timeout: Annotated[float, kinds.duration("1s", "1h")] = Field(
-        300.0,
-        description="After this long without an answer the server counts as broken.",
-        json_schema_extra={"default": "5m"},
-    )
-    request_timeout: Annotated[float, kinds.duration("1s", "1d")] = Field(
-        600.0,
-        description="After this long a request is given up.",
-        json_schema_extra={"default": "10m"},
-    )
-    answer: Annotated[int, kinds.size("1KiB", "1GiB")] = Field(
-        16 << 20,
-        description="The most of one answer; more is a violation, which ends the cell.",
-        json_schema_extra={"default": "16MiB"},
-    )
-    record: Literal["text", "digest"] = Field(
-        "text", description="What is kept of requests and answers besides sizes and digests."
-    )
-    gpu: Gpu | None = Field(
-        None, description="GPUs that the cell gets; only tier container passes them through."
-    )
+    ] = "llama_cpp"
+    """`llama_cpp`, `vllm`, or an OpenAI-like server's command."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    """Where it listens, on the cell's own loopback."""
+    context: Annotated[int, Field(ge=128, le=1 << 24)] = 4096
+    """Tokens of one request, prompt and answer together."""
+    parallel: Annotated[int, Field(ge=1, le=32)] = 1
+    """Requests that it answers at one time."""
+    start_timeout: Annotated[float, kinds.duration("1s", "1h")] = kinds.amount("5m")
+    """After this long without an answer the server counts as broken."""
+    request_timeout: Annotated[float, kinds.duration("1s", "1d")] = kinds.amount("10m")
+    """After this long a request is given up."""
+    answer: Annotated[int, kinds.size("1KiB", "1GiB")] = kinds.amount("16MiB")
+    """The most of one answer; more is a violation, which ends the cell."""
+    record: Literal["text", "digest"] = "text"
+    """What is kept of requests and answers besides sizes and digests."""
+    gpu: Gpu | None = None
+    """GPUs that the cell gets; only tier container passes them through."""
 
     @property
     def devices(self) -> tuple[str, ...]:

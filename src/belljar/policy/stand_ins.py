@@ -69,12 +69,11 @@ class StandIn(Strict):
     directory_field: ClassVar[str] = ""  # names an author's directory
 
     kind: str
-    names: kinds.Names = Field(
-        description="Host names, exact or `*.` and a name (one more label); an exact name wins."
-    )
-    ports: kinds.Ports | None = Field(
-        default=None, description="TCP ports: NUMBER or NUMBER/PROTOCOL. Default by kind."
-    )
+    """What it plays."""
+    names: kinds.Names
+    """Host names, exact or `*.` and a name (one more label); an exact name wins."""
+    ports: kinds.Ports | None = None
+    """TCP ports: NUMBER or NUMBER/PROTOCOL. Default by kind."""
 
     @model_validator(mode="after")
     def _speaks(self) -> StandIn:
@@ -120,13 +119,11 @@ class HttpStandIn(StandIn):
 
     directory_field: ClassVar[str] = "files"
 
-    kind: Literal["http"] = Field(description="What it plays.")
-    routes: Annotated[tuple[Mapping[str, Any], ...], list_of(MAX_WORDS, min_count=0)] = Field(
-        description="What is answered: the first route that fits a request."
-    )
-    files: Directory | None = Field(
-        default=None, description="A directory of the files that `routes` name."
-    )
+    kind: Literal["http"]
+    routes: Annotated[tuple[Mapping[str, Any], ...], list_of(MAX_WORDS, min_count=0)]
+    """What is answered: the first route that fits a request."""
+    files: Directory | None = None
+    """A directory of the files that `routes` name."""
 
 
 class HarStandIn(StandIn):
@@ -134,8 +131,9 @@ class HarStandIn(StandIn):
 
     file_field: ClassVar[str] = "recording"
 
-    kind: Literal["har"] = Field(description="What it plays.")
-    recording: Relative = Field(description="The HAR file, in a directory of its own.")
+    kind: Literal["har"]
+    recording: Relative
+    """The HAR file, in a directory of its own."""
 
 
 class RegistryStandIn(StandIn):
@@ -143,8 +141,9 @@ class RegistryStandIn(StandIn):
 
     directory_field: ClassVar[str] = "packages"
 
-    kind: Literal["pypi", "npm", "debian"] = Field(description="What it plays.")
-    packages: Directory = Field(description="The directory of the packages.")
+    kind: Literal["pypi", "npm", "debian"]
+    packages: Directory
+    """The directory of the packages."""
 
 
 class GitStandIn(StandIn):
@@ -152,10 +151,9 @@ class GitStandIn(StandIn):
 
     directory_field: ClassVar[str] = "repositories"
 
-    kind: Literal["git"] = Field(description="What it plays.")
-    repositories: Directory | None = Field(
-        default=None, description="The directory of repositories. Default: none."
-    )
+    kind: Literal["git"]
+    repositories: Directory | None = None
+    """The directory of repositories. Default: none."""
 
 
 class SmtpStandIn(StandIn):
@@ -164,7 +162,7 @@ class SmtpStandIn(StandIn):
     protocols: ClassVar[tuple[str, ...]] = ("smtp", "smtps")
     usual_ports: ClassVar[tuple[int, ...]] = (25, 465, 587)
 
-    kind: Literal["smtp"] = Field(description="What it plays.")
+    kind: Literal["smtp"]
 
 
 class MetadataStandIn(StandIn):
@@ -173,48 +171,42 @@ class MetadataStandIn(StandIn):
     protocols: ClassVar[tuple[str, ...]] = ("http",)
     usual_ports: ClassVar[tuple[int, ...]] = (80,)
 
-    kind: Literal["metadata"] = Field(description="What it plays.")
+    kind: Literal["metadata"]
     names: Annotated[
         tuple[Annotated[str, kinds.PATTERN], ...], list_of(kinds.MAX_NAMES, min_count=0)
-    ] = Field(default=(), description="Host names. Default: none, only the address.")
+    ] = ()
+    """Host names. Default: none, only the address."""
 
 
 class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
-    kind: Literal["openai"] = Field(description="What it plays.")
+    kind: Literal["openai"]
 
 
 class Health(Strict):
     """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
     answers with less than 400, or the image's own check."""
 
-    command: Words | None = Field(default=None, description="A command in the cell, as words.")
-    http: Annotated[str, kinds.URL_PATH] | None = Field(
-        default=None, description="A path, asked for at `port`."
-    )
-    port: Annotated[int, kinds.PORT_NUMBER] | None = Field(
-        default=None, description="The port of `http`."
-    )
-    image: bool | None = Field(
-        default=None, description="`true`: the image's own check; `false`: none, whatever it has."
-    )
-    times: Times | None = Field(
-        default=None,
-        description="With `image: true`: what replaces the image's own, in seconds (`2s`); "
-        "`retries` is a number.",
-    )
-    interval: Annotated[float, kinds.duration("100ms", "5m")] = Field(
-        default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
-    )
-    timeout: Annotated[float, kinds.duration("100ms", "5m")] = Field(
-        default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
-    )
-    retries: Annotated[int, Field(ge=1, le=1000)] = Field(default=30, description="Tries at most.")
-    within: Annotated[float, kinds.duration("1s", "1d")] | None = Field(
-        default=None,
-        description="From the first try to the end of the last. Default: as long as they take.",
-    )
+    command: Words | None = None
+    """A command in the cell, as words."""
+    http: Annotated[str, kinds.URL_PATH] | None = None
+    """A path, asked for at `port`."""
+    port: Annotated[int, kinds.PORT_NUMBER] | None = None
+    """The port of `http`."""
+    image: bool | None = None
+    """`true`: the image's own check; `false`: none, whatever it has."""
+    times: Times | None = None
+    """With `image: true`: what replaces the image's own, in seconds (`2s`); `retries` is a number.
+    """
+    interval: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount("1s")
+    """Between two tries."""
+    timeout: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount("5s")
+    """Of one try."""
+    retries: Annotated[int, Field(ge=1, le=1000)] = 30
+    """Tries at most."""
+    within: Annotated[float, kinds.duration("1s", "1d")] | None = None
+    """From the first try to the end of the last. Default: as long as they take."""
 
     @model_validator(mode="after")
     def _one(self) -> Health:
@@ -238,69 +230,51 @@ class TargetStandIn(StandIn):
     protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
     usual_ports: ClassVar[tuple[int, ...]] = ()
 
-    names: kinds.HostNames = Field(description="Host names, exact.")
-    ports: kinds.Ports = Field(description="TCP ports that can be reached; `[all]`: every one.")
-    image: Annotated[str, IMAGE] = Field(
-        default="default", description="The cell's root filesystem."
-    )
-    env: Env = Field(
-        default_factory=dict,
-        max_length=MAX_WORDS,
-        description="Environment variables, added to the image's.",
-    )
-    user: Annotated[str, kinds.USER] | None = Field(
-        default=None, description="Who it runs as. Default the image's."
-    )
-    workdir: Annotated[str, kinds.WORKDIR] | None = Field(
-        default=None, description="Where it runs. Default the image's working directory."
-    )
+    names: kinds.HostNames
+    """Host names, exact."""
+    ports: kinds.Ports
+    """TCP ports that can be reached; `[all]`: every one."""
+    image: Annotated[str, IMAGE] = "default"
+    """The cell's root filesystem."""
+    env: Env = Field(default_factory=dict, max_length=MAX_WORDS)
+    """Environment variables, added to the image's."""
+    user: Annotated[str, kinds.USER] | None = None
+    """Who it runs as. Default the image's."""
+    workdir: Annotated[str, kinds.WORKDIR] | None = None
+    """Where it runs. Default the image's working directory."""
     health: HealthField = None
-    tier: Annotated[Tier, kinds.choice(Tier)] | None = Field(
-        default=None, description="Only to raise the cell's tier above the range's."
-    )
+    tier: Annotated[Tier, kinds.WORD] | None = None
+    """Only to raise the cell's tier above the range's."""
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
     awaits: (
         Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(kinds.MAX_NAMES, min_count=0)]
         | None
-    ) = Field(
-        default=None,
-        description="The target cells before it that must be healthy when it starts. Default: all.",
-    )
-    resources: ResourcesField = Field(
-        default=Resources(),
-        description="What the cell may consume at most.",
-        json_schema_extra={"default": {}},
-    )
-    rights: Rights | None = Field(
-        default=None, description="What it may do inside beyond an ordinary container's workload."
-    )
+    ) = None
+    """The target cells before it that must be healthy when it starts. Default: all."""
+    resources: ResourcesField = Field(default=Resources(), json_schema_extra={"default": {}})
+    """What the cell may consume at most."""
+    rights: Rights | None = None
+    """What it may do inside beyond an ordinary container's workload."""
 
 
 class ServiceProgram(Strict):
     """What a service runs, and how it is known that it serves."""
 
     health: HealthField = None
-    command: AnyWords | None = Field(
-        default=None, description="What runs in it; `[]`: nothing. Default the image's."
-    )
-    arguments: AnyWords | None = Field(
-        default=None, description="Behind the image's entrypoint, instead of its command."
-    )
+    command: AnyWords | None = None
+    """What runs in it; `[]`: nothing. Default the image's."""
+    arguments: AnyWords | None = None
+    """Behind the image's entrypoint, instead of its command."""
     directories: (
         Annotated[tuple[Annotated[str, DIRECTORY], ...], list_of(kinds.MAX_PORTS)] | None
-    ) = Field(
-        default=None,
-        description="Made, as root's with mode 0755, where the image does not have them; a "
-        "mode, uid or gid (`/scratch:mode=1777,uid=1000`) is given to the image's, too.",
-    )
-    restart: Annotated[str, RESTART] | None = Field(
-        default=None,
-        description="When a program that ends before it is ready is started again, at most ten "
-        "times: `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`.",
-    )
-    completes: bool = Field(
-        default=False, description="Its program ends, with status 0, before what comes after it."
-    )
+    ) = None
+    """Made, as root's with mode 0755, where the image does not have them; a mode, uid or gid
+    (`/scratch:mode=1777,uid=1000`) is given to the image's, too."""
+    restart: Annotated[str, RESTART] | None = None
+    """When a program that ends before it is ready is started again, at most ten times: `no`,
+    `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`."""
+    completes: bool = False
+    """Its program ends, with status 0, before what comes after it."""
 
     @model_validator(mode="after")
     def _one_program(self) -> Self:
@@ -314,8 +288,9 @@ class ServiceProgram(Strict):
 class CellStandIn(ServiceProgram, TargetStandIn):
     """A cell of an image and a command."""
 
-    kind: Literal["cell"] = Field(description="What it plays.")
-    files: FilesField = Field(default=(), description="Files that are copied in.")
+    kind: Literal["cell"]
+    files: FilesField = ()
+    """Files that are copied in."""
 
 
 class PythonStandIn(TargetStandIn):
@@ -323,7 +298,7 @@ class PythonStandIn(TargetStandIn):
 
     directory_field: ClassVar[str] = "files"
 
-    kind: Literal["python"] = Field(description="What it plays.")
+    kind: Literal["python"]
     app: Annotated[
         str,
         kinds.checked(
@@ -332,10 +307,10 @@ class PythonStandIn(TargetStandIn):
             # As gunicorn and uvicorn name an application.
             re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII).fullmatch,
         ),
-    ] = Field(description="The app as `module:name`, as in `shop.main:app`.")
-    files: Directory = Field(
-        description="The directory of the app's modules; it is copied into the cell."
-    )
+    ]
+    """The app as `module:name`, as in `shop.main:app`."""
+    files: Directory
+    """The directory of the app's modules; it is copied into the cell."""
 
 
 # `network` looks a `kind` up here before pydantic does, to suggest the nearest word.

@@ -10,12 +10,12 @@ from functools import partial
 
 import pytest
 
+from belljar.host.model import RuntimeFact
 from belljar.plan.oci import (
     AGENT_IN_CELL,
     ID_COUNT,
     PROBE_IN_CELL,
     OciCell,
-    OciRuntime,
     OciShape,
     oci_config,
     oci_shape,
@@ -24,8 +24,12 @@ from belljar.plan.oci import (
 from belljar.policy.limits import NOTHING_GRANTED, Granted, Resources, Tier
 
 TIERS = (Tier.CONTAINER, Tier.GVISOR)
-RUNC = OciRuntime(name="runc", kind="runc", path="/usr/sbin/runc", version="1.1.5")
-RUNSC = OciRuntime(name="runsc", kind="runsc", path="/usr/bin/runsc", version="20240729")
+RUNC = RuntimeFact(
+    tier="container", name="runc", kind="runc", path="/usr/sbin/runc", version="1.1.5"
+)
+RUNSC = RuntimeFact(
+    tier="gvisor", name="runsc", kind="runsc", path="/usr/bin/runsc", version="20240729"
+)
 CELL = OciCell(hostname="host-1")
 
 
@@ -34,7 +38,7 @@ def shape_of(tier: Tier, *, open_files_max: int = 1 << 20) -> OciShape:
     return oci_shape(tier, RUNC, Resources(), arch="x86_64", open_files_max=open_files_max)
 
 
-def made(runtime: OciRuntime, rights: Granted = NOTHING_GRANTED) -> OciShape:
+def made(runtime: RuntimeFact, rights: Granted = NOTHING_GRANTED) -> OciShape:
     """As this runtime makes it, with these rights."""
     return oci_shape(
         Tier.GVISOR, runtime, Resources(), arch="x86_64", open_files_max=1024, rights=rights
@@ -138,7 +142,7 @@ def test_the_command_line_is_the_runtimes_own() -> None:
 
 
 @pytest.mark.parametrize(("tier", "runtime"), [*zip(TIERS, (RUNC, RUNSC), strict=True)])
-def test_a_port_is_in_the_stages_network_namespace(tier: Tier, runtime: OciRuntime) -> None:
+def test_a_port_is_in_the_stages_network_namespace(tier: Tier, runtime: RuntimeFact) -> None:
     """A container has none of its own then, and so no right over it."""
     shape = oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024)
     alone, connected = oci_config(shape, CELL), oci_config(shape, replace(CELL, has_port=True))

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.policy import fields as kinds
-from belljar.policy.limits import Risk
 from belljar.policy.sections import IMAGE
 from belljar.units import printable
 
@@ -19,11 +18,10 @@ ANYTHING = st.recursive(
     max_leaves=5,
 )
 SIZE, TIME = kinds.size("1MiB", "1GiB"), kinds.duration("1s", "1h")
-RISK = kinds.choice(Risk)
 EVERY_KIND = [
     *(kinds.NAME, IMAGE, kinds.USER, kinds.WORKDIR, kinds.TARGET, kinds.SOURCE, kinds.MODE),
     *(kinds.DIRECTORY, kinds.LINE, kinds.TEXT, kinds.URL_PATH, kinds.ENV_NAME, kinds.ENV_VALUE),
-    *(RISK, SIZE, TIME),
+    *(SIZE, TIME),
 ]
 
 
@@ -80,7 +78,6 @@ REFUSED: list[tuple[kinds.FieldKind, str, tuple[object, ...]]] = [
     (kinds.URL_PATH, "not the path of a URL", ("health", "/a b")),
     (SIZE, "from 1MiB to 1GiB", ("2GiB", 512)),
     (TIME, "from 1s to 1h", ("2h",)),
-    (RISK, "did you mean `high`?", ("HIGH", "hgh")),
 ]
 
 

@@ -15,7 +15,7 @@ from belljar.errors import PolicyError
 from belljar.plan.make import granted
 from belljar.plan.obstacles import refusals
 from belljar.policy import limits, sections
-from belljar.policy.limits import Resources, Risk, Tier, demanded_tier, least_tier
+from belljar.policy.limits import Resources, Risk, Tier
 from belljar.policy.load import Examined, examine, policy_of
 from belljar.policy.model import Policy
 from belljar.policy.sections import CellData, FileCopy, ModelBlock, Rights, TaskFile, trees_of
@@ -106,19 +106,6 @@ def test_words_are_compared_by_place_and_not_by_spelling() -> None:
     assert Tier.MICROVM >= Tier.MICROVM > Tier.GVISOR > Tier.CONTAINER <= Tier.CONTAINER
     with pytest.raises(TypeError):
         assert Risk.LOW < Tier.MICROVM
-
-
-@pytest.mark.promise("1.2")
-@pytest.mark.parametrize("risk", list(Risk))
-@pytest.mark.parametrize("asked", [None, *Tier])
-def test_a_tier_is_raised_and_never_lowered(risk: Risk, asked: Tier | None) -> None:
-    """What is demanded is never below the least, and asking for less is refused with the hint."""
-    if asked is not None and asked < least_tier(risk):
-        with pytest.raises(PolicyError) as refused:
-            demanded_tier(risk, asked)
-        assert str(least_tier(risk)) in refused.value.hint
-    else:
-        assert demanded_tier(risk, asked) is (asked or least_tier(risk))
 
 
 @pytest.mark.promise("1.7")
