@@ -204,7 +204,10 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
         elif event.event == "tool":
             mine = spans.get(event.function)
             yield ToolCall(
-                name=event.function, reached_cell=bool(mine and mine.popleft() in reached)
+                name=event.function,
+                reached_cell=bool(mine and mine.popleft() in reached),
+                began=event.timestamp,
+                ended=event.completed,
             )
         elif event.event == "model":
             # What the model's provider did itself, or was asked to do by an `extra_body`.

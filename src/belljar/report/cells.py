@@ -44,6 +44,8 @@ class ReportedOperation:
     op: int
     action: TranscriptAction
     what: str
+    started: datetime | None = None
+    pty: bool = False
     own: bool = False
     outcome: Kind | None = None
     code: int | None = None
@@ -212,10 +214,15 @@ _STARTS = {
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
     Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
+# Only of these has the harness's transcript an event.
+_RETURNED = {
+    *(Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED),
+    Kind.FILES_COMPLETED,
+}
 # Whatever ends an operation: one without any of these was cut off.
 _ENDS = {
-    *(Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED),
-    *(Kind.FILES_COMPLETED, Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
+    *_RETURNED,
+    *(Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
     *(Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED, Kind.FILES_FAILED),
 }
 
@@ -253,7 +260,7 @@ def _add(cell: CellFindings, line: Line) -> None:
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
     if kind is Kind.FILES_STARTED or kind in _STARTS:
-        _add_start(cell, kind, data)
+        _add_start(cell, kind, data, time)
     elif kind in _ENDS:
         _add_end(cell, line)
     elif kind is Kind.EXEC_INPUT:
@@ -265,7 +272,7 @@ def _add(cell: CellFindings, line: Line) -> None:
         _add_fact(cell, kind, data)
 
 
-def _add_start(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
+def _add_start(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime) -> None:
     action = _STARTS.get(kind) or TranscriptAction(data["action"])
     what = shlex.join(data["argv"]) if action is TranscriptAction.EXEC else str(data["path"])
     # Until the probes of the start have ended, Belljar prepares the cell, then starts and checks a
@@ -275,6 +282,8 @@ def _add_start(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         op=data["op"],
         action=action,
         what=what,
+        started=time,
+        pty=bool(data.get("pty")),
         own=not is_probed
         or (action is TranscriptAction.EXEC and (cell.preparing or not cell.sample)),
     )
@@ -389,8 +398,28 @@ class Call:
     what: str
 
 
-def unfounded_calls(calls: Iterable[Call], cells: Sequence[CellFindings]) -> list[Call]:
-    """The transcript's calls that no operation of the sample's cells (several after retries) is."""
-    operations = (operation for cell in cells for operation in cell.operations.values())
-    founded = Counter(Call(action=each.action, what=each.what) for each in operations)
-    return [*(Counter(calls) - founded).elements()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptGap:
+    """Where the transcript of one sample differs from its cells.
+
+    `hidden`: only in a cell, neither Belljar's own nor a person's terminal. `unfounded`: only in
+    the transcript.
+    """
+
+    hidden: tuple[ReportedOperation, ...] = ()
+    unfounded: tuple[Call, ...] = ()
+
+
+def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
+    """Match a sample's transcript with its cells' operations (several after retries)."""
+    operations = [operation for cell in cells for operation in cell.operations.values()]
+    open_calls = Counter(calls)
+    hidden: list[ReportedOperation] = []
+    # A call that raised is not in the transcript: of two equal ones, the returned one is.
+    for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
+        asked = Call(action=operation.action, what=operation.what)
+        if open_calls[asked]:
+            open_calls[asked] -= 1
+        elif not (operation.own or operation.pty):
+            hidden.append(operation)
+    return TranscriptGap(hidden=tuple(hidden), unfounded=tuple(open_calls.elements()))

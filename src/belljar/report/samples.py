@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass, field
+from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.differences import Difference, samples_named
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellFindings, Degraded
+from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
 from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
@@ -51,6 +51,7 @@ class Row:
     transcript: Transcript
     reasons: tuple[Reason, ...]
     cells: tuple[CellFindings, ...] = ()
+    transcript_gap: TranscriptGap = TranscriptGap()
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
     is_logged: bool = True
@@ -59,6 +60,15 @@ class Row:
     def verdict(self) -> Verdict:
         """By its reasons."""
         return verdict_of(self.reasons)
+
+    @property
+    def tools(self) -> tuple[ToolCall, ...]:
+        """The calls of tools; those with hidden operations reached a cell."""
+        times = [each.started for each in self.transcript_gap.hidden]
+        return tuple(
+            replace(call, reached_cell=call.reached_cell or any(map(call.covers, times)))
+            for call in self.transcript.tools
+        )
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
@@ -135,7 +145,7 @@ class RunFindings:
     @property
     def tools(self) -> tuple[ToolUse, ...]:
         """The tools that its samples called."""
-        return tool_uses(call for row in self.rows for call in row.transcript.tools)
+        return tool_uses(call for row in self.rows for call in row.tools)
 
     @property
     def verdict(self) -> Verdict:
@@ -359,5 +369,5 @@ def sample_facts(row: Row) -> dict[str, Any]:
         "ranges": [each.to_json() for each in row.ranges],
         "signals": [signal.to_json() for signal in row.signals.signals],
         "signals_blind": [spot.to_json() for spot in row.signals.blind],
-        "tools": [use.to_json() for use in tool_uses(about.tools)],
+        "tools": [use.to_json() for use in tool_uses(row.tools)],
     }

@@ -94,7 +94,7 @@ def run(
 def test_a_run_from_end_to_end(
     task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the transcript hides is on record, of each sample and epoch in a cell of its own."""
+    """What the transcript hides is found, of each sample and epoch in a cell of its own."""
     monkeypatch.setenv(NOTED_IN, str(tmp_path / "noted"))
     cells = RecordedCells()
     words = [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"]
@@ -103,9 +103,9 @@ def test_a_run_from_end_to_end(
     assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.CONTAINED, 0)
     assert len(rows) == len(cells.opened) == len({row.cells[0].cell_id for row in rows}) == 4
     for row in rows:
-        told = {each.what for cell in row.cells for each in cell.operations.values()}
-        assert {"sleep 30", "echo /var/tmp/sandbox-services"} <= told
-        assert sum(cell.bytes_in for cell in row.cells) == 5
+        hidden = {operation.what for operation in row.transcript_gap.hidden}
+        assert {"sleep 30", "echo /var/tmp/sandbox-services"} <= hidden
+        assert (row.transcript_gap.unfounded, sum(cell.bytes_in for cell in row.cells)) == ((), 5)
     assert (tmp_path / "noted").read_text() == str(outcome.path)
     assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"
 

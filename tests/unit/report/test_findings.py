@@ -15,7 +15,14 @@ from tests.unit.report.stories import PROBED, findings_of, planned
 from belljar.events import Kind
 from belljar.ledger.schema import BodyRef, Line
 from belljar.probe.model import Verdict
-from belljar.report.cells import Call, TranscriptAction, gather_cells, unfounded_calls
+from belljar.report.cells import (
+    Call,
+    CellFindings,
+    ReportedOperation,
+    TranscriptAction,
+    gather_cells,
+    reconcile,
+)
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, Transcript, collect
 
@@ -67,12 +74,14 @@ STORY = [
 ]
 
 
-def test_a_call_that_no_cell_had_is_unfounded() -> None:
-    """Each call of a transcript needs an operation of its own."""
+def test_what_the_transcript_hides() -> None:
+    """Calls that raised, and what has no event there; a person's terminal is no call."""
     (cell,) = gather_cells(STORY).values()
     known = Call(action=TranscriptAction.EXEC, what="echo 'a b'")
     unknown = Call(action=TranscriptAction.EXEC, what="elsewhere")
-    assert unfounded_calls([known, unknown, unknown, known], [cell]) == [known, unknown, unknown]
+    gap = reconcile([known, unknown, unknown], [cell])
+    assert {operation.what for operation in gap.hidden} == {"f", "sleep 9"}
+    assert gap.unfounded == (unknown, unknown)
 
 
 def test_commands_of_belljar_itself_are_none_of_the_sample() -> None:
@@ -88,6 +97,18 @@ def test_commands_of_belljar_itself_are_none_of_the_sample() -> None:
     ]
     (cell,) = gather_cells(ready).values()
     assert (cell.commands, cell.bytes_out) == (1, 5)
+    assert [operation.what for operation in reconcile([], [cell]).hidden] == ["attack"]
+
+
+def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None:
+    """The first timed out, the second did not: one is hidden, and it is the first."""
+    cell = CellFindings(cell_id="c")
+    same: dict[str, Any] = {"action": TranscriptAction.EXEC, "what": "x"}
+    for op, outcome in ((1, Kind.EXEC_TIMED_OUT), (2, Kind.EXEC_COMPLETED)):
+        cell.operations[op] = ReportedOperation(op=op, outcome=outcome, **same)
+    difference = reconcile([Call(action=TranscriptAction.EXEC, what="x")], [cell])
+    assert [operation.op for operation in difference.hidden] == [1]
+    assert not difference.unfounded
 
 
 def judged(*lines: Line, error: str = "") -> RunFindings:
