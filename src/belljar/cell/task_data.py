@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from belljar.cell.local_tree import Source, Transfer, TreeManifest, records_of, root_mode
+from belljar.cell.local_tree import Transfer, TreeManifest, records_of, root_mode
 from belljar.errors import CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.policy.files import Tree, read_entry, reason
@@ -30,11 +30,11 @@ _TIMEOUT_S: Final = 60.0
 
 async def put_in(cell: Cell, data: TaskData) -> None:
     """Copy in the cell's files and name its hosts. Raises `PolicyError`, `OSError`."""
-    own, root = data.own, Path(data.root)
+    own = data.own
     with reading_for():
-        trees = await anyio.to_thread.run_sync(trees_of, root, own)
+        trees = await anyio.to_thread.run_sync(trees_of, Path(data.root), own)
     for file in own.files:
-        await _copy(cell, root, file, trees[file.target])
+        await _copy(cell, file, trees[file.target])
     if own.hosts:
         try:
             written = await cell.read_file(HOSTS, max_bytes=_MAX_HOSTS_BYTES, user="0")
@@ -45,16 +45,15 @@ async def put_in(cell: Cell, data: TaskData) -> None:
         await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
 
 
-async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
+async def _copy(cell: Cell, file: TaskFile, tree: Tree) -> None:
     """Copy one source, for root. A directory replaces the image's, like a mount."""
     first = tree.entries[0]
     if tree.is_directory:
-        source = Source(root=root, tree=tree)
-        transfer = await put_directory(cell, source, file.target, user="0:0")
+        transfer = await put_directory(cell, tree, file.target, user="0:0")
         number, size, sha256 = transfer.files, transfer.total_bytes, transfer.sha256
     else:
         with reading_for():
-            contents = await anyio.to_thread.run_sync(read_entry, root, tree, first)
+            contents = await anyio.to_thread.run_sync(read_entry, tree, first)
         await cell.write_file(file.target, contents, mode=first.mode, user="0", owner="0:0")
         number, size, sha256 = 1, len(contents), hashlib.sha256(contents).hexdigest()
     data: dict[str, JsonValue] = {"source": file.source, "target": file.target, "files": number}
@@ -75,7 +74,7 @@ def reading_for(where: str = TASK_FILE) -> Iterator[None]:
 
 
 async def put_directory(
-    cell: Cell, source: Source, target: str, *, user: str | None, where: str = TASK_FILE
+    cell: Cell, tree: Tree, target: str, *, user: str | None, where: str = TASK_FILE
 ) -> Transfer:
     """Copy a listed directory into the cell, in place of the image's. Raises as `Cell.upload`, and
     `PolicyError` for a file of this host.
@@ -83,7 +82,7 @@ async def put_directory(
 
     def records() -> Iterator[bytes]:
         with reading_for(where):
-            yield from records_of(source, "", manifest)
+            yield from records_of(tree, "", manifest)
 
     manifest = TreeManifest()
     with suppress(FileNotFoundError):
@@ -93,9 +92,9 @@ async def put_directory(
         records(),
         manifest,
         target=target,
-        entries=len(source.tree.entries),
-        total_bytes=source.tree.total_bytes,
-        mode=root_mode(source),
+        entries=len(tree.entries),
+        total_bytes=tree.total_bytes,
+        mode=root_mode(tree),
         user=user,
     )
 
