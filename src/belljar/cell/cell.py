@@ -213,12 +213,6 @@ class Cell(ExecOperations, FileOperations):
         """
         if self.failure is not None:
             raise self.failure
-        if self.origin is None:
-            raise PolicyError(
-                "a cell on a network, or a target cell, can't be saved: its range has state",
-                where=f"cell {self.id}",
-                hint="use a policy without a network",
-            )
         from belljar.cell.snapshot import take_snapshot
 
         return await take_snapshot(self, name)

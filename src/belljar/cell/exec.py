@@ -30,10 +30,8 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 class RunningCommand:
     """A command of `Cell.open_exec` or `Cell.start`. It ends with its cell at the latest.
 
-    Of `open_exec`: iterate it for `(stream, bytes)` until its streams end, then `wait`. Of `start`:
-    its output is taken all the time, and `output` has what was kept.
-
-    `id`: the operation's number, as in the record. `outcome`: as `wait` returns it.
+    Of `open_exec`: iterate it for `(stream, bytes)`, then `wait`. Of `start`: `output` has what
+    was kept. `id`: the operation's number in the record. `outcome`: as `wait` returns it.
     """
 
     def __init__(
@@ -110,8 +108,7 @@ class RunningCommand:
         await self._ended()
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
-        """Its outcome, when it has ended, without what was iterated. What nobody has iterated is
-        dropped and counted, on record nevertheless.
+        """Its outcome, when it has ended. What nobody has iterated is on record alone.
 
         Raises `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
         """
@@ -270,8 +267,7 @@ class ExecOperations(CellBase):
     ) -> RunningCommand:
         """Start a command in the background, until it ends, is killed, or the cell ends.
 
-        Arguments as `open_exec`, without standard input. A command that can't be started has ended,
-        as `wait` reports. At most 64 operations run in a cell. Raises `CellError`.
+        Arguments as `open_exec`, without standard input. Raises `CellError`.
         """
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)

@@ -151,7 +151,7 @@ class FileOperations(CellBase):
         )
         source = await anyio.to_thread.run_sync(listing)
         directory, name = target, ""
-        if not source.tree.is_directory:
+        if not source.is_directory:
             directory, name = posixpath.split(target)
             if not name or name in (".", ".."):
                 raise ValueError(f"{target!r} names no file; give its whole path in the cell")
@@ -161,10 +161,10 @@ class FileOperations(CellBase):
             local_tree.records_of(source, name, manifest),
             manifest,
             target=target,
-            entries=len(source.tree.entries),
-            total_bytes=source.tree.total_bytes,
+            entries=len(source.entries),
+            total_bytes=source.total_bytes,
             overwrite=overwrite,
-            mode=local_tree.root_mode(source) if source.tree.is_directory else None,
+            mode=local_tree.root_mode(source) if source.is_directory else None,
             user=user,
             timeout_s=timeout_s,
         )
@@ -185,12 +185,10 @@ class FileOperations(CellBase):
         owner: str = "",
         timeout_s: float | None = None,
     ) -> Transfer:
-        """Put records into a directory, which is made with its parents; all or nothing. Their
-        iterator fills the manifest. Raises as `upload`.
+        """Put records into a directory; all or nothing. Their iterator fills the manifest.
 
-        `mode`: of made directories. `times`: files have their records' times; made directories the
-        newest of these, and all the one mode; the directory above keeps its time. `owner`: of the
-        files; default the user.
+        `mode`: of made directories. `times`: files have their records' times, made directories the
+        newest of these; the directory above keeps its own. `owner`: of files; default the user.
         """
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         who, limit_s, client = options["user"], options["timeout_s"], self._live.client

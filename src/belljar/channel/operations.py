@@ -40,8 +40,7 @@ class Operation:
     """A live operation's mailbox and its verbs. A command's: iterate it for `(stream, bytes)`, then
     `wait`; others may send meanwhile.
 
-    Output that was not taken is held as one buffer per stream: so the window bounds the memory,
-    however small the guest's frames are.
+    Untaken output is one buffer per stream: so the window bounds the memory.
     """
 
     def __init__(self, pump: Pump, *, user: str = "") -> None:

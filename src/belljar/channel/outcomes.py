@@ -45,10 +45,8 @@ class ExecRequest:
         timeout_s: then the guest kills the command's whole tree; None is never.
         max_stdout_bytes: more is dropped in the guest and counted; with a `pty` all is stdout.
         stdin: keep standard input open; else it is empty.
-        probe: the guest agent's own program, as confined as any; `argv[0]` is not looked for. A
-            guest without it: not started, ENOENT.
-        alone: with `probe` only. Ends the workload's processes first; if one is left it is not
-            started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
+        probe: the guest agent's own program, as confined as any; else not started, ENOENT.
+        alone: with `probe` only: ends the workload's processes first, or is not started, EBUSY.
         service: as process 1 of a PID namespace, which later starts join; its output goes to a
             file of the cell. Not with `pty`, `stdin` or `probe`.
     """
@@ -135,7 +133,7 @@ class OutputTexts:
 class ExecOutput(OutputTexts):
     """The end of a command. A failed command is a result, not an error.
 
-    All is the guest's word, except `host_limits` and bytes that the host dropped.
+    All but `host_limits` is the guest's word.
 
     Attributes:
         returncode: as a shell's: the exit status, or 128 + the signal; 127: command not found,

@@ -86,9 +86,7 @@ class TreeReader:
     """Takes a walk's bytes and gives records, and contents as `bytes` in pieces.
 
     A tree with contents is one file or a directory; `depth`: the most nested directories. Raises
-    `ProtocolViolation` for what our guest agent never sends: a name with a slash or a NUL, `..`,
-    more than requested, or data after the end. `OSError` with `E2BIG`: all paths and links are
-    too long.
+    `ProtocolViolation` for what our guest agent never sends, `OSError(E2BIG)` for too long paths.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
