@@ -250,7 +250,7 @@ def reasons_page() -> str:
 
 
 def compose_page() -> str:
-    """What becomes of each key of a service and of a network."""
+    """What becomes of each key of a service."""
 
     def rows() -> Iterator[tuple[object, ...]]:
         see = "see [compose files](compose.md#keys-of-a-service)"
