@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -194,12 +194,14 @@ def all_down(kernel: socket.socket) -> None:
                 netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
-def socket_within(namespace_fd: int) -> socket.socket:
+def socket_within(
+    namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
+) -> socket.socket:
     """A socket in another namespace, from which this thread returns. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
-            return netlink.open_socket()
+            return make()
         finally:
             syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
 
