@@ -189,8 +189,10 @@ def _fields(text: str) -> Pairs:
         return ()
 
 
-def parse_json(data: bytes | str, *, max_commas: int | None = None) -> Any:  # noqa: ANN401 - any
-    """Return a JSON value (RFC 8259) of at most `MAX_JSON_DEPTH` levels. Raises `ValueError`.
+def parse_json(  # a model's server is given less depth
+    data: bytes | str, max_depth: int = MAX_JSON_DEPTH, *, max_commas: int | None = None
+) -> Any:  # noqa: ANN401 - any
+    """Return a JSON value (RFC 8259) of at most `max_depth` levels. Raises `ValueError`.
 
     `max_commas`: with opening brackets, and also within strings. A value has one before it.
     """
@@ -204,7 +206,7 @@ def parse_json(data: bytes | str, *, max_commas: int | None = None) -> Any:  # n
         raise ValueError("nested too deep") from error
     # Below the parser's own limit a value may still be too deep for whatever walks it next.
     level = [value]
-    for _ in range(MAX_JSON_DEPTH + 1):
+    for _ in range(max_depth + 1):
         outer = [each for each in level if isinstance(each, (dict, list))]
         if not outer:
             return value
