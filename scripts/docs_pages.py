@@ -21,8 +21,7 @@ import click
 from scripts import promises
 
 from belljar.cli.main import COMMANDS, root
-from belljar.compose.keys import KEYS, KeyOutcome
-from belljar.compose.model import ComposeNetwork, reasons_of
+from belljar.compose.keys import KEYS
 from belljar.ledger.kinds import FIELDS
 from belljar.policy.model import policy_schema
 from belljar.report.reasons import ReasonCode
@@ -251,23 +250,18 @@ def reasons_page() -> str:
 
 
 def compose_page() -> str:
-    """What becomes of each key of a service and of a network."""
+    """What becomes of each key of a service."""
 
     def rows() -> Iterator[tuple[object, ...]]:
         see = "see [compose files](compose.md#keys-of-a-service)"
         for key, fate in sorted(KEYS.items()):
-            is_applied = fate.outcome is KeyOutcome.APPLIED
-            yield f"`{key}`", fate.outcome.value, see if is_applied else fate.why
-
-    def of_networks(keys: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
-        return ((f"`{key}`", why or "kept or without effect") for key, why in keys.items())
+            yield f"`{key}`", fate.fate or "converted", fate.why or see
 
     return (
         "# Compose keys\n\nEvery key of a compose file that Belljar knows, from the tables of the "
         "converter. What the words mean and how values are converted: [compose files](compose.md).\n\n"
         "```console\n$ belljar check compose.yaml\n```\n\n"
-        f"## Services\n\n{table(('key', 'outcome', 'reason'), rows())}\n"
-        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(reasons_of(ComposeNetwork)))}"
+        f"{table(('key', 'outcome', 'reason'), rows())}"
     )
 
 

@@ -1,12 +1,8 @@
 """Belljar without `async`: the same names, which wait.
 
-For scripts, threads and notebooks. Contracts stand at the mirrored classes.
-
 Each opened cell, pool or range has a thread of its own with an event loop, which ends with it. A
 call that is interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for
 and then raised, so that nothing of it goes on behind the caller's back.
-
-Must not: decide anything; each method calls its counterpart.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ import anyio.from_thread
 import pytest
 
 from belljar.cell.cell import Cell
-from belljar.cell.local_tree import Source, TreeManifest, records_of
+from belljar.cell.local_tree import TreeManifest, records_of
 from belljar.channel import FileTooLargeError
+from belljar.policy.files import Tree
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
@@ -197,7 +198,7 @@ async def test_an_interrupted_upload_leaves_nothing(
     await cell.write_file("/tmp/interrupted/own", b"")
     with anyio.CancelScope() as scope:
 
-        def cut(source: Source, name: str, manifest: TreeManifest) -> Iterator[bytes]:
+        def cut(source: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]:
             sent = 0
             for part in records_of(source, name, manifest):
                 sent += len(part)
@@ -205,7 +206,7 @@ async def test_an_interrupted_upload_leaves_nothing(
                     anyio.from_thread.run_sync(scope.cancel)
                 yield part
 
-        monkeypatch.setattr("belljar.cell.files.records_of", cut)
+        monkeypatch.setattr("belljar.cell.local_tree.records_of", cut)
         await cell.upload(tree, "/tmp/interrupted")
     assert scope.cancelled_caught
     assert [info.name for info in await cell.list_dir("/tmp/interrupted")] == ["own"]

@@ -37,7 +37,7 @@ def capable_host() -> HostFacts:
         home="/var/lib/belljar",
         kvm=Trial(state=TrialState.PROVEN),
         userns=UsernsFact(available=True),
-        cgroup=CgroupFact(version=CgroupVersion.HYBRID, parents=_GROUPS),
+        cgroup=CgroupFact(version=CgroupVersion.V1, parents=_GROUPS),
         tools=(
             ToolFact(
                 name="qemu-system-x86_64",

@@ -65,7 +65,12 @@ def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(
         child.kill()
         assert child.wait_ended(30)
         os.close(child.pidfd)
-    wait_for(lambda: not children(fork_server), "no child of another's", within_s=20)
+
+    def have_ended() -> bool:
+        fork_server.how_ended(made[0])  # which takes in who has ended
+        return not children(fork_server)
+
+    wait_for(have_ended, "no child of another's", within_s=20)
 
 
 def test_what_can_not_be_imported_ends_no_other_range(

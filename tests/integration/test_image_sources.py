@@ -132,8 +132,8 @@ def test_daemons_are_asked_for_an_image(
         assert Store(home).find(ref).digest == image.digest
     podmans = import_image(home, "docker-daemon:only-podman-has-this")
     assert "only-podman-has-this" in podmans.names
-    for ref, error in (("none", "No such image"), (f"small@{sha256(b'?')}", "not by a digest")):
-        with pytest.raises(BelljarError, match=error):
+    for ref in ("none", f"small@{sha256(b'?')}"):
+        with pytest.raises(BelljarError, match="No such image"):
             import_image(home, f"docker-daemon:{ref}")
     there.cut("small", 3000)
     with pytest.raises(BelljarError):

@@ -167,7 +167,6 @@ def test_an_evaluation_asks_a_model_in_a_cell(
     (model,) = found["model_cells"]
     assert (model["name"], model["weights"], model["tier"]) == ("smollm2", DIGEST, "container")
     assert (model["requests"], model["failed"]) == (2, 0)
-    assert model["completion_tokens"] > 0
     assert [each["phase"] for each in model["probes"]] == ["start", "end"]
     assert model["destroyed"]
     run = clean_after()

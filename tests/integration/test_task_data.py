@@ -117,7 +117,7 @@ services:
     image: default
     volumes: ["./challenges/${SAMPLE_METADATA_NAME}:/challenge:ro"]
     working_dir: /not/there
-    command: sh -c "X=hello; echo \\$$X > /tmp/x; sleep 1d"
+    command: sh -c 'X=hello; echo $$X > /tmp/x; sleep 1d'
 """
 TASK = """
 from inspect_ai import Task, task
@@ -145,7 +145,7 @@ def challenges() -> Task:
 @pytest.mark.promise("1.7")
 def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
     """Under `belljar run` each sample has its own directory; a name that leads out is refused
-    before any begins. The work directory is made, and a command in words is split as Compose does."""
+    before any begins. The work directory is made, and a command in words is split."""
     (tmp_path / "compose.yaml").write_text(OF_SAMPLE)
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "low.yaml").write_text(POLICY)

@@ -253,7 +253,7 @@ _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
 class Contents:
     """The contents of a bundle.
 
-    `packages` and `newer`: Debian's, the second from backports on Debian 12. `weights`: names or
+    `packages` and `newer`: Debian's, the second from backports on Debian 12. `weights`:
     digests in the store. `lock`: a file of exact versions with hashes. `checkout`: Belljar's
     source, with documentation and examples.
     """

@@ -136,7 +136,8 @@ class CellBase:
                 raise self._reverted  # what ends after a revert has failed
         except BaseException as error:
             failed = record.failed(operation, kind, error, action=action, bodies=bodies())
-            for event in (failed, *record.limits_hit(operation, error)):
+            is_write = kind is Kind.FILE_WRITE_FAILED or action == "upload"
+            for event in (failed, *record.limits_hit(operation, error, is_write=is_write)):
                 self._recorder.record(event)
             self._end_if_dead(error)
             raise

@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import ExecRequest, Operation, Stream
+from belljar.channel.outcomes import agent_request
 from belljar.errors import CellError, ContainmentBreach, ProtocolViolation
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
@@ -165,16 +166,9 @@ async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
 
 
 def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None) -> ExecRequest:
-    return ExecRequest(
-        argv=["sh", *words],
-        env=env or {},
-        user=cell._agent_user(),
-        cwd="/",
-        timeout_s=None if words[0] == "plant" else _TIMEOUT_S,
-        max_stdout_bytes=_MAX_OUTPUT_BYTES,
-        stdin=True,
-        probe=True,
-    )
+    limit_s = None if words[0] == "plant" else _TIMEOUT_S
+    options = {"env": env or {}, "timeout_s": limit_s, "max_stdout_bytes": _MAX_OUTPUT_BYTES}
+    return agent_request(["sh", *words], cell._agent_user(), **options)
 
 
 def memory_has(machine: Sandbox, needle: bytes) -> bool | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from signal import SIGTERM
@@ -21,13 +21,13 @@ from belljar.capture import Capture
 from belljar.cell import record
 from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
-from belljar.channel import ExecRequest, Operation
+from belljar.channel import Operation
+from belljar.channel.outcomes import agent_request
 from belljar.dataclass import dataclass, field
 from belljar.errors import BelljarError, CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.isolation.hold import killed_error
 from belljar.isolation.survivors import Destruction
-from belljar.isolation.touches import FileWatch
 from belljar.process import end_if_forked
 from belljar.units import format_duration, printable
 
@@ -181,10 +181,6 @@ class Cell(ExecOperations, FileOperations):
         """The host pid of the cell's outermost process, while it lives."""
         return self._live.host_pid
 
-    async def watch(self, paths: Sequence[str]) -> FileWatch:
-        """The tier's sensor for these files. Raises `HostError` or `CellError`."""
-        return await self._live.watch_files(paths)
-
     async def ping(self, *, timeout_s: float = 10) -> float:
         """Return the guest agent's round trip in seconds. Raises `CellError` without an answer."""
         try:
@@ -217,12 +213,6 @@ class Cell(ExecOperations, FileOperations):
         """
         if self.failure is not None:
             raise self.failure
-        if self.origin is None:
-            raise PolicyError(
-                "a cell on a network, or a target cell, can't be saved: its range has state",
-                where=f"cell {self.id}",
-                hint="use a policy without a network",
-            )
         from belljar.cell.snapshot import take_snapshot
 
         return await take_snapshot(self, name)
@@ -291,15 +281,8 @@ class Cell(ExecOperations, FileOperations):
     async def _connected(
         self, stack: AsyncExitStack, kind: str, name: str, user: str, timeout_s: float
     ) -> CellStream:
-        request = ExecRequest(
-            argv=["connect", "connect", kind, name],
-            user=user,
-            cwd="/",
-            max_stdout_bytes=_ENDLESS,
-            max_stderr_bytes=0,
-            stdin=True,
-            probe=True,
-        )
+        bounds = {"max_stdout_bytes": _ENDLESS, "max_stderr_bytes": 0}
+        request = agent_request(["connect", "connect", kind, name], user, **bounds)
         target = f"port {name}" if kind == "tcp" else name
         shown = printable(target)
         with anyio.move_on_after(timeout_s):

@@ -250,9 +250,8 @@ async def watch_files(
 ) -> AsyncIterator[list[str]]:
     """Record opens and reads of these files (path → decoy id) during the block.
 
-    A sensor that doesn't start, misses a file, or ends, is recorded as `sensor.failed` without an
-    error; the block's list has the reasons. Belljar's own reads are not recorded. `record`: called
-    in any thread; its errors end the sensor.
+    A sensor that doesn't start, misses a file, or ends, is recorded as `sensor.failed`; the block's
+    list has the reasons. `record`: called in any thread; its errors end the sensor.
     """
     problems, name = list[str](), ""
 
@@ -273,7 +272,7 @@ async def watch_files(
         record(touch)
 
     try:
-        watch = await cell.watch(list(files))
+        watch = await cell._live.watch_files(list(files))
     except (BelljarError, OSError) as error:
         reason = error.what if isinstance(error, BelljarError) else str(error)
         failed(reason, sorted(set(files.values())))

@@ -17,7 +17,7 @@ from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding
 from belljar.cell.record import CommandRecord
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, PtySize, Stream
 from belljar.channel import Operation as ChannelOperation
-from belljar.channel.outcomes import captures
+from belljar.channel.outcomes import agent_request, captures
 from belljar.dataclass import replace
 from belljar.errors import CellError
 from belljar.events import Kind
@@ -30,10 +30,8 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 class RunningCommand:
     """A command of `Cell.open_exec` or `Cell.start`. It ends with its cell at the latest.
 
-    Of `open_exec`: iterate it for `(stream, bytes)` until its streams end, then `wait`. Of `start`:
-    its output is taken all the time, and `output` has what was kept.
-
-    `id`: the operation's number, as in the record. `outcome`: as `wait` returns it.
+    Of `open_exec`: iterate it for `(stream, bytes)`, then `wait`. Of `start`: `output` has what
+    was kept. `id`: the operation's number in the record. `outcome`: as `wait` returns it.
     """
 
     def __init__(
@@ -110,8 +108,7 @@ class RunningCommand:
         await self._ended()
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
-        """Its outcome, when it has ended, without what was iterated. What nobody has iterated is
-        dropped and counted, on record nevertheless.
+        """Its outcome, when it has ended. What nobody has iterated is on record alone.
 
         Raises `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
         """
@@ -270,8 +267,7 @@ class ExecOperations(CellBase):
     ) -> RunningCommand:
         """Start a command in the background, until it ends, is killed, or the cell ends.
 
-        Arguments as `open_exec`, without standard input. A command that can't be started has ended,
-        as `wait` reports. At most 64 operations run in a cell. Raises `CellError`.
+        Arguments as `open_exec`, without standard input. Raises `CellError`.
         """
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
@@ -294,16 +290,8 @@ class ExecOperations(CellBase):
     ) -> ExecOutput:
         """Run the guest agent's probe program as the workload; `alone`: end all else."""
         self._operation()
-        request = ExecRequest(
-            argv=list(argv),
-            user=self._agent_user(user),
-            cwd="/",
-            timeout_s=timeout_s,
-            max_stdout_bytes=1 << 20,
-            stdin=True,
-            probe=True,
-            alone=alone,
-        )
+        options = {"timeout_s": timeout_s, "max_stdout_bytes": 1 << 20, "alone": alone}
+        request = agent_request(list(argv), self._agent_user(user), **options)
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:

@@ -18,18 +18,9 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import body_of
-from belljar.cell import record
+from belljar.cell import local_tree, record
 from belljar.cell.base import CellBase
-from belljar.cell.local_tree import (
-    KIND_NAMES,
-    Transfer,
-    TreeDestination,
-    TreeManifest,
-    fed,
-    list_source,
-    records_of,
-    root_mode,
-)
+from belljar.cell.local_tree import KIND_NAMES, Transfer, TreeDestination, TreeManifest
 from belljar.channel import frames, trees
 from belljar.channel.frames import OpKind
 from belljar.channel.operations import feed_file
@@ -155,23 +146,25 @@ class FileOperations(CellBase):
         Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
         `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
         """
-        listing = partial(list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes)
+        listing = partial(
+            local_tree.list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes
+        )
         source = await anyio.to_thread.run_sync(listing)
         directory, name = target, ""
-        if not source.tree.is_directory:
+        if not source.is_directory:
             directory, name = posixpath.split(target)
             if not name or name in (".", ".."):
                 raise ValueError(f"{target!r} names no file; give its whole path in the cell")
         manifest = TreeManifest()
         return await self._put_records(
             directory,
-            records_of(source, name, manifest),
+            local_tree.records_of(source, name, manifest),
             manifest,
             target=target,
-            entries=len(source.tree.entries),
-            total_bytes=source.tree.total_bytes,
+            entries=len(source.entries),
+            total_bytes=source.total_bytes,
             overwrite=overwrite,
-            mode=root_mode(source) if source.tree.is_directory else None,
+            mode=local_tree.root_mode(source) if source.is_directory else None,
             user=user,
             timeout_s=timeout_s,
         )
@@ -192,12 +185,10 @@ class FileOperations(CellBase):
         owner: str = "",
         timeout_s: float | None = None,
     ) -> Transfer:
-        """Put records into a directory, which is made with its parents; all or nothing. Their
-        iterator fills the manifest. Raises as `upload`.
+        """Put records into a directory; all or nothing. Their iterator fills the manifest.
 
-        `mode`: of made directories. `times`: files have their records' times; made directories the
-        newest of these, and all the one mode; the directory above keeps its time. `owner`: of the
-        files; default the user.
+        `mode`: of made directories. `times`: files have their records' times, made directories the
+        newest of these; the directory above keeps its own. `owner`: of files; default the user.
         """
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         who, limit_s, client = options["user"], options["timeout_s"], self._live.client
@@ -209,7 +200,7 @@ class FileOperations(CellBase):
             try:
                 putting = client.operation(OpKind.PUT, body, limit_s, stdin_open=True)
                 async with putting as operation:
-                    await feed_file(operation, fed(records), directory or ".", limit_s)
+                    await feed_file(operation, local_tree.fed(records), directory or ".", limit_s)
             except BaseException as error:
                 if not isinstance(error, CellError):
                     # A put that was ended from outside leaves what it had made.

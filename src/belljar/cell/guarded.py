@@ -179,8 +179,7 @@ class GuardedRecorder:
     def let_out(self, part: Carried, *, cell_id: str | None) -> LetOut:
         """Choose which of these bytes go on, by the policy's action; hits are on record by then.
 
-        Where they are redacted or stopped, what could not be scanned whole is withheld. Takes up to
-        the scanner's time bound: call it in a thread.
+        Where they are redacted or stopped, what could not be scanned whole is withheld. Blocking.
         """
         action = self.rules.action(part.place)
         scanner = self.made_scanner()

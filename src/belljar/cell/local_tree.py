@@ -107,15 +107,7 @@ class TreeManifest:
 # ---- into a cell
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A listed file or directory of this host, within bounds."""
-
-    root: Path
-    tree: Tree
-
-
-def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
+def list_source(path: Path, *, max_files: int, max_bytes: int) -> Tree:
     """List the copy's entries. Blocking. Raises as `Cell.upload`."""
     real = path.resolve(strict=True)
     # Nothing beside a directory can be reached by what its files become meanwhile
@@ -126,23 +118,23 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
         raise ValueError(f"{path}: {error}") from error
     if tree.total_bytes > max_bytes:
         raise FileTooLargeError(str(path), max_bytes=max_bytes, size_bytes=tree.total_bytes)
-    return Source(root=root, tree=tree)
+    return tree
 
 
-def records_of(source: Source, name: str, manifest: TreeManifest) -> Iterator[bytes]:
+def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]:
     """The records of a directory's entries, or of a file as `name`. Blocking."""
-    tree, depth = source.tree, 0
+    depth = 0
     if not tree.is_directory:
-        yield from _file_records(source, tree.entries[0], name, manifest)
+        yield from _file_records(tree, tree.entries[0], name, manifest)
         return
-    manifest.add(TreeRecord(path="", kind=RecordKind.ENTER, mode=root_mode(source)))
+    manifest.add(TreeRecord(path="", kind=RecordKind.ENTER, mode=root_mode(tree)))
     for entry in tree.entries[1:]:
         above = entry.path.count("/")
         while depth > above:
             yield encode(TreeRecord(path="", kind=RecordKind.LEAVE))
             depth -= 1
         if entry.kind is EntryKind.FILE:
-            yield from _file_records(source, entry, entry.path, manifest)
+            yield from _file_records(tree, entry, entry.path, manifest)
             continue
         is_link = entry.kind is EntryKind.LINK
         record = TreeRecord(
@@ -158,22 +150,20 @@ def records_of(source: Source, name: str, manifest: TreeManifest) -> Iterator[by
     yield encode(TreeRecord(path="", kind=RecordKind.LEAVE)) * depth
 
 
-def root_mode(source: Source) -> int:
+def root_mode(tree: Tree) -> int:
     """The directory's mode; its owner can always work in it."""
-    return source.tree.entries[0].mode | 0o700
+    return tree.entries[0].mode | 0o700
 
 
-def _file_records(
-    source: Source, entry: Entry, path: str, manifest: TreeManifest
-) -> Iterator[bytes]:
+def _file_records(tree: Tree, entry: Entry, path: str, manifest: TreeManifest) -> Iterator[bytes]:
     record = TreeRecord(
         path=path, kind=RecordKind.FILE, mode=entry.mode, size_bytes=entry.size_bytes
     )
     manifest.add(record)
     yield encode(record)
     digest, left = hashlib.sha256(), entry.size_bytes
-    name = posixpath.normpath(posixpath.join(source.tree.source, entry.path))
-    with open_regular(source.root, name) as fd:
+    name = posixpath.normpath(posixpath.join(tree.source, entry.path))
+    with open_regular(tree.root, name) as fd:
         while left and (piece := os.read(fd, min(left, _PIECE_BYTES))):
             digest.update(piece)
             left -= len(piece)

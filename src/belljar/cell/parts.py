@@ -182,19 +182,19 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
         if not (run.path / f"policy{tag}.yaml").exists():
             run.write_text(f"policy{tag}.yaml", loaded.text.decode("utf-8"))
             run.write_json(f"plan{tag}.json", parts.plan.to_json())
-            run.write_json(f"parts{tag}.json", made_of(parts))
+            image = parts.image
+            about = {"digest": image.digest, "names": list(image.names), "source": image.source}
+            run.write_json(f"parts{tag}.json", {"image": about, **_engine_of(parts)})
         if not (run.path / "host.json").exists():
             run.write_json("host.json", parts.facts.to_json())
 
 
-def made_of(parts: Parts) -> dict[str, Any]:
-    """The versions and digests of a cell's parts."""
-    image = parts.image
-    made = {"image": {"digest": image.digest, "names": list(image.names), "source": image.source}}
+def _engine_of(parts: Parts) -> dict[str, Any]:
+    """The versions and digests of what runs a cell."""
     if isinstance(parts, ContainerParts):
         runtime = parts.plan.oci.runtime
-        return {**made, "runtime": {"name": runtime.name, "version": runtime.version}}
+        return {"runtime": {"name": runtime.name, "version": runtime.version}}
     kernel = parts.kernel
     qemu = next((tool.version for tool in parts.facts.tools if tool.name.startswith("qemu")), None)
     guest_kernel = {"version": kernel.version, "digest": kernel.digest, "package": kernel.package}
-    return {**made, "guest_kernel": guest_kernel, "qemu": qemu}
+    return {"guest_kernel": guest_kernel, "qemu": qemu}

@@ -48,12 +48,16 @@ class RecordedOperation:
         )
 
 
-def limits_hit(operation: RecordedOperation, error: BaseException) -> list[Event]:
+def limits_hit(
+    operation: RecordedOperation, error: BaseException, *, is_write: bool
+) -> list[Event]:
     """The limit that a copy hit: by the host's count, or by the guest's error in a write."""
     if isinstance(error, FileTooLargeError):
         data: dict[str, JsonValue] = {"limit": "max_bytes", "value": error.max_bytes}
         return [operation.event(Kind.LIMIT_HIT, data)]
-    name = _LIMIT_OF_ERROR.get(error.errno or 0) if isinstance(error, OSError) else None
+    code = error.errno if isinstance(error, OSError) else None
+    # Of another operation it may be this host's disk that is full
+    name = _LIMIT_OF_ERROR.get(code or 0) if is_write else None
     data = {"limit": name, "value": None}
     return [operation.event(Kind.LIMIT_HIT, data, trust=Trust.GUEST_REPORTED)] if name else []
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import anyio
 import anyio.to_thread
@@ -63,8 +63,7 @@ async def resume(snapshot: Snapshot, cell: Cell) -> None:
 
 async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
     """See `Cell.snapshot`."""
-    origin: CellOrigin = cell.origin
-    _check(cell, origin)
+    origin = _checked_origin(cell)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
     cell.note(Kind.CELL_SNAPSHOTTING, {"snapshot": id_, "name": name})
@@ -111,21 +110,20 @@ async def _save_machine(cell: Cell, origin: CellOrigin, directory: Path) -> Save
     return await save_machine(live, directory, key)
 
 
-def _check(cell: Cell, origin: CellOrigin) -> None:
-    policy, why, hint = cell.plan.policy, "", ""
-    if not policy.snapshots:
-        why = "its policy doesn't allow it"
-        hint = "write `snapshots: true` into the policy, and into the operator's if there is one"
-    elif policy.decoys:
-        why = "it holds decoys: two cells with one secret can't be told apart"
-        hint = "use a policy without decoys for what is forked"
-    elif any(file.secret for file in policy.files):
-        why = "it has a file that the policy marks as `secret`"
-        hint = "leave the file out"
-    elif origin.parts.weights is not None:
-        why = "it serves a model"
-    if why:
+def _checked_origin(cell: Cell) -> CellOrigin:
+    """Return what another machine is made from. Raises `PolicyError` where none may be."""
+    policy, origin = cell.plan.policy, cell.origin
+    reasons = (
+        (origin is None, "it is on a network, or a target cell: its range has state"),
+        (not policy.snapshots, "its policy, or the operator's, has no `snapshots: true`"),
+        (policy.decoys, "it holds decoys: two cells with one secret can't be told apart"),
+        (any(file.secret for file in policy.files), "it has a file that is marked as `secret`"),
+        (policy.model is not None, "it serves a model"),
+    )
+    if why := next((why for is_so, why in reasons if is_so), ""):
+        hint = "use another policy for what is saved"
         raise PolicyError(f"the cell can't be saved: {why}", where=f"cell {cell.id}", hint=hint)
+    return cast("CellOrigin", origin)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from belljar.cell.base import spawn_task
 from belljar.cell.local_tree import list_source
-from belljar.cell.task_data import put_directory
+from belljar.cell.task_data import not_taken, put_directory, reading_for
 from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.values import SETTLE_S
 from belljar.errors import BelljarError, CellError, HostError, PolicyError
@@ -327,27 +327,13 @@ def server_archive() -> bytes:
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
     """Copy the author's directory in place of the image's. Raises `PolicyError`."""
-
-    def wrong(error: OSError | ValueError) -> PolicyError:
-        return _refused(stand_in, getattr(error, "strerror", None) or str(error))
-
     if stand_in.directory is None:
-        raise _refused(stand_in, "it names no directory")
+        raise TypeError(f"the stand-in {stand_in.id} has no directory")
     bounded = partial(list_source, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES)
-    try:
+    where = f"network.stand_ins.{stand_in.id}.files"
+    with reading_for(where):
         source = await anyio.to_thread.run_sync(bounded, stand_in.directory)
-    except (OSError, ValueError) as error:
-        raise wrong(error) from error
     try:
-        await put_directory(cell, source, APP_DIRECTORY, user=None, wrong=wrong)
+        await put_directory(cell, source, APP_DIRECTORY, user=None, where=where)
     except (OSError, TimeoutError) as error:
-        what = f"the app of `{stand_in.id}` can't be copied in: {printable(str(error))}"
-        raise CellError(what, where=f"cell {cell.id}") from error
-
-
-def _refused(stand_in: StandInPlan, what: str) -> PolicyError:
-    return PolicyError(
-        f"the app can't be copied in: {printable(what)}",
-        where=f"network.stand_ins.{stand_in.id}.files",
-        hint="name a directory with the app's modules, and put much data into an image",
-    )
+        raise not_taken(cell, str(error)) from error

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.cell.local_tree import Source, Transfer, TreeManifest, records_of, root_mode
+from belljar.cell.local_tree import Transfer, TreeManifest, records_of, root_mode
 from belljar.errors import CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.policy.files import Tree, read_entry, reason
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
 
 HOSTS: Final = "/etc/hosts"
+TASK_FILE: Final = "the task's compose file"
 # It is the image's file, and is read whole.
 _MAX_HOSTS_BYTES: Final = 64 << 10
 _TIMEOUT_S: Final = 60.0
@@ -29,13 +30,11 @@ _TIMEOUT_S: Final = 60.0
 
 async def put_in(cell: Cell, data: TaskData) -> None:
     """Copy in the cell's files and name its hosts. Raises `PolicyError`, `OSError`."""
-    own, root = data.own, Path(data.root)
-    try:
-        trees = await anyio.to_thread.run_sync(trees_of, root, own)
-    except (OSError, ValueError) as error:
-        raise _unreadable(error) from error
+    own = data.own
+    with reading_for():
+        trees = await anyio.to_thread.run_sync(trees_of, Path(data.root), own)
     for file in own.files:
-        await _copy(cell, root, file, trees[file.target])
+        await _copy(cell, file, trees[file.target])
     if own.hosts:
         try:
             written = await cell.read_file(HOSTS, max_bytes=_MAX_HOSTS_BYTES, user="0")
@@ -46,18 +45,15 @@ async def put_in(cell: Cell, data: TaskData) -> None:
         await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
 
 
-async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
+async def _copy(cell: Cell, file: TaskFile, tree: Tree) -> None:
     """Copy one source, for root. A directory replaces the image's, like a mount."""
     first = tree.entries[0]
     if tree.is_directory:
-        source = Source(root=root, tree=tree)
-        transfer = await put_directory(cell, source, file.target, user="0:0", wrong=_unreadable)
+        transfer = await put_directory(cell, tree, file.target, user="0:0")
         number, size, sha256 = transfer.files, transfer.total_bytes, transfer.sha256
     else:
-        try:
-            contents = await anyio.to_thread.run_sync(read_entry, root, tree, first)
-        except (OSError, ValueError) as error:
-            raise _unreadable(error) from error
+        with reading_for():
+            contents = await anyio.to_thread.run_sync(read_entry, tree, first)
         await cell.write_file(file.target, contents, mode=first.mode, user="0", owner="0:0")
         number, size, sha256 = 1, len(contents), hashlib.sha256(contents).hexdigest()
     data: dict[str, JsonValue] = {"source": file.source, "target": file.target, "files": number}
@@ -65,23 +61,28 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree) -> None:
     cell.note(Kind.TASK_FILES_COPIED, data)
 
 
+@contextmanager
+def reading_for(where: str = TASK_FILE) -> Iterator[None]:
+    """Have an error of a file of this host be a `PolicyError` at that place."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = printable(reason(error), max_chars=300)
+        hint = "leave the files as they are while it runs; `belljar check` looks at a task's"
+        what = f"a file can't be copied into its cell: {why}"
+        raise PolicyError(what, where=where, hint=hint) from error
+
+
 async def put_directory(
-    cell: Cell,
-    source: Source,
-    target: str,
-    *,
-    user: str | None,
-    wrong: Callable[[OSError | ValueError], PolicyError],
+    cell: Cell, tree: Tree, target: str, *, user: str | None, where: str = TASK_FILE
 ) -> Transfer:
-    """Copy a listed directory into the cell, in place of the image's. `wrong`: makes the error of a
-    file of this host. Raises as `Cell.upload`.
+    """Copy a listed directory into the cell, in place of the image's. Raises as `Cell.upload`, and
+    `PolicyError` for a file of this host.
     """
 
     def records() -> Iterator[bytes]:
-        try:
-            yield from records_of(source, "", manifest)
-        except (OSError, ValueError) as error:
-            raise wrong(error) from error
+        with reading_for(where):
+            yield from records_of(tree, "", manifest)
 
     manifest = TreeManifest()
     with suppress(FileNotFoundError):
@@ -91,19 +92,10 @@ async def put_directory(
         records(),
         manifest,
         target=target,
-        entries=len(source.tree.entries),
-        total_bytes=source.tree.total_bytes,
-        mode=root_mode(source),
+        entries=len(tree.entries),
+        total_bytes=tree.total_bytes,
+        mode=root_mode(tree),
         user=user,
-    )
-
-
-def _unreadable(error: OSError | ValueError) -> PolicyError:
-    why = printable(reason(error), max_chars=300)
-    return PolicyError(
-        f"a file of the task can't be copied into its cell: {why}",
-        where="the task's compose file",
-        hint="leave the task's files as they are while it runs; `belljar check` looks at them",
     )
 
 

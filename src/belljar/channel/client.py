@@ -20,18 +20,9 @@ from typing import Final, Self
 import anyio
 
 from belljar.capture import Keep
-from belljar.channel import frames
-from belljar.channel.frames import FrameType, OpKind, Outcome
-from belljar.channel.messages import Answer, GuestEvent, Touched
-from belljar.channel.operations import (
-    Contents,
-    OnOutput,
-    Operation,
-    OwnReads,
-    feed,
-    feed_file,
-    judge,
-)
+from belljar.channel import frames, operations
+from belljar.channel.frames import Answer, FrameType, GuestEvent, OpKind, Touched
+from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, feed, judge
 from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import replace
@@ -300,7 +291,7 @@ class GuestClient:
         body = frames.place(user, cwd, path, 4 if is_directory else 0) + number
         body += frames.counted(frames.text_bytes(owner, "owner"))
         async with self.operation(OpKind.WRITE, body, timeout_s, stdin_open=True) as operation:
-            await feed_file(operation, contents, path, timeout_s)
+            await operations.feed_file(operation, contents, path, timeout_s)
 
     async def read_file(
         self,
@@ -313,20 +304,15 @@ class GuestClient:
     ) -> bytes:
         """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
         body = frames.place(user, cwd, path) + frames.pack(struct.Struct("<Q"), max_bytes)
-        contents = bytearray()
         operating = self.operation(OpKind.READ, body, timeout_s, stdout=max_bytes + 1)
         async with self.own_reads.of(path, cwd), operating as operation:
-            while (chunk := await operation.next_chunk()) is not None:
-                contents += chunk[1]
-            result = operation.ended()
-            if len(contents) > max_bytes or (
-                result.outcome is Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
-            ):
-                raise FileTooLargeError(
-                    path, max_bytes=max_bytes, size_bytes=max(operation.size_bytes, max_bytes + 1)
-                )
-            judge(operation, path, timeout_s)
-        return bytes(contents)
+            operation.kept = captures(max_bytes + 1)
+            await operation.wait()
+            judge(operation, path, timeout_s, max_bytes)
+        contents = operation.output().stdout
+        if len(contents) > max_bytes:  # a guest that says that it is whole
+            raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=len(contents))
+        return contents
 
     @asynccontextmanager
     async def operation(

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 
-from belljar.channel import frames
-from belljar.channel.frames import FrameType, Outcome, SignalScope, Stream
-from belljar.channel.messages import Data, GuestEvent, Progress, Result
-from belljar.channel.outcomes import ExecOutput, OutputTexts, captures, file_error, output_of
+from belljar.channel import frames, outcomes
+from belljar.channel.frames import FrameType, Outcome, Progress, Result, Stream
+from belljar.channel.outcomes import ExecOutput, FileTooLargeError, OutputTexts
 from belljar.errors import CellError
 from belljar.units import format_duration
 
@@ -41,8 +40,7 @@ class Operation:
     """A live operation's mailbox and its verbs. A command's: iterate it for `(stream, bytes)`, then
     `wait`; others may send meanwhile.
 
-    Output that was not taken is held as one buffer per stream: so the window bounds the memory,
-    however small the guest's frames are.
+    Untaken output is one buffer per stream: so the window bounds the memory.
     """
 
     def __init__(self, pump: Pump, *, user: str = "") -> None:
@@ -50,7 +48,7 @@ class Operation:
         self.result: Result | None = None
         self.size_bytes = 0
         self.overdue = False
-        self.kept = captures(0)
+        self.kept = outcomes.captures(0)
         self._dropped_bytes = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
         self._user = user
@@ -63,9 +61,9 @@ class Operation:
         self.deadline = math.inf
         """The host's deadline for it, on the event loop's clock."""
 
-    def deliver(self, event: GuestEvent) -> None:
+    def deliver(self, event: frames.GuestEvent) -> None:
         """Take what the guest sent."""
-        if isinstance(event, Data):
+        if isinstance(event, frames.Data):
             if self._discards:
                 self._dropped_bytes[event.stream] += len(event.content)
                 self._credit_owed += len(event.content)
@@ -108,13 +106,13 @@ class Operation:
 
     async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
         """Signal its main process or whole tree, if it runs."""
-        scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
+        scope = frames.SignalScope.WHOLE_TREE if whole_tree else frames.SignalScope.MAIN_PROCESS
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def leave(self) -> None:
         """End a service's operation; its program runs on."""
         # The frame needs a signal's number; with this scope no process gets it.
-        signo, scope = signal.SIGCONT, SignalScope.LEAVE
+        signo, scope = signal.SIGCONT, frames.SignalScope.LEAVE
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def resize(self, rows: int, cols: int) -> None:
@@ -143,7 +141,9 @@ class Operation:
             if see is not None:
                 see(stream, chunk)
             self.kept[stream].feed(chunk)
-        return output_of(self.ended(), self.output(), is_overdue=self.overdue, user=self._user)
+        return outcomes.output_of(
+            self.ended(), self.output(), is_overdue=self.overdue, user=self._user
+        )
 
     def output(self) -> OutputTexts:
         """What is kept so far."""
@@ -273,21 +273,26 @@ async def feed_file(
     """Send a file's contents and wait for the end. Raises as `judge`."""
     with anyio.move_on_at(operation.deadline):
         await feed(operation, contents)
-    while await operation.next_chunk() is not None:
-        pass
+    await operation.wait()
     judge(operation, path, timeout_s)
 
 
-def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
-    """Raise the error of a failed file operation."""
+def judge(
+    operation: Operation, path: str, timeout_s: float | None, max_bytes: int | None = None
+) -> None:
+    """Raise the error of a failed file operation; `max_bytes`: of what was to be read."""
     result = operation.ended()
     if result.outcome is Outcome.EXITED:
         return
+    is_limit = result.outcome is Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
+    if is_limit and max_bytes is not None:
+        size_bytes = max(operation.size_bytes, max_bytes + 1)  # a tree's real size is unknown
+        raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=size_bytes)
     if operation.overdue:
         raise TimeoutError(
             f"the guest took longer than {format_duration(timeout_s or 0)} for {path!r}"
         )
-    raise file_error(result, path)
+    raise outcomes.file_error(result, path)
 
 
 class OwnReads:

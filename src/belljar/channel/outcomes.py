@@ -13,18 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from belljar.capture import Capture, Keep
-from belljar.channel.frames import (
-    Outcome,
-    ResultFlag,
-    Stage,
-    Stream,
-    check_size,
-    counted,
-    counted_list,
-    pack,
-    text_bytes,
-)
-from belljar.channel.messages import Result
+from belljar.channel import frames
+from belljar.channel.frames import Outcome, Result, ResultFlag, Stage, Stream, counted, text_bytes
 from belljar.dataclass import dataclass, field
 from belljar.units import printable
 
@@ -42,7 +32,7 @@ class PtySize:
     cols: int
 
     def __post_init__(self) -> None:
-        check_size(self.rows, self.cols)
+        frames.check_size(self.rows, self.cols)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +45,8 @@ class ExecRequest:
         timeout_s: then the guest kills the command's whole tree; None is never.
         max_stdout_bytes: more is dropped in the guest and counted; with a `pty` all is stdout.
         stdin: keep standard input open; else it is empty.
-        probe: the guest agent's own program, as confined as any; `argv[0]` is not looked for. A
-            guest without it: not started, ENOENT.
-        alone: with `probe` only. Ends the workload's processes first; if one is left it is not
-            started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
+        probe: the guest agent's own program, as confined as any; else not started, ENOENT.
+        alone: with `probe` only: ends the workload's processes first, or is not started, EBUSY.
         service: as process 1 of a PID namespace, which later starts join; its output goes to a
             file of the cell. Not with `pty`, `stdin` or `probe`.
     """
@@ -77,6 +65,15 @@ class ExecRequest:
     service: bool = False
 
 
+def agent_request(
+    argv: Sequence[str],
+    user: str,
+    **more: Any,  # noqa: ANN401 - as `ExecRequest` has them
+) -> ExecRequest:
+    """A run of the guest agent's own program, with standard input."""
+    return ExecRequest(argv=argv, user=user, cwd="/", stdin=True, probe=True, **more)
+
+
 def exec_body(request: ExecRequest) -> bytes:
     """The request of an exec. Raises `ValueError`, also for an invalid timeout."""
     if not request.argv:
@@ -88,7 +85,7 @@ def exec_body(request: ExecRequest) -> bytes:
     if limit_s is not None and not limit_s > 0:
         raise ValueError(f"a timeout of {limit_s} s; it must be more than 0, or None for none")
     switches = (request.stdin, pty is not None, request.probe, request.alone, request.service)
-    head = pack(
+    head = frames.pack(
         _EXEC_HEAD,
         sum(1 << bit for bit, is_set in enumerate(switches) if is_set),
         # 0 means no timeout: one below a millisecond must not become it.
@@ -103,7 +100,13 @@ def exec_body(request: ExecRequest) -> bytes:
         if not name or "=" in name:
             raise ValueError(f"{name!r} is not a name for an environment variable")
     variables = (text_bytes(f"{name}={value}", name) for name, value in request.env.items())
-    return head + counted(user) + counted(cwd) + counted_list(words) + counted_list(variables)
+    return (
+        head
+        + counted(user)
+        + counted(cwd)
+        + frames.counted_list(words)
+        + frames.counted_list(variables)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +133,7 @@ class OutputTexts:
 class ExecOutput(OutputTexts):
     """The end of a command. A failed command is a result, not an error.
 
-    All is the guest's word, except `host_limits` and bytes that the host dropped.
+    All but `host_limits` is the guest's word.
 
     Attributes:
         returncode: as a shell's: the exit status, or 128 + the signal; 127: command not found,

@@ -14,8 +14,7 @@ from typing import Final, Protocol
 import anyio
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from belljar.channel.frames import FrameType
-from belljar.channel.messages import Answer, Data, GuestEvent, Progress, Result
+from belljar.channel.frames import Answer, Data, FrameType, GuestEvent, Progress, Result
 from belljar.channel.wire import HostConnection
 from belljar.errors import CellError, ProtocolViolation
 from belljar.units import printable

@@ -15,10 +15,9 @@ from typing import Final, NoReturn
 
 from belljar.channel import frames
 from belljar.channel.client import GuestClient
-from belljar.channel.frames import FrameType, OpKind, Outcome, Stage
-from belljar.channel.messages import violated
+from belljar.channel.frames import FrameType, OpKind, Outcome, violated
 from belljar.channel.operations import judge
-from belljar.channel.outcomes import FileTooLargeError
+from belljar.channel.outcomes import captures
 from belljar.dataclass import dataclass
 
 # Of directories in each other, counted from the one that is walked.
@@ -87,9 +86,7 @@ class TreeReader:
     """Takes a walk's bytes and gives records, and contents as `bytes` in pieces.
 
     A tree with contents is one file or a directory; `depth`: the most nested directories. Raises
-    `ProtocolViolation` for what our guest agent never sends: a name with a slash or a NUL, `..`,
-    more than requested, or data after the end. `OSError` with `E2BIG`: all paths and links are
-    too long.
+    `ProtocolViolation` for what our guest agent never sends, `OSError(E2BIG)` for too long paths.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
@@ -238,16 +235,9 @@ async def walk(
         while (chunk := await operation.next_chunk()) is not None:
             await take(reader.feed(chunk[1]))
         result = operation.ended()
-        if result.outcome is Outcome.IO_FAILED:
-            if result.code == errno.EFBIG:
-                # Its real size is unknown: it is at least this.
-                raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=max_bytes + 1)
-            if result.code == errno.E2BIG:
-                raise OSError(errno.E2BIG, f"more than {max_entries:,} files and directories", path)
-            if result.code == errno.ELOOP and result.stage is Stage.READ:
-                deep = f"more than {MAX_DEPTH} directories in each other"
-                raise OSError(errno.ELOOP, deep, path)
-        judge(operation, path, timeout_s)
+        if result.outcome is Outcome.IO_FAILED and result.code == errno.E2BIG:
+            raise OSError(errno.E2BIG, f"more than {max_entries:,} files and directories", path)
+        judge(operation, path, timeout_s, max_bytes)
     reader.finish()
 
 
@@ -262,11 +252,11 @@ async def remove(
 ) -> int:
     """Remove a file, link or, with `recursive`, a directory; return its entry count."""
     body = frames.place(user, cwd, path, int(recursive))
-    raw = b""
     async with client.operation(OpKind.REMOVE, body, timeout_s, stdout=_COUNT_BYTES) as operation:
-        while (chunk := await operation.next_chunk()) is not None:
-            raw += chunk[1]
+        operation.kept = captures(_COUNT_BYTES)
+        await operation.wait()
         judge(operation, path, timeout_s)
+    raw = operation.output().stdout
     if len(raw) != _COUNT_BYTES:
         _violated(f"a count of {len(raw)} bytes")
     if (removed := int.from_bytes(raw, "little")) > MAX_COUNT:

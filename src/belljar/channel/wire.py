@@ -13,28 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from belljar.channel import frames
-from belljar.channel.frames import (
-    HEADER,
-    FrameType,
-    OpKind,
-    Outcome,
-    RenewedBit,
-    ResultFlag,
-    Stage,
-    Stream,
-)
-from belljar.channel.messages import (
-    MAX_ERRNO,
-    MAX_SIGNAL,
-    Answer,
-    Data,
-    GuestEvent,
-    Payload,
-    Progress,
-    Result,
-    Touched,
-    violated,
-)
+from belljar.channel.frames import Answer, FrameType, OpKind, Outcome, Payload, Progress, Result
 from belljar.dataclass import dataclass
 from belljar.errors import ProtocolViolation
 
@@ -105,7 +84,7 @@ class HostConnection:
 
     # ---- guest → host
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[GuestEvent]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[frames.GuestEvent]:
         """Take received bytes; return completed events. Raises `ProtocolViolation`."""
         if self._violation is not None:
             # A new exception each time: one that is raised again collects tracebacks.
@@ -122,22 +101,22 @@ class HostConnection:
             self._live.clear()
             raise
 
-    def _take_frames(self) -> list[GuestEvent]:
-        pending, at, events = self._pending, 0, list[GuestEvent]()
+    def _take_frames(self) -> list[frames.GuestEvent]:
+        pending, at, events = self._pending, 0, list[frames.GuestEvent]()
         end = len(pending)
         # Released before `del` below: a bytearray that has a view can't be resized (BufferError).
         with memoryview(pending) as view:
-            while end - at >= HEADER.size and not self._ended:
-                length, kind, flags, reserved, op = HEADER.unpack_from(pending, at)
+            while end - at >= frames.HEADER.size and not self._ended:
+                length, kind, flags, reserved, op = frames.HEADER.unpack_from(pending, at)
                 # At the header already: no guest makes the host wait for, or hold, a payload over
                 # the limit.
                 if length > frames.MAX_PAYLOAD_BYTES or flags or reserved:
-                    violated(
+                    frames.violated(
                         f"a frame header with length {length}, flags {flags}, reserved {reserved}",
                         kind,
                         op,
                     )
-                start, at_next = at + HEADER.size, at + HEADER.size + length
+                start, at_next = at + frames.HEADER.size, at + frames.HEADER.size + length
                 if at_next > end:
                     break
                 if kind == _DATA:
@@ -151,26 +130,26 @@ class HostConnection:
             del pending[:at]
         return events
 
-    def _on_frame(self, kind: int, op: int, raw: bytes) -> GuestEvent:
+    def _on_frame(self, kind: int, op: int, raw: bytes) -> frames.GuestEvent:
         payload = Payload(raw, kind=kind, op=op)
         if kind in _OF_CONNECTION:
             if op:
-                violated("a connection frame that names an operation", kind, op)
+                frames.violated("a connection frame that names an operation", kind, op)
             event = self._on_connection(FrameType(kind), payload)
         elif kind in _OF_OPERATIONS:
             event = self._on_operation(FrameType(kind), op, self._live_op(kind, op), payload)
         else:
-            violated("a frame of a type that a guest may not send", kind, op)
+            frames.violated("a frame of a type that a guest may not send", kind, op)
         payload.end()
         return event
 
     def _live_op(self, kind: int, op: int) -> _LiveOp:
         state = self._live.get(op)
         if state is None:
-            violated("a frame for an operation that is not live", kind, op)
+            frames.violated("a frame for an operation that is not live", kind, op)
         return state
 
-    def _on_connection(self, kind: FrameType, payload: Payload) -> GuestEvent:
+    def _on_connection(self, kind: FrameType, payload: Payload) -> frames.GuestEvent:
         match kind:
             case FrameType.READY:
                 if self._is_ready or self._welcome is not None:
@@ -225,7 +204,7 @@ class HostConnection:
         done = payload.number(4)
         if done & ~_RENEWED_BITS:
             payload.violated(f"done bits {done:#x}")
-        return Answer(kind=FrameType.RENEWED, done=RenewedBit(done), detail=payload.text())
+        return Answer(kind=FrameType.RENEWED, done=frames.RenewedBit(done), detail=payload.text())
 
     def _on_watched(self, payload: Payload) -> Answer:
         if not self._watches:
@@ -237,7 +216,7 @@ class HostConnection:
         errors = tuple(payload.errno() for _ in range(count))
         return Answer(kind=FrameType.WATCHED, errno=code, errors=errors)
 
-    def _on_touched(self, payload: Payload) -> Touched:
+    def _on_touched(self, payload: Payload) -> frames.Touched:
         index, operation = payload.number(4), payload.number(2)
         count, pid, process = payload.number(4), payload.number(4), payload.text()
         if index >= self._watched_files or operation not in (1, 2, 3) or not count:
@@ -245,22 +224,26 @@ class HostConnection:
         if not self._touches_left or len(process) > 4 * frames.MAX_PROCESS_NAME_BYTES:
             payload.violated("more touches than may be reported, or a process name too long")
         self._touches_left -= 1
-        return Touched(index=index, operation=operation, count=count, pid=pid, process=process)
+        return frames.Touched(
+            index=index, operation=operation, count=count, pid=pid, process=process
+        )
 
-    def _on_data(self, op: int, view: memoryview, start: int, end: int) -> Data:
+    def _on_data(self, op: int, view: memoryview, start: int, end: int) -> frames.Data:
         state, count = self._live_op(_DATA, op), end - start - 1
         if count < 1:
-            violated("DATA without a byte in it", _DATA, op)
+            frames.violated("DATA without a byte in it", _DATA, op)
         stream = view[start]
         left = state.caps_left.get(stream)
         if left is None or not state.started:
-            violated(f"DATA of stream {stream}, which is not open", _DATA, op)
+            frames.violated(f"DATA of stream {stream}, which is not open", _DATA, op)
         granted = min(state.output_credit, left)
         if count > granted:
-            violated(f"{count} bytes where {granted} were granted", _DATA, op)
+            frames.violated(f"{count} bytes where {granted} were granted", _DATA, op)
         state.output_credit -= count
         state.caps_left[stream] = left - count
-        return Data(op=op, stream=Stream(stream), content=bytes(view[start + 1 : end]))
+        return frames.Data(
+            op=op, stream=frames.Stream(stream), content=bytes(view[start + 1 : end])
+        )
 
     def _on_operation(
         self, kind: FrameType, op: int, state: _LiveOp, payload: Payload
@@ -292,18 +275,18 @@ class HostConnection:
         outcome, flags, stage, code, stdout_dropped, stderr_dropped, duration = _RESULT.unpack(
             payload.take(_RESULT.size)
         )
-        if outcome > Outcome.IO_FAILED or stage > Stage.CREDENTIALS:
+        if outcome > Outcome.IO_FAILED or stage > frames.Stage.CREDENTIALS:
             payload.violated(f"outcome {outcome}, flags {flags:#x}, stage {stage}")
-        if flags & ResultFlag.RUNS_ON and not (state.left and outcome == Outcome.EXITED):
+        if flags & frames.ResultFlag.RUNS_ON and not (state.left and outcome == Outcome.EXITED):
             payload.violated("a program that runs on, and was not let go")
         if max(stdout_dropped, stderr_dropped, duration) > _MAX_COUNT:
             payload.violated("a count that can't be")
         is_exec = state.kind is OpKind.EXEC
         codes = {
             Outcome.EXITED: range(256 if is_exec else 1),
-            Outcome.SIGNALED: range(1, MAX_SIGNAL + 1),
-            Outcome.NOT_STARTED: range(1, MAX_ERRNO + 1),
-            Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else MAX_ERRNO + 1),
+            Outcome.SIGNALED: range(1, frames.MAX_SIGNAL + 1),
+            Outcome.NOT_STARTED: range(1, frames.MAX_ERRNO + 1),
+            Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else frames.MAX_ERRNO + 1),
         }
         is_late = outcome == Outcome.NOT_STARTED and state.started and is_exec
         is_early = outcome == Outcome.EXITED and not state.started
@@ -313,8 +296,8 @@ class HostConnection:
         return Result(
             op=op,
             outcome=Outcome(outcome),
-            flags=ResultFlag(flags),
-            stage=Stage(stage),
+            flags=frames.ResultFlag(flags),
+            stage=frames.Stage(stage),
             code=code,
             stdout_dropped_bytes=stdout_dropped,
             stderr_dropped_bytes=stderr_dropped,
@@ -378,7 +361,7 @@ class HostConnection:
             raise RuntimeError("this connection has used up its operation ids; open a new cell")
         op, window = self._next_op, welcome.stdin_window_bytes
         message = frames.request_frames(op, kind, body)
-        caps = {int(Stream.STDOUT): stdout, int(Stream.STDERR): stderr}
+        caps = {int(frames.Stream.STDOUT): stdout, int(frames.Stream.STDERR): stderr}
         self._live[op] = _LiveOp(
             kind=kind,
             stdin_open=stdin_open,
@@ -395,7 +378,9 @@ class HostConnection:
             return b""
         if not state.stdin_open or not 1 <= len(content) <= state.stdin_credit:
             raise RuntimeError("stdin is closed, or more than its credit was to be sent")
-        message = frames.frame(FrameType.DATA, op, b"".join((bytes((Stream.STDIN,)), content)))
+        message = frames.frame(
+            FrameType.DATA, op, b"".join((bytes((frames.Stream.STDIN,)), content))
+        )
         state.stdin_credit -= len(content)
         return message
 
@@ -405,7 +390,7 @@ class HostConnection:
         if state is None or not state.stdin_open:
             return b""
         state.stdin_open = False
-        return frames.frame(FrameType.EOF, op, bytes((Stream.STDIN,)))
+        return frames.frame(FrameType.EOF, op, bytes((frames.Stream.STDIN,)))
 
     def send_credit(self, op: int, taken_bytes: int) -> bytes:
         """Grant the guest these output bytes; `b""` for 0 or when dead."""
@@ -419,8 +404,8 @@ class HostConnection:
 
     def send_signal(self, op: int, signo: int, scope: frames.SignalScope) -> bytes:
         """A signal, 1 to 64; `b""` when the operation died."""
-        if not 1 <= signo <= MAX_SIGNAL:
-            raise ValueError(f"{signo} is not a signal; 1 to {MAX_SIGNAL}")
+        if not 1 <= signo <= frames.MAX_SIGNAL:
+            raise ValueError(f"{signo} is not a signal; 1 to {frames.MAX_SIGNAL}")
         if op not in self._live:
             return b""
         self._live[op].left |= scope is frames.SignalScope.LEAVE

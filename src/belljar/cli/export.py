@@ -24,7 +24,7 @@ from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.listing import read_body, read_events, summarise
 from belljar.ledger.redaction import CLASSES
 from belljar.store.home import belljar_home
-from belljar.units import format_size, printable
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.ledger.schema import BodyRef
@@ -212,7 +212,7 @@ def _export_statement(path: Path, run: str, fingerprint: str | None, output: Pat
     from belljar.fleet.record import findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.verification import Status
-    from belljar.report.collect import collect
+    from belljar.report.samples import collect
 
     evidence = stored_evidence(
         path, expected_key=expected_key(fingerprint)[0], expected_run=expected_run(run, path)
@@ -292,8 +292,8 @@ def share(run: str, out: Path, classes: tuple[str, ...], *, as_json: bool) -> No
             redaction.share(path, out, chosen, key)
     if as_json:
         about = {"path": str(out), "classes": list(chosen.classes), "bodies": len(chosen.bodies)}
-        console.print_json({**about, "files": sorted(chosen.files), "bytes": chosen.bytes})
+        console.print_json({**about, "files": sorted(chosen.files)})
         return
     what = f"{len(chosen.bodies)} bodies and {len(chosen.files)} files"
-    click.echo(f"{printable(str(out))}: {what} ({format_size(chosen.bytes)}) left out")
+    click.echo(f"{printable(str(out))}: {what} left out")
     click.echo(f"  classes: {', '.join(chosen.classes)}; the events themselves stay")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli import console
+from belljar.dataclass import json_of
 from belljar.image.oci import ImportLimits, import_image
 from belljar.image.store import MADE_HERE, Store
 from belljar.store.home import belljar_home
@@ -92,7 +93,7 @@ def ls(*, as_json: bool) -> None:
     """List the images in the store."""
     images = Store(belljar_home()).list()
     if as_json:
-        console.print_json([entry.to_json() for entry in images])
+        console.print_json([json_of(entry) for entry in images])
         return
     rows = [_COLUMNS]
     for entry in images:
@@ -126,7 +127,7 @@ def rm(ref: str) -> None:
 def print_image(made: Image, *, as_json: bool) -> None:
     """Its names, digest and size, or all of it."""
     if as_json:
-        console.print_json(made.to_json())
+        console.print_json(json_of(made))
         return
     names = printable(", ".join(made.names))
     click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")

@@ -21,7 +21,6 @@ from belljar.ledger.keys import local_fingerprint, parse_fingerprint
 from belljar.ledger.listing import find_run, read_body, read_lines
 from belljar.ledger.verification import (
     HINT_KEY,
-    dump,
     parse_line,
     row,
     verification_json,
@@ -119,7 +118,7 @@ def show(
             continue
         bodies = [(body.name, *_content(body, path)) for body in event.bodies if with_output]
         if as_json:
-            value = dump(event)
+            value = event.to_json()
             # Without `--output` there are no bodies, so the lengths may differ.
             for shown, (_, content, problem) in zip(value["bodies"], bodies, strict=with_output):
                 shown["content_base64"] = base64.b64encode(content).decode()

@@ -17,7 +17,7 @@ from belljar.dataclass import json_of
 from belljar.errors import breach_stands
 from belljar.ledger.listing import list_runs
 from belljar.ledger.rundir import INSPECT_LOGS
-from belljar.report.collect import collect
+from belljar.report.samples import collect
 from belljar.store.home import belljar_home
 from belljar.units import format_duration, format_size, printable
 from belljar.waiting import LOADING, reported_if_slow
@@ -118,7 +118,7 @@ def _show_outcome(outcome: RunOutcome, more: Sequence[str], *, as_json: bool) ->
         show_findings(outcome.findings, outcome.path, [*dropped(outcome), *more])
     page = report_of_run(outcome.path)
     if as_json:
-        from belljar.report.collect import collect
+        from belljar.report.samples import collect
 
         rest = {"report": str(page) if page else None, "not_in_metrics": list(outcome.dropped)}
         found = collect(outcome.findings)
@@ -294,15 +294,10 @@ def _cells(row: Facts) -> list[str]:
 
 
 def remarks(facts: Facts) -> list[str]:
-    """Differences, remarks that no transcript has, and tools; none of them a reason."""
-    found = list(facts["remarks"])
-    tools = [each["text"] for each in facts["tools"]]
-    for title, lines in (
-        ("Different from what the task or the policy says:", facts["differences"]),
-        ("Tools, with their calls and how many reached a cell:", tools),
-    ):
-        found += [f"\n{title}", *(f"  {line}" for line in lines)] if lines else []
-    return found
+    """Remarks that no transcript has, and tools; none of them a reason."""
+    tools = [f"  {each['text']}" for each in facts["tools"]]
+    title = ["\nTools, with their calls and how many reached a cell:"] if tools else []
+    return [*facts["remarks"], *title, *tools]
 
 
 # --- networks and signals

@@ -138,13 +138,12 @@ async def _terminal(cell_id: str, command: Sequence[str], user: str | None) -> i
             where="attach",
             hint="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
         ) from error
-    rows, cols = _terminal_size()
-    term = os.environ.get("TERM", "xterm")
-    opening = wire.Opening(argv=tuple(command), user=user, rows=rows, cols=cols, term=term)
+    opening = {"argv": command, "user": user, "term": os.environ.get("TERM", "xterm")}
+    content = json.dumps({**opening, "size": _terminal_size()}).encode()
     # Its kind of stream can still be read after a failed write
     async with await UNIXSocketStream.from_socket(connected) as owner:
         with _raw_terminal():
-            status = await relay(owner, opening.frame())
+            status = await relay(owner, wire.frame(wire.FrameKind.OPEN, content))
     code, _, why = status.partition(" ")
     if why:
         console.notice(why)

@@ -9,8 +9,9 @@ variable-interpolation, `.env` file syntax.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.compose.values import CannotKeepError
@@ -125,8 +126,7 @@ def interpolate(
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
     """The metadata that a file names anywhere."""
-    found = (name for text in _texts(document) for name in _NAME.findall(text))
-    return frozenset(name for name in found if name.startswith(METADATA_PREFIX))
+    return frozenset(re.findall(_OURS, json.dumps(document, default=str, skipkeys=True)))
 
 
 def expand_metadata(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
@@ -141,14 +141,6 @@ def expand_metadata(env: Mapping[str, str], variables: Mapping[str, str]) -> dic
 def literal(value: str) -> str:
     """A text escaped for a policy's `env`."""
     return _METADATA.sub("$$", value)
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item)
 
 
 def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa: ANN401 - YAML

@@ -8,7 +8,6 @@ Source: compose-spec schema/compose-spec.json, `definitions.service`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Any, Final
 
 from belljar.compose.document import (
@@ -33,14 +32,6 @@ _SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oc
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
 _CALLING: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.calls)
 _CALLS: Final = ", ".join(DEBUGGER_CALLS)
-
-
-class KeyOutcome(Enum):
-    """The fate of a key."""
-
-    APPLIED = "converted"
-    DROPPED = "dropped"
-    REFUSED = "refused"
 
 
 @dataclass
@@ -105,9 +96,9 @@ Convert = Callable[[Any, Converted], None]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The fate of a key; `convert` takes its value."""
+    """The fate of a key: None if it is kept, or if `convert`, which takes its value, decides."""
 
-    outcome: KeyOutcome
+    fate: DifferenceKind | None = None
     why: str = ""
     convert: Convert | None = None
 
@@ -116,28 +107,28 @@ def read_service(
     name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
 ) -> Converted:
     """Convert a service; keys beyond cells go to `refused`."""
-    where, known, home = f"service {name}", {}, files.of(written) if files is not None else None
-    fates: dict[str, Key] = {}
+    where, home = f"service {name}", files.of(written) if files is not None else None
+    found: dict[str, Key] = {}
     for key, value in written.items():
         # A variable without a value leaves an empty text, which means what no text means.
         is_blank = key in ("user", "working_dir", "network_mode", "runtime") and value == ""
         if value is None or key.startswith("x-") or is_blank:
             continue
-        fate = fates[key] = KEYS.get(key) or Key(KeyOutcome.REFUSED, UNKNOWN)
-        if fate.outcome is KeyOutcome.REFUSED:
-            # Docker's `ipc` and `cgroup` are private by default, which shares nothing.
-            if key not in KEYS or value not in ([], {}, "", False, "private"):
-                refused.add(where, key, fate.why)
-        elif fate.outcome is KeyOutcome.APPLIED:
-            known[key] = value
-    model = parse(Service, known, where, refused)
+        known = found[key] = KEYS.get(key) or Key(DifferenceKind.REFUSED, UNKNOWN)
+        # Docker's `ipc` and `cgroup` are private by default, which shares nothing.
+        is_nothing = key in KEYS and value in ([], {}, "", False, "private")
+        if known.fate is DifferenceKind.REFUSED and not is_nothing:
+            refused.add(where, key, known.why)
+    valued = {key: written[key] for key in found if key in Service.model_fields}
+    model = parse(Service, valued, where, refused)
     converted = Converted(name, model, home)
-    for key, fate in fates.items():
-        if fate.outcome is KeyOutcome.DROPPED:
-            converted.dropped(key, fate.why)
-        elif fate.convert is not None and key in model.model_fields_set:
+    for key, known in found.items():
+        value = getattr(model, key) if key in valued else written[key]
+        if known.fate in (DifferenceKind.CHANGED, DifferenceKind.DROPPED) and value:
+            converted.note(known.fate, key, known.why)
+        elif known.convert is not None and key in model.model_fields_set:
             with refused.collected():
-                fate.convert(getattr(model, key), converted)
+                known.convert(value, converted)
     if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
         hint = "`belljar image import docker-daemon:NAME`, and write `image: NAME`"
         refused.add(
@@ -205,14 +196,6 @@ def _init(value: object, converted: Converted) -> None:
         converted.changed("init", why)
 
 
-def _reported(kind: DifferenceKind, key: str, detail: str) -> Convert:
-    def convert(value: object, converted: Converted) -> None:
-        if value and value != "no":  # of `restart`
-            converted.note(kind, key, detail)
-
-    return convert
-
-
 def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
     for name, address in pairs:
         if address == GATEWAY:
@@ -275,11 +258,10 @@ def _privileged(value: object, converted: Converted, *, key: str = "privileged")
 # ---- the table
 
 
-def _keys(outcome: KeyOutcome, by_reason: Mapping[str, str]) -> dict[str, Key]:
-    return {key: Key(outcome, why) for why, keys in by_reason.items() for key in keys.split()}
+def _keys(fate: DifferenceKind | None, by_reason: Mapping[str, str]) -> dict[str, Key]:
+    return {key: Key(fate, why) for why, keys in by_reason.items() for key in keys.split()}
 
 
-_ISOLATION: Final = "the policy decides how a cell is isolated"
 _CONVERTED: Final[Mapping[str, Convert]] = {
     "image": _image,
     "build": _build,
@@ -296,37 +278,29 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "extra_hosts": _extra_hosts,
     "deploy": _deploy,
 }
-# Their values count for nothing else
-_REPORTED: Final[Mapping[DifferenceKind, Mapping[str, str]]] = {
-    DifferenceKind.CHANGED: {
-        "cap_drop": "it is not narrowed: root keeps a container's usual capabilities, over its "
-        "cell alone",
-        "restart": "a program that ends is started again, at most ten times, until it is ready; "
-        "not then",
-        "hostname": "others reach the cell by it; inside, a cell's host name is drawn anew",
-        "read_only": "the cell's root file system can be written, and ends with the cell",
-        "tmpfs": f"it {TMPFS}",
-    },
-    DifferenceKind.DROPPED: {
-        "runtime": _ISOLATION,
-        "ports": "no port is published on this host; the range's cells reach all of them",
-        "shm_size": "shared memory may take at least half of a cell's memory",
-        "ulimits": f"a program may open {_SOFT_FILES:,} files (it may raise that to "
-        f"{_HARD_FILES:,}) and writes no core dump; other limits are those of the cell's kernel",
-    },
-}
 # Every key that Compose knows of a service.
 KEYS: Final[Mapping[str, Key]] = {
-    **dict.fromkeys(Service.model_fields, Key(KeyOutcome.APPLIED)),
-    **{key: Key(KeyOutcome.APPLIED, convert=convert) for key, convert in _CONVERTED.items()},
-    **{
-        key: Key(KeyOutcome.APPLIED, convert=_reported(kind, key, detail))
-        for kind, details in _REPORTED.items()
-        for key, detail in details.items()
-    },
+    **dict.fromkeys((*Service.model_fields, "expose"), Key()),
+    **{key: Key(convert=convert) for key, convert in _CONVERTED.items()},
     **_keys(
-        KeyOutcome.DROPPED,
+        DifferenceKind.CHANGED,
         {
+            "it is not narrowed: root keeps a container's usual capabilities, over its cell "
+            "alone": "cap_drop",
+            "a program that ends is started again, at most ten times, until it is ready; not "
+            "then": "restart",
+            "others reach the cell by it; inside, a cell's host name is drawn anew": "hostname",
+            "the cell's root file system can be written, and ends with the cell": "read_only",
+            f"it {TMPFS}": "tmpfs",
+        },
+    ),
+    **_keys(
+        DifferenceKind.DROPPED,
+        {
+            "no port is published on this host; the range's cells reach all of them": "ports",
+            "shared memory may take at least half of a cell's memory": "shm_size",
+            f"a program may open {_SOFT_FILES:,} files (it may raise that to {_HARD_FILES:,}) and "
+            "writes no core dump; other limits are those of the cell's kernel": "ulimits",
             "nothing in a cell depends on it": "annotations labels label_file logging attach "
             "develop pull_policy pull_refresh_after stdin_open tty stop_signal stop_grace_period "
             "pre_stop",
@@ -335,13 +309,13 @@ KEYS: Final[Mapping[str, Key]] = {
             "mem_reservation mem_swappiness memswap_limit cpu_shares cpu_percent cpu_count "
             "cpu_quota cpu_period blkio_config cpu_rt_period cpu_rt_runtime oom_score_adj "
             "oom_kill_disable cgroup_parent storage_opt",
-            _ISOLATION: "isolation userns_mode",
+            "the policy decides how a cell is isolated": "isolation userns_mode runtime",
             "each range answers its own names, and draws its addresses": "dns dns_opt dns_search "
             "domainname mac_address",
         },
     ),
     **_keys(
-        KeyOutcome.REFUSED,
+        DifferenceKind.REFUSED,
         {
             FOR_HOST: "device_cgroup_rules devices gpus pid uts cgroup credential_spec "
             "use_api_socket sysctls",

@@ -226,25 +226,20 @@ class Service(Part):
     pids_limit: Whole = None
     deploy: Deploy = Deploy()
     security_opt: list[Text] = []
-    cap_drop: list[Text] = []
     cap_add: list[Text] = []
     privileged: Switch = False
-    ports: list[Any] = []
-    restart: Annotated[str, BeforeValidator(lambda value: text(value or "no"))] = "no"
+    restart: Annotated[str, BeforeValidator(values.restart_of)] = ""
     hostname: Text = ""
     container_name: Text = ""
     extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []
     read_only: Switch = False
     tmpfs: Tmpfs = []
-    shm_size: Size = None
-    ulimits: dict[str, Any] = {}
     runtime: Runtime | None = Field(default=None, description=FOR_HOST)
     healthcheck: Healthcheck | None = None
     depends_on: Annotated[dict[str, Dependency], BeforeValidator(_names_as_keys)] = {}
     networks: Annotated[list[str], BeforeValidator(_only_names)] = []
     volumes: list[Annotated[Mount, BeforeValidator(_mount)]] = []
     init: Switch = False
-    expose: list[Any] = []
     network_mode: Literal["none", "bridge", "default"] | None = Field(
         default=None, description="`none` and `bridge` are kept: a range has no other networks"
     )
@@ -257,25 +252,20 @@ class Service(Part):
 _P = TypeVar("_P", bound=Part)
 
 
-def reasons_of(model: type[Part]) -> dict[str, str]:
-    """Each key's reason to refuse other values; "": none are."""
-    described = {name: field.description or "" for name, field in model.model_fields.items()}
-    return dict.fromkeys(model.ignored.split(), "") | described
-
-
 def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refusals) -> _P:
     """The model of a mapping; refused keys go to `refused` with reasons."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
-        reasons = reasons_of(model)
-        kept = {key: value for key, value in written.items() if key in model.model_fields}
+        known = model.model_fields
+        kept = {key: value for key, value in written.items() if key in known}
         for place, why in _faults(error):
             key = str(place[0]) if place else ""
             kept.pop(key, None)
             # A list's item is named by its number, other places by their names.
             detail = ".".join(printable(str(part)) for part in place[1:])
-            refused.add(where, key, reasons.get(key) or f"{detail}: {why}".removeprefix(": "))
+            described = known[key].description if key in known else None
+            refused.add(where, key, described or f"{detail}: {why}".removeprefix(": "))
     # Again without the bad keys, so that the rest is still converted.
     try:
         return model.model_validate(kept)

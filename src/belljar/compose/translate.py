@@ -117,7 +117,7 @@ def _read(
     for each in converted.values():
         made = [*each.directories, *each.model.tmpfs]
         each.program = program_of(each.model) | ({"directories": made} if made else {})
-        if each.model.restart != "no":
+        if each.model.restart:
             each.program["restart"] = each.model.restart
         if each.model.healthcheck is not None and each.model.healthcheck.model_fields_set:
             each.health = _health(each.model.healthcheck)
@@ -311,17 +311,13 @@ def check_waits(waits: Waits, cells: Mapping[str, Converted], *, default: str) -
     idles = is_idle(program.get("arguments") or program.get("command") or ())
     for name, of in waits.items():
         for needed, condition in of.items():
-            why = ""
             # Only an idle one can be taken as started before it is.
-            if needed == default and not (idles and condition is Condition.STARTED):
-                why = ", the service that the sample works in, which starts last"
-            elif condition is Condition.HEALTHY and needed in completed:
-                why = " to be healthy, and another for its end"
-            elif condition is Condition.HEALTHY and cells[needed].health == UNCHECKED:
-                why = " to be healthy, whose healthcheck the file switches off"
-            if why:
-                shown = f"{printable(name)} waits for {printable(needed)}"
-                raise CannotKeepError(f"its compose service {shown}{why}")
+            is_late = needed == default and not (idles and condition is Condition.STARTED)
+            is_unasked = needed in completed or cells[needed].health == UNCHECKED
+            if is_late or (is_unasked and condition is Condition.HEALTHY):
+                why = "which starts last" if is_late else "whose health is not asked for"
+                shown = f"{printable(name)} waits for {printable(needed)}, {why}"
+                raise CannotKeepError(f"its compose service {shown}")
 
 
 def in_order(waits: Waits, *, default: str) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -134,46 +135,26 @@ def text(value: object) -> str:
     return str(value)
 
 
-_PIECE: Final = re.compile(
-    r"""(?P<gap>[ \t\r\n]+)|'(?P<raw>[^']*)'|"(?P<text>(?:[^"\\]|\\.)*)"|"""
-    r"""(?P<plain>(?:[^ \t\r\n;&|<>'"`()\\]|\\.)+)""",
-    re.DOTALL,
-)
-_ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
-_ESCAPED: Final = {"n": "\n", "t": "\t"}
-
-
-def _split(command: str) -> list[str]:
-    """Split a command as Compose does, by go-shellwords 1.0.13.
-
-    A backslash counts in double quotes. It ends a command at an operator of a shell, which nobody
-    means: that is refused.
-    """
-    found, word, at = list[str](), None, 0
-    while at < len(command):
-        if (piece := _PIECE.match(command, at)) is None:
-            why = "an open quote, or a shell's operator: write a list, or `sh -c '…'`"
-            raise ValueError(f"Compose reads no command with {why}")
-        at = piece.end()
-        if piece["gap"]:
-            found += [] if word is None else [word]
-            word = None
-            continue
-        plain, escaped = piece["raw"], piece["text"] or piece["plain"] or ""
-        if plain is None:
-            plain = _ESCAPE.sub(lambda it: _ESCAPED.get(it[1], it[1]), escaped)
-        word = (word or "") + plain
-    return found if word is None else [*found, word]
+_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def words(value: object) -> list[str]:
-    """A command; text is split. At most `MAX_COMMAND_CHARS`."""
+    """A command of at most `MAX_COMMAND_CHARS`; text is split where every reader splits it alike.
+
+    Compose's own (go-shellwords 1.0.13) reads a backslash as no shell does, and ends a command at a
+    shell's operator: both are refused.
+    """
     if not isinstance(value, Sequence):
         raise ValueError("no command")
     parts = [value] if isinstance(value, str) else [text(word) for word in value]
     if sum(map(len, parts)) > MAX_COMMAND_CHARS:
         raise ValueError(f"a command of more than {MAX_COMMAND_CHARS:,} characters")
-    return _split(value) if isinstance(value, str) else parts
+    if not isinstance(value, str):
+        return parts
+    if "\\" in value or not set("'\"`;&|<>()").isdisjoint(_QUOTED.sub("", value)):
+        why = "a backslash, an open quote, or a shell's operator: write a list, or `sh -c '…'`"
+        raise ValueError(f"no command is read with {why}")
+    return shlex.split(value)
 
 
 def limit(value: object) -> str | None:
@@ -242,6 +223,11 @@ def place_of(target: str) -> str:
     if not target.startswith("/") or found in ("/", "//") or "\0" in found:
         raise ValueError("its place is no directory below /")
     return found
+
+
+def restart_of(value: object) -> str:
+    """Return a restart policy in Docker's words; "" for `no`, which YAML reads as false."""
+    return "" if value in (False, "no") else text(value)
 
 
 TMPFS: Final = (

@@ -120,7 +120,7 @@ def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(done.stdout)
         names = {each["image"] for group in found["groups"] for each in group["images"]}
-        errors = [group["error"] or group["lacking"] for group in found["groups"]]
+        errors = [group["error"] for group in found["groups"]]
         absent = [f"image {each['image']}: {each['what']}" for each in found["missing_images"]]
         why = next(iter([*(str(each["what"]) for each in errors if each), *absent]), why)
         missing = [] if any(errors) else [each["image"] for each in found["missing_images"]]

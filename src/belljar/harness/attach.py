@@ -16,8 +16,7 @@ import shlex
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -56,21 +55,6 @@ class FrameKind(Enum):
     RELEASE = b"K"
     OUTPUT = b"D"
     EXIT = b"X"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """The first frame, as JSON: a command and its terminal."""
-
-    argv: tuple[str, ...] = ()
-    user: str | None = None
-    rows: int = 24
-    cols: int = 80
-    term: str = "xterm"
-
-    def frame(self) -> bytes:
-        """As its frame."""
-        return frame(FrameKind.OPEN, json.dumps(asdict(self)).encode())
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
@@ -186,23 +170,27 @@ class AttachSocket:
                 await stream.send(frame(FrameKind.EXIT, b"0"))
             elif kind is FrameKind.OPEN:
                 async with self._terminals:
-                    await _terminal(stream, incoming, cell, Opening(**json.loads(payload)))
+                    await _terminal(stream, incoming, cell, **json.loads(payload))
 
 
 async def _terminal(
     stream: SocketStream,
     incoming: AsyncIterator[tuple[FrameKind, bytes]],
     cell: Cell,
-    opening: Opening,
+    *,
+    argv: Sequence[str],
+    user: str | None,
+    term: str,
+    size: tuple[int, int],
 ) -> None:
     from belljar.channel import PtySize
 
     try:
         async with cell.open_exec(
-            opening.argv or _LOGIN_SHELL,
-            user=opening.user,
-            env={"TERM": opening.term},
-            pty=PtySize(rows=opening.rows, cols=opening.cols),
+            argv or _LOGIN_SHELL,
+            user=user,
+            env={"TERM": term},
+            pty=PtySize(rows=size[0], cols=size[1]),
         ) as running:
             status = await _relay(stream, incoming, running)
     except BelljarError as error:

@@ -23,8 +23,9 @@ from inspect_ai.util import SandboxEnvironment
 from typing_extensions import override
 
 from belljar.errors import BelljarError, HostError
+from belljar.harness.config import OURS
 from belljar.harness.model_boundary import sample_environment
-from belljar.harness.options import PROVIDER, unknown_inspect
+from belljar.harness.options import unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.policy.limits import Risk
@@ -162,7 +163,7 @@ def _patch_registry(session: Session, stack: ExitStack) -> None:
     from inspect_ai.util._sandbox import registry
 
     # Not what is registered under our name: a task may have registered another there.
-    own = RegistryInfo(type="sandboxenv", name=f"{PROVIDER}/{PROVIDER}")
+    own = RegistryInfo(type="sandboxenv", name=f"{OURS}/{OURS}")
 
     def closed(provider: type[SandboxEnvironment]) -> _Closed:
         harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
@@ -182,7 +183,7 @@ def _patch_registry(session: Session, stack: ExitStack) -> None:
         if lookup is None or getattr(import_module(name), _LOOKUP, None) is not lookup:
             raise unknown_inspect(f"{name} looks sandbox providers up in another way")
     # Asked once, to see that the replacement has taken effect.
-    if registry.registry_find_sandboxenv(PROVIDER) is not BelljarSandboxEnvironment or not (
+    if registry.registry_find_sandboxenv(OURS) is not BelljarSandboxEnvironment or not (
         isinstance(registry.registry_find_sandboxenv("local"), _Closed)
     ):
         raise unknown_inspect("its registry of sandbox providers can't be controlled")

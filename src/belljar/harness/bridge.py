@@ -221,7 +221,7 @@ async def _answer(request: ChatRequest) -> dict[str, Any]:
     stop = [request.stop] if isinstance(request.stop, str) else request.stop
     numbers = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
     output = await get_model().generate(
-        conversation_of(request),
+        [message_of(each) for each in request.messages],
         tools=[
             ToolInfo(
                 name=each.function.name,
@@ -240,12 +240,8 @@ async def _answer(request: ChatRequest) -> dict[str, Any]:
     return _completion_of(output)
 
 
-def conversation_of(request: ChatRequest) -> list[ChatMessage]:
-    """The conversation in Inspect's types. Raises `ValueError`."""
-    return [_message(message) for message in request.messages]
-
-
-def _message(message: _Message) -> ChatMessage:
+def message_of(message: _Message) -> ChatMessage:
+    """The message in Inspect's types. Raises `ValueError`."""
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     match message.role:

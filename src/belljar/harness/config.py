@@ -140,10 +140,7 @@ class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """One sample's sandbox; once previewed, its cell's policy and differences; or its error.
-
-    Metadata in `env` is not expanded.
-    """
+    """One sample's sandbox; once previewed, its cell's policy and differences; or its error."""
 
     task: str
     sample: str = ""
@@ -313,10 +310,7 @@ def settled(
     *,
     where: str = "the task's compose file",
 ) -> BelljarConfig:
-    """Resolve the compose file for a sample's metadata; None: what Inspect defines so far.
-
-    Raises `TaskRefused` for what a cell can't keep.
-    """
+    """With the compose file for a sample's metadata; None: what Inspect defines so far."""
     document = config.compose
     if document is None:
         return config
@@ -357,10 +351,7 @@ def check_own_files(ours: BelljarConfig) -> None:
 
 
 def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
-    """Give the task and its samples Belljar as sandbox; returns each sample's.
-
-    `directory` is the task's own. A refused sandbox is its samples' error.
-    """
+    """Give the task and its samples Belljar as sandbox; returns each sample's, or its error."""
     from inspect_ai.util import SandboxEnvironmentSpec
 
     known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}

@@ -157,10 +157,7 @@ def _stops(session: Session) -> Iterator[None]:
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedPolicy]:
-    """Build and check the images, and show the differences; return the policies.
-
-    Raises the first sample's error, or `HostError`.
-    """
+    """Build and check the images, and show the differences; return the policies."""
     for each in previews:
         if each.error is not None:
             raise each.error
@@ -234,8 +231,7 @@ def load_tasks(
 ) -> tuple[list[Task], list[Preview]]:
     """Load the tasks with their sandboxes replaced, and preview each selected sample.
 
-    Raises `PolicyError` for an invalid task when `runs` or alone. A refused sandbox is an error of
-    its samples.
+    Raises `PolicyError` for an invalid task when `runs` or alone.
     """
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
@@ -291,11 +287,10 @@ def _files_of(named: Iterable[str]) -> list[str]:
 
 
 def _set_active_model(options: click.Context, *, is_needed: bool) -> list[LoadedPolicy]:
-    """Set the model and its roles, as Inspect does before it loads a task, which may ask for them;
-    return the policies of those in cells.
+    """Set the model and its roles, for which a task may ask; return the policies of those in cells.
 
     None of several models is set: their evaluations share one loading. With `is_needed`, raises
-    `HostError` when the provider's package or key is missing, and what is wrong with a model cell.
+    what is wrong with the model.
     """
     from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
     from inspect_ai._util.error import PrerequisiteError

@@ -19,11 +19,10 @@ from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification, verify
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Call, CellGatherer, TranscriptAction, gather_cells
-from belljar.report.collect import collect
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings, Transcript
+from belljar.report.samples import RunFindings, Transcript, collect
 from belljar.report.signals import SignalGatherer
 from belljar.report.timeline import Timelines
 from belljar.report.tools import EXTRA_BODY_TOOL, HOSTED_USE, Outside, ToolCall, extra_fields
@@ -205,7 +204,10 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
         elif event.event == "tool":
             mine = spans.get(event.function)
             yield ToolCall(
-                name=event.function, reached_cell=bool(mine and mine.popleft() in reached)
+                name=event.function,
+                reached_cell=bool(mine and mine.popleft() in reached),
+                began=event.timestamp,
+                ended=event.completed,
             )
         elif event.event == "model":
             # What the model's provider did itself, or was asked to do by an `extra_body`.

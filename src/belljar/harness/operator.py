@@ -1,13 +1,8 @@
-"""Chooses the policy of a sample's cell by the operator's word: options, environment at the start,
-settings.
+"""Chooses the policy of a sample's cell by the operator's word, and judges a task's `.env` file.
 
 The first of: the task's or sample's own, `$BELLJAR_POLICY`, preset `high`; then its compose file.
 `belljar run --policy` states the isolation around that. `$BELLJAR_POLICY` is a floor: nothing of a
 task's is looser.
-
-A `.env` file, from the working directory or above it, may come with a task. Only keys and addresses
-of model providers and two settings of Inspect may come from it; everything else in it is refused,
-by name, before Inspect is imported.
 """
 
 from __future__ import annotations
@@ -74,10 +69,7 @@ class Operator:
 
 
 def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
-    """The policy within this host's settings; `is_named`: by the operator.
-
-    Raises `PolicyError` for upstreams that are not allowed.
-    """
+    """The policy within the settings; `is_named`: by the operator. Raises `PolicyError`."""
     from belljar.plan.explain import announcements
 
     made = host_settings.within_settings(loaded, operator.settings)
@@ -237,11 +229,8 @@ def read_dotenv(environ: Mapping[str, str]) -> str:
 
 
 def restore_start() -> None:
-    """Undo what a `.env` file made of this host's variables under the `inspect` command.
-
-    That reads the file unjudged, and before Belljar is imported. A program of someone's own that
-    calls Inspect may set them.
-    """
+    """Undo what a `.env` file made of this host's variables under the `inspect` command."""
+    # That reads it unjudged. A program of someone's own that calls Inspect may set them.
     if not sys.argv[0].endswith(("/inspect", "/inspect_ai/__main__.py")):
         return
     start = host_settings.environment_at_start()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import HostError, PolicyError
+from belljar.harness.config import OURS
 from belljar.harness.operator import Operator, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 # Click reads an option also from a variable with this prefix.
 _PREFIX: Final = "INSPECT_EVAL"
 OWN_PREFIX: Final = "BELLJAR_"
-PROVIDER: Final = "belljar"
-_IN_A_CELL: Final = f"{PROVIDER}/"
+_IN_A_CELL: Final = f"{OURS}/"
 
 
 # Belljar sets these itself, whatever another source says; typed, they are refused with this hint.
@@ -58,10 +58,8 @@ LOG_PATTERN: Final = "INSPECT_EVAL_LOG_FILE_PATTERN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to run.
-
-    `inspect_args`: the task and Inspect's options. `policy`: a file or preset, "" for the task's.
-    `quiet`: standard output stays free for the caller.
+    """What to run. `inspect_args`: the task and Inspect's options. `quiet`: standard output stays
+    free for the caller.
     """
 
     inspect_args: Sequence[str]
@@ -105,7 +103,7 @@ def read_options(arguments: Sequence[str]) -> click.Context:
         print_status(f"belljar: {dotenv}")
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
     for option, hint in TAKEN.items():
-        accepted = PROVIDER if option == "sandbox" else False
+        accepted = OURS if option == "sandbox" else False
         if _is_typed(context, option) and context.params[option] != accepted:
             name = next(each.opts[0] for each in context.command.params if each.name == option)
             raise click.UsageError(f"{name} can't be used with belljar run: {hint}", context)
@@ -134,13 +132,12 @@ def _is_typed(context: click.Context, option: str) -> bool:
 def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
     """Force what no other setting may change on Inspect's `eval` function inside the block.
 
-    Its command line can't express all (`log_samples=True`). No pattern names the log there.
     Raises `HostError` when the installed Inspect can't be held to that.
     """
     from inspect_ai._cli import eval as command
 
     arguments = {
-        "sandbox": PROVIDER,
+        "sandbox": OURS,
         "log_dir": str(log_dir),
         "log_format": context.params.get("log_format") or "eval",
         "log_samples": True,
@@ -232,10 +229,9 @@ _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
 class SelectedTask:
     """One task, what of it was selected, and what its cells demand.
 
-    `root`: the directory of its file, which `words` are relative to; None for a task of a package.
-    `words`: the task and Inspect's options, without the selection. `check_words`: for `check`.
-    `policies`: digests. `memory_mib`: of a sample's cells, each fully used. `limits`: the
-    operator's, of samples and cells at a time.
+    `root`: the directory of its file; None for a task of a package. `words`: the task and Inspect's
+    options, without the selection. `memory_mib`: of a sample's cells, each fully used. `limits`:
+    the operator's, of samples and cells at a time.
     """
 
     name: str
@@ -352,23 +348,19 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
 
 def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[Task]) -> None:
     """Refuse several tasks, and what would differ between units."""
-    if len(tasks) != 1 or len(options.params["tasks"]) != 1:
-        what = f"a fleet runs one task, and {len(tasks)} are named"
-        hint = "name one, as in file.py@task, and run the others after it"
-        raise PolicyError(what, where=printable(", ".join(task.name for task in tasks)), hint=hint)
-    model = model_of(options)
-    if isinstance(model, str) and ("," in model or model.startswith(_IN_A_CELL)):
-        what = "a fleet asks one model of a provider"
-        hint = "run several models one after the other; a model in a cell runs on one machine"
-        raise PolicyError(what, where=printable(f"--model {model}"), hint=hint)
+    model = str(model_of(options))
     given = options.params.get("fail_on_error")
     bound = tasks[0].fail_on_error if given is None else given
-    # True means the first error, and is a number in Python, too.
-    if bound and not isinstance(bound, bool):  # Inspect would count each unit's errors
-        what = "errors can't be counted over all units"
-        hint = "give --fail-on-error (the first ends the evaluation) or --no-fail-on-error"
-        raise PolicyError(what, where=f"--fail-on-error {bound}", hint=hint)
-    if selection.shuffle is True:
-        what = "samples in a random order can't be shared among nodes"
-        hint = "give it a seed: --sample-shuffle 42"
-        raise PolicyError(what, where="--sample-shuffle", hint=hint)
+    # True means the first error, and is a number in Python, too; of others Inspect would count
+    # each unit's.
+    is_count = bool(bound) and not isinstance(bound, bool)
+    is_one = len(tasks) == len(options.params["tasks"]) == 1
+    for is_wrong, where, hint in (
+        (not is_one, ", ".join(task.name for task in tasks), "name one task, as in file.py@task"),
+        ("," in model or model.startswith(_IN_A_CELL), "--model", "name one, of a provider"),
+        (is_count, "--fail-on-error", "give no number: the first error ends the evaluation"),
+        (selection.shuffle is True, "--sample-shuffle", "give it a seed: --sample-shuffle 42"),
+    ):
+        if is_wrong:
+            what = "it can't be shared among a fleet's nodes"
+            raise PolicyError(what, where=printable(where), hint=hint)

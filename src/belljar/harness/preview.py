@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 
 def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Preview]:
-    """Each sample in turn; a policy is made once for all whose metadata makes it the same.
-
-    Raises nothing.
-    """
+    """Each sample in turn; a policy is made once for all whose metadata makes it the same."""
     names_in = cache(lambda config: sorted(references(config.compose or {})))
     known: dict[object, SamplePolicy | BelljarError] = {}
     for each in sandboxes:
@@ -111,8 +108,7 @@ MISSING_CODE: Final = 3
 class Outlook:
     """The outcome of `samples` that have the same as `first`.
 
-    `missing`: images that the store does not have, each with the command that gets it. `plan`: what
-    a cell would be here. `error`: the author's to fix, or a `HostError`: what this host can't do.
+    `error`: the author's to fix, or a `HostError`: what this host can't do.
     """
 
     first: Preview

@@ -52,10 +52,7 @@ _CHECK_INTERVAL_S: Final = 2.0
 
 
 class ModelCells:
-    """An evaluation's: opened once for each file, closed with the last task.
-
-    `tier`: the highest of the samples' policies so far.
-    """
+    """Opened once for each file, closed with the last task. `tier`: the samples' highest."""
 
     def __init__(self) -> None:
         self.tier: Tier | None = None
@@ -73,10 +70,7 @@ class ModelCells:
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
-        """The model cell of this policy, opened if needed. Raises as `open_model`.
-
-        One that could not be opened is not tried again.
-        """
+        """The model cell, opened if needed; a failed one is not tried again. As `open_model`."""
         # Samples that begin together must share one cell.
         async with self._opening:
             if (found := self.opened.get(policy.source)) is None:
@@ -116,12 +110,10 @@ class ModelCells:
 class Session:
     """One evaluation. Mutable, owned by one event loop.
 
-    `run`: None until the first use; `own` holds one that the provider opened. `users`: `task_init`
-    calls without `task_cleanup`. `refusal`: the first error that refused a task. `failure`: what
-    ended the evaluation. `breaches`: of destruction and probes; any voids the run. `stopped`: the
-    breach after which no cell takes work, at monotonic `stopped_at_s`. `stop`: ends the evaluation
-    at once, if its owner can. `termination_signals`: after one no cell is kept. `directories`,
-    `builds`: of begun tasks. `is_previewed`: differences were shown before.
+    `own` holds a run that the provider opened. `users`: `task_init` calls without `task_cleanup`.
+    `refusal`: the first error that refused a task. `failure`: what ended the evaluation. `stopped`:
+    the breach after which no cell takes work. `stop`: ends the evaluation at once, if its owner
+    can. `directories`, `builds`: of begun tasks. `is_previewed`: differences were shown before.
     """
 
     run: RunDirectory | None = None
@@ -169,10 +161,7 @@ class Session:
         return self.run
 
     async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
-        """The model cell of this policy, opened if needed. Raises as `open_model`.
-
-        Without its model an evaluation has nothing to do: it ends.
-        """
+        """The model cell of this policy, opened if needed; else the evaluation ends."""
         try:
             return await self.models.get(policy, self.ensure_run(), self.home)
         except ContainmentBreach as error:
@@ -276,17 +265,14 @@ class Session:
         """Count a task in; the first opens a run."""
         # Each cell holds several descriptors of this process.
         raise_soft_limit()
-        opened_before = self.run is not None
-        if not opened_before:
+        if self.run is None:
             # Inspect's command has read a `.env` file by now.
             restore_start()
-        run = self.ensure_run()
+            print_status(f"belljar: recording into {self.ensure_run().path}")
         if not self.users:
             remove_dead_sockets(self.home)
             sweep_watches()
         self.users += 1
-        if not opened_before:
-            print_status(f"belljar: recording into {run.path}")
 
     async def leave(self) -> None:
         """Count a task out; the last closes the run."""

@@ -158,8 +158,7 @@ class LogPart(NamedTuple):
 def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, epochs: int) -> str:
     """Write one log of an evaluation that ran in parts, of the samples with these names.
 
-    Returns how parts differ in settings, "" if they don't. Metrics are computed from all samples.
-    Raises what Inspect raises, and `ValueError` without any log.
+    Returns how parts differ in settings, "" if they don't. Raises `ValueError` without any log.
     """
     order = {sample: position for position, sample in enumerate(names)}
     merged: EvalLog | None = None

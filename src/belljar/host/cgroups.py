@@ -90,7 +90,7 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
 
     parents: dict[str, str] = {}
     if found.v1:
-        version = CgroupVersion.HYBRID if found.v2 is not None else CgroupVersion.V1
+        version = CgroupVersion.V1
         for name, top in found.v1.items():
             # A user's: below its own groups, where an administrator gave it the right
             own = "/" if is_root else found.own.get(name, "")

@@ -18,7 +18,7 @@ from typing import Final
 
 from belljar.host import cgroups
 from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
-from belljar.host.runtimes import ProveKvm, ProveRuntime, kvm_fact, proof_key, runtime_facts
+from belljar.host.runtimes import ProveKvm, ProveRuntime, kvm_fact, runtime_facts
 from belljar.host.tools import ids_fact, tool_facts, tools_for
 from belljar.package import program_path
 from belljar.store.home import belljar_home
@@ -55,7 +55,7 @@ def gather_facts(
     models = (" ".join(value.split()) for name, _, value in cpus if name.strip() == "model name")
     cpu_model, kernel_release = next(models, arch), platform.release()
     vmm = next(tool for tool in tools if tool.needed)
-    key = proof_key(kernel_release=kernel_release, vmm_version=vmm.version, cpu_model=cpu_model)
+    key = f"kernel {kernel_release}, QEMU {vmm.version}, {cpu_model}"
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     words = [line.split() for line in _text(proc / "meminfo").splitlines()]
     total = next((int(line[1]) << 10 for line in words if line[:1] == ["MemTotal:"]), 0)
@@ -141,7 +141,10 @@ def userns_fact(proc: Path, *, is_root: bool) -> UsernsFact:
     elif not (reason := try_namespaces()):
         return UsernsFact(available=True)
     else:
-        reason, hint = (None if is_root else _switched_off(proc)) or (reason, _UNKNOWN_HINT)
+        hint, switch = _UNKNOWN_HINT, "sys/kernel/apparmor_restrict_unprivileged_userns"
+        if not is_root and _text(proc / switch).strip() == "1":
+            reason = f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)"
+            hint = f"allow {program_path('jail')} by the AppArmor profile in docs/tiers.md"
     return UsernsFact(available=False, reason=reason, hint=hint)
 
 
@@ -163,10 +166,3 @@ def try_namespaces() -> str:
         return f"could not be tried: {exc}"
     output = done.stderr.decode("utf-8", "replace").strip()[:200]
     return "" if done.returncode == 0 else f"making one was tried: {output or done.returncode}"
-
-
-def _switched_off(proc: Path) -> tuple[str, str] | None:
-    if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() != "1":
-        return None
-    hint = f"docs/tiers.md has the AppArmor profile that allows it to {program_path('jail')} alone"
-    return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", hint

@@ -25,14 +25,10 @@ class TrialState(StrEnum):
 
 
 class CgroupVersion(StrEnum):
-    """How control groups are mounted.
-
-    `HYBRID`: version 1 has the controllers, version 2 is mounted without them.
-    """
+    """How control groups are mounted; V1: also where version 2 is, without controllers."""
 
     V1 = "v1"
     V2 = "v2"
-    HYBRID = "hybrid"
     NONE = "none"
 
 
@@ -113,12 +109,9 @@ class RuntimeFact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdsFact:
+class IdsFact(UsernsFact):
     """Whether containers get 65,536 ids of their own."""
 
-    available: bool
-    reason: str = ""
-    hint: str = ""
     uid_start: int = 0
     gid_start: int = 0
 

@@ -138,7 +138,17 @@ def build_image(home: Path, recipe: Recipe, report: Report = lambda _line: None)
         listed.write_text("\n".join(source.deb822() for source in sources))
         # Another user's ids can't enter the scratch directory: they use the system's own.
         own = {"TMPDIR": str(scratch)} if mode == "root" else {}
-        argv = [*mmdebstrap_argv(recipe, mode), str(layer), str(listed)]
+        argv = [
+            *(tool("mmdebstrap"), f"--mode={mode}", "--variant=minbase", "--format=tar"),
+            *("--skip=output/dev", "--skip=cleanup/apt"),  # the hook does more
+            f"--architectures={debian_arch()}",
+            f"--include={','.join(recipe.packages)}",
+            '--aptopt=Apt::Install-Recommends "false"',
+            '--aptopt=Acquire::Languages "none"',
+            *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
+            *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
+            *(f"--customize-hook={_CLEAN}", _CODENAME, str(layer), str(listed)),
+        ]
         _run(argv, plain_env(SOURCE_DATE_EPOCH=str(made_s), **own), report)
         try:
             with layer.open("rb") as file:
@@ -149,25 +159,6 @@ def build_image(home: Path, recipe: Recipe, report: Report = lambda _line: None)
         return Store(home).add(
             rootfs, recipe.config, name=recipe.name, source=source, created=created
         )
-
-
-def mmdebstrap_argv(recipe: Recipe, mode: str) -> list[str]:
-    """Its command line, without archive and sources."""
-    return [
-        tool("mmdebstrap"),
-        f"--mode={mode}",
-        "--variant=minbase",
-        "--format=tar",
-        *("--skip=output/dev", "--skip=cleanup/apt"),  # the hook does more
-        f"--architectures={debian_arch()}",
-        f"--include={','.join(recipe.packages)}",
-        '--aptopt=Apt::Install-Recommends "false"',
-        '--aptopt=Acquire::Languages "none"',
-        *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
-        *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
-        f"--customize-hook={_CLEAN}",
-        _CODENAME,
-    ]
 
 
 def _run(argv: list[str], env: Mapping[str, str], report: Report) -> None:

@@ -77,10 +77,6 @@ class Image(ImageConfig):
         """The configuration of its processes."""
         return ImageConfig(**{part.name: getattr(self, part.name) for part in fields(ImageConfig)})
 
-    def to_json(self) -> dict[str, Any]:
-        """The image as JSON values."""
-        return {part.name: json_of(getattr(self, part.name)) for part in fields(self)}
-
 
 class Store:
     """The images under `home`, which need not exist yet."""

@@ -201,11 +201,6 @@ def cpu_s(directory: Path) -> float | None:
     return nanoseconds / 1e9 if nanoseconds else None
 
 
-def memory_peak_bytes(directory: Path) -> int:
-    """Peak; 0 if unreadable (version 2 before Linux 5.19)."""
-    return _number(directory / "memory.peak") or _number(directory / "memory.max_usage_in_bytes")
-
-
 def _counted(file: Path, key: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         for line in file.read_text().splitlines():

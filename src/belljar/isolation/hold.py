@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field_names
-from belljar.descriptors import CANNOT_LOOK
 from belljar.errors import CellError, HostError, host_errors
 from belljar.events import JsonValue
 from belljar.process import raise_if_blind
@@ -28,8 +27,8 @@ from belljar.units import iso_time, printable
 
 HOLD_FILE: Final = "hold.json"
 RELEASE_HINT: Final = "`belljar release` lifts the hold"
-# What a kill order may name; any other word is read as the narrowest.
-SCOPES: Final = ("sample", "run", "all", "cells")
+# What an order may name; any other word is read as the narrowest.
+SCOPES: Final = ("sample", "run", "all", "cells", "hold")
 NO_REASON: Final = "no reason given"
 MAX_REASON_CHARS: Final = 500  # it stands in each error of what was killed
 _KEEP_ORDERS_S: Final = 3600.0
@@ -38,20 +37,8 @@ _UNCHANGED: Final = "the hold can't be changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """No new cells."""
-
-    reason: str
-    by: str
-    at: str
-
-    def __str__(self) -> str:
-        return f"no new cell may be made: held by {self.by} since {self.at}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KillOrder:
-    """One kill; `rule`: a policy's `on`, `operator` or `self-test`."""
+    """One kill, or a hold; `rule`: a policy's `on`, `operator` or `self-test`."""
 
     kill_id: str
     scope: str
@@ -71,6 +58,8 @@ class KillOrder:
         return data if evidence is None else data | {"evidence": evidence}
 
     def __str__(self) -> str:
+        if self.scope == "hold":
+            return f"no new cell may be made: held by {self.by} since {self.at}: {self.reason}"
         whose = "the operator" if self.rule == "operator" else f"the rule `{self.rule}`"
         return f"killed by {whose}: {self.reason}"
 
@@ -97,17 +86,17 @@ def new_order(scope: str, reason: str, *, rule: str = "operator") -> KillOrder:
     )
 
 
-def hold(home: Path, reason: str = "") -> Hold:
+def hold(home: Path, reason: str = "") -> KillOrder:
     """Forbid new cells until `release`. Durable. Raises `HostError`."""
-    words = {"reason": _bounded(reason), "by": _whoami(), "at": iso_time(time.time())}
+    order = new_order("hold", reason)
     hint = "free some space, or end the processes that make cells (`belljar ps`)"
     with host_errors(_UNCHANGED, where=home / HOLD_FILE, hint=hint):
         make_store_dir(home)
-        write_whole(home / HOLD_FILE, json.dumps(words), is_durable=True)
-    return Hold(**words)
+        write_whole(home / HOLD_FILE, json.dumps(asdict(order)), is_durable=True)
+    return order
 
 
-def release(home: Path | None = None) -> Hold | None:
+def release(home: Path | None = None) -> KillOrder | None:
     """Lift the hold, if any. Raises `HostError`."""
     home = home or belljar_home()
     if (held := read_hold(home)) is not None:
@@ -118,17 +107,9 @@ def release(home: Path | None = None) -> Hold | None:
     return held
 
 
-def read_hold(home: Path) -> Hold | None:
-    """The hold in force; an unreadable one counts."""
-    try:
-        words = _read(home / HOLD_FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as exc:
-        raise_if_blind(exc)
-        problem = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        return Hold(reason=f"the hold file is damaged: {printable(problem)}", by="?", at="?")
-    return Hold(reason=words["reason"], by=words["by"], at=words["at"])
+def read_hold(home: Path) -> KillOrder | None:
+    """The hold in force; a damaged one counts. Raises `OSError`: it can't be looked at now."""
+    return _read(home / HOLD_FILE, scope="hold")
 
 
 def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
@@ -147,20 +128,11 @@ def give_order(home: Path, names: Iterable[str], order: KillOrder) -> None:
 
 
 def read_order(home: Path, name: str) -> KillOrder | None:
-    """The kill order; an unreadable one counts."""
-    try:
-        words = _read(_order_file(home, name))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as exc:
-        # For want of descriptors nothing is known: it would be no order, and is looked for again
-        if isinstance(exc, OSError) and exc.errno in CANNOT_LOOK:
-            return None
-        words = {"reason": "its kill order is damaged", "by": "", "at": ""}
-    fields = {"kill_id": "", "rule": "operator", "scope": "cells", **words}
-    if fields["scope"] not in SCOPES:
-        fields["scope"] = "cells"
-    return KillOrder(**{name: fields[name] for name in field_names(KillOrder)})
+    """The kill order; a damaged one counts."""
+    # For want of descriptors nothing is known: it is no order, and is looked for again
+    with suppress(OSError):
+        return _read(_order_file(home, name), scope="cells")
+    return None
 
 
 def sweep_orders(directory: Path) -> None:
@@ -225,20 +197,28 @@ def _order_file(home: Path, name: str) -> Path:
     return home / "journal" / f"{name}{ORDER_SUFFIX}"
 
 
-def _read(path: Path) -> dict[str, str]:
-    # O_NONBLOCK: opening a FIFO in its place would wait for ever.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb") as file:
-        content = file.read(_MAX_FILE_BYTES + 1)
+def _read(path: Path, *, scope: str) -> KillOrder | None:
+    """The order there; `scope`: its own, if it names none that is known."""
+    words: Any = None
     try:
-        words: Any = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        # O_NONBLOCK: opening a FIFO in its place would wait for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        words = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as exc:
+        raise_if_blind(exc)
     if not isinstance(words, dict) or not {"reason", "by", "at"} <= set(words):
-        raise ValueError("not what Belljar writes")
-    return {
-        str(key): printable(str(value), max_chars=MAX_REASON_CHARS) for key, value in words.items()
+        words = {"reason": f"{path.name} is damaged", "by": "?", "at": "?"}
+    fields = {"kill_id": "", "rule": "operator", **words}
+    fields["scope"] = words["scope"] if words.get("scope") in SCOPES else scope
+    shown = {
+        name: printable(str(fields[name]), max_chars=MAX_REASON_CHARS)
+        for name in field_names(KillOrder)
     }
+    return KillOrder(**shown)
 
 
 def _bounded(reason: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import select
@@ -327,12 +326,6 @@ def _drain(fd: int | None, max_bytes: int) -> bytes:
     return taken
 
 
-def grow_pipe(fd: int, size_bytes: int) -> None:
-    """Best effort: the host may allow less."""
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
-
-
 # For a jail to come up.
 START_DEADLINE_S: Final = 20.0
 _CHILD: Final = re.compile(r"child (\d{1,10})", re.ASCII)
@@ -379,17 +372,13 @@ def start_error(cell_id: str, status: str, diagnosis: str) -> BelljarError:
     text = f"{status}\n{diagnosis}"
     # A program that could not be started has said so; that its status was 125 may be there, too
     if (runtime := _RUNTIME.search(text)) and _FAILED.search(status) is None:
-        end = {"exit": "status", "signal": "signal"}.get(runtime[1], "no process left, and status")
-        what = (
-            f"the OCI runtime ended with {end} {int(runtime[2])}, and printed{more or ' nothing'}"
-        )
+        how = {"exit": "status", "empty": "no process left, and status"}.get(runtime[1], "signal")
+        end = f"{how} {runtime[2]}"
+        what = f"the OCI runtime ended with {end}, and printed{more or ' nothing'}"
         return CellError(what, where=where)
     if (failed := _FAILED.search(text)) is None:
-        what = f"the jail was killed, or did not come up in {START_DEADLINE_S:.0f} s"
-        found = next(filter(None, map(ENDED.fullmatch, status.splitlines())), None)
-        if found is not None:
-            what = f"the jail ended while it came up ({found[1]} {found[2]}, cause: {found[3]})"
-        return CellError(f"{what}{more}", where=where)
+        ended = next(filter(ENDED.fullmatch, status.splitlines()), "killed, or late")
+        return CellError(f"the jail did not come up ({ended}){more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"
     if step in _HOST_STEPS or (step == _MOUNTS and code == errno.EOPNOTSUPP):

@@ -52,9 +52,7 @@ def reaped_event(reaped: Sequence[Reaped]) -> Event:
     """For the next run's record; bounded."""
 
     def few(things: Sequence[str]) -> list[str]:
-        shown = [printable(thing, max_chars=200) for thing in things[:_MAX_THINGS_REPORTED]]
-        more = len(things) - _MAX_THINGS_REPORTED
-        return [*shown[:-1], f"and {more + 1} more"] if more > 0 else shown
+        return [printable(thing, max_chars=200) for thing in things[:_MAX_THINGS_REPORTED]]
 
     cells: list[JsonValue] = [
         {**asdict(one), "removed": few(one.removed), "remaining": few(one.remaining)}
@@ -173,7 +171,6 @@ class CellListing:
     started_s_ago: float
     kind: str = ""
     owner_pid: int | None = None
-    supervisor_pid: int | None = None
     about: CellAbout = field(default_factory=CellAbout)
     memory_bytes: int | None = None
     cpu_s: float | None = None
@@ -188,7 +185,6 @@ def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
             state="alive" if entry.owner_lives() else "orphaned",
             kind=entry.kind,
             owner_pid=entry.owner.pid,
-            supervisor_pid=entry.supervisor.pid if entry.supervisor else None,
             started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
             about=journal.about(entry.cell_id),
             memory_bytes=next(filter(None, map(memory_bytes, entry.cgroups)), None),

@@ -432,10 +432,8 @@ async def recorded_lifetime(
             try:
                 sandbox = await make(owner, held)
             except BaseException as exc:
-                # A cell could not be made: why, or that its maker was cancelled
-                reason = repr(exc) if isinstance(exc, Exception) else "cancelled"
-                if isinstance(exc, BelljarError):
-                    reason = exc.what
+                # Why it could not be made, or that its maker was cancelled
+                reason = exc.what if isinstance(exc, BelljarError) else repr(exc)
                 data = {"error": type(exc).__name__, "reason": reason}
                 try:
                     await owner.aclose()

@@ -23,7 +23,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.channel import GuestClient
-    from belljar.channel.messages import Touched
+    from belljar.channel.frames import Touched
     from belljar.channel.operations import OwnReads
 
 Operation: TypeAlias = Literal["open", "read"]
@@ -69,7 +69,8 @@ class FileWatch:
         self._on_access: OnAccess | None = None
         self._on_end: OnEnd | None = None
         self._unsaid = deque[str]()
-        self._has_failed = self._has_lost = self._is_closed = False
+        self._said = set[str]()
+        self._has_failed = self._is_closed = False
 
     def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
         """Report. Either may be called in any thread; what they raise ends the sensor.
@@ -110,12 +111,6 @@ class FileWatch:
             self._has_failed = True
             self.end(f"{type(error).__name__}: {error}")
 
-    def lost(self, reason: str) -> None:
-        """Report lost accesses. Once."""
-        if not self._has_lost:
-            self._has_lost = True
-            self.end(reason)
-
     async def aclose(self) -> None:
         """Report accesses so far, and stop. Idempotent."""
         if not self._is_closed:
@@ -128,9 +123,10 @@ class FileWatch:
         raise NotImplementedError
 
     def end(self, *reasons: str) -> None:
-        """Say why it sees no more, or that it has missed something."""
-        # At most its end and one loss. First of all they are kept: `begin` may come meanwhile
-        self._unsaid.extend(reasons)
+        """Say, each reason once, why it sees no more, or that it has missed something."""
+        # First of all they are kept: `begin` may come meanwhile
+        self._unsaid.extend(each for each in reasons if each not in self._said)
+        self._said.update(reasons)
         while self._on_end is not None and self._unsaid:
             with suppress(Exception):
                 self._on_end(self._unsaid.popleft())
@@ -272,7 +268,7 @@ class GuestWatch(FileWatch):
     def _on_touched(self, touched: Touched) -> None:
         self._touches += 1
         if (operation := _OPERATIONS.get(touched.operation)) is None:
-            self.lost("more happened than the guest's kernel kept: accesses were lost")
+            self.end("more happened than the guest's kernel kept: accesses were lost")
         else:
             access = Access(
                 path=self._paths[touched.index],

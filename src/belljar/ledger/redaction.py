@@ -57,7 +57,6 @@ class Chosen:
     classes: tuple[str, ...]
     bodies: frozenset[str]
     files: frozenset[str]
-    bytes: int
 
 
 def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
@@ -80,12 +79,10 @@ def choose(run_dir: Path, classes: Collection[str]) -> Chosen:
     bodies = {digest for digest in found - needed if (run_dir / body_path(digest)).exists()}
     with open_directory(run_dir) as root:
         files = {path for path in walk_files(root) if wanted & _classes_of_file(path)}
-    paths = [run_dir / path for path in (*files, *map(body_path, bodies))]
     return Chosen(
         classes=tuple(each for each in CLASSES if each in wanted),
         bodies=frozenset(bodies),
         files=frozenset(files),
-        bytes=sum(path.lstat().st_size for path in paths),
     )
 
 

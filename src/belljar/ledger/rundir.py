@@ -18,7 +18,7 @@ from belljar.ledger.chain import canonical, sha256_hex
 from belljar.ledger.files import MANIFEST, MANIFEST_PART, digests_of, write_file
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.kinds import SCHEMA_VERSION
-from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
+from belljar.ledger.writer import LedgerWriter
 from belljar.package import __version__
 from belljar.store.home import sync_file
 
@@ -53,18 +53,9 @@ class RunDirectory:
     recorder: LedgerWriter
     is_sealed: bool
 
-    def __init__(
-        self,
-        home: Path,
-        kind: str,
-        argv: Sequence[str],
-        *,
-        what: str = "",
-        checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
-    ) -> None:
+    def __init__(self, home: Path, kind: str, argv: Sequence[str], *, what: str = "") -> None:
         self._home = home
         self._about: dict[str, JsonValue] = {"kind": kind, "argv": tuple(argv), "what": what}
-        self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._details: dict[str, JsonValue] = {}
         self.is_sealed = False
@@ -126,9 +117,7 @@ class RunDirectory:
             self.path.mkdir(mode=0o700)
             sync_file(runs)
             with ExitStack() as on_failure:
-                self.recorder = on_failure.enter_context(
-                    LedgerWriter(self.path, key, checkpoint_interval_s=self._checkpoint_interval_s)
-                )
+                self.recorder = on_failure.enter_context(LedgerWriter(self.path, key))
                 from importlib import metadata  # 20 ms, which only a command that makes a run pays
 
                 libraries: dict[str, str] = {}

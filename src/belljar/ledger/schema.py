@@ -238,9 +238,7 @@ class Omission:
     def sentence(self, missing_bodies: int, missing_files: int) -> str:
         """Return what was left out, when and its kind."""
         what = f"{missing_bodies} bodies and {missing_files} files"
-        here = len(self.bodies) + len(self.files) - missing_bodies - missing_files
-        rest = f"; {here} more that it names are still here" if here else ""
-        return f"{what} were {self.action} on {self.time[:10]} ({', '.join(self.classes)}){rest}"
+        return f"{what} were {self.action} on {self.time[:10]} ({', '.join(self.classes)})"
 
 
 def make_omission(

@@ -364,12 +364,6 @@ HINT_KEY: Final = (
     "no key to compare with: on the host that made the run, `belljar ledger verify` prints its "
     "fingerprint; get it by a way you trust and pass it with --key FINGERPRINT"
 )
-# Where the status's own word would be taken for more or less than it says.
-_TITLES: Final = {
-    Status.UNFINISHED: "unfinished, and nothing is wrong with what is there",
-    Status.PARTIAL: "partial: verified, but for what its signer left out",
-    Status.BAD: "BAD",
-}
 
 
 def verification_json(result: Verification, *, strict: bool) -> dict[str, Any]:
@@ -388,7 +382,7 @@ def verification_json(result: Verification, *, strict: bool) -> dict[str, Any]:
 
 def verification_text(result: Verification, path: Path, origin: str) -> str:
     """Return the result for a person; `origin`: the compared key's."""
-    shown = [f"{printable(str(path))}: {_TITLES.get(result.status, result.status.value)}"]
+    shown = [f"{printable(str(path))}: {result.status.value}"]
     if result.problem:
         shown.append(f"{printable(result.problem.where)}: {printable(result.problem.what)}")
     shown += [f"warning: {printable(warning)}" for warning in result.warnings]
@@ -398,18 +392,7 @@ def verification_text(result: Verification, path: Path, origin: str) -> str:
         shown.append(f"signed by {result.key}")
     if result.key and not result.problem:
         shown.append(f"that is {origin}" if origin else HINT_KEY)
-    if result.key_mismatch and origin == "this host's key":
-        shown.append("hint: if it was made elsewhere, pass that host's fingerprint with --key")
     return "\n  ".join(shown)
-
-
-def dump(event: Line) -> dict[str, Any]:
-    """Return an event as JSON values."""
-    value = event.to_json()
-    for body in value["bodies"]:
-        if body["stored_sha256"] is None:
-            del body["stored_sha256"]
-    return value
 
 
 def row(event: Line) -> str:

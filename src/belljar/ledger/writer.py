@@ -103,18 +103,10 @@ class LedgerWriter:
     raises `LedgerError`.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        key: SigningKey,
-        *,
-        run_id: str | None = None,
-        checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
-    ) -> None:
+    def __init__(self, run_dir: Path, key: SigningKey) -> None:
         self.run_dir = run_dir
-        self.run_id = run_id or run_dir.name
+        self.run_id = run_dir.name
         self.key = key
-        self._interval_s = checkpoint_interval_s
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -304,7 +296,7 @@ class LedgerWriter:
     def _sign_as_events_arrive(self) -> None:
         while True:
             self._wake.wait()
-            if self._stop.wait(self._interval_s):
+            if self._stop.wait(CHECKPOINT_INTERVAL_S):
                 return
             self._wake.clear()
             if self._stop.is_set():

@@ -93,11 +93,6 @@ class RunView:
         if line.kind is Kind.CELL_DESTROYED:
             self.cells.pop(line.cell or "", None)
 
-    def end(self, phase: str) -> None:
-        """Nothing of it lasts any more."""
-        self.phase = phase
-        self.cells.clear()
-
     def document(self) -> dict[str, Any]:
         """Return it as JSON values."""
         names = ("run", "what", "started", "events", "phase")
@@ -179,7 +174,8 @@ class Feed:
                 with self._lock:
                     tail.close()
                     self._tails.pop(run_id, None)  # the server may have ended meanwhile
-                    view.end(phase)
+                    view.phase = phase
+                    view.cells.clear()  # nothing of it lasts any more
                     self._ended.append(view)
 
     def _begin(self, run_id: str) -> None:
@@ -191,10 +187,9 @@ class Feed:
                 self._tails[run_id] = tail, RunView(run_id)
 
     def _is_written(self, run_id: str) -> bool:
-        try:
+        with suppress(OSError):
             return is_being_written(self.home / RUNS / run_id)
-        except OSError:
-            return False
+        return False
 
     def _add(self, run_id: str, line: Line) -> None:
         self._ring.append(

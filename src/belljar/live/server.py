@@ -21,7 +21,7 @@ import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -46,14 +46,8 @@ MAX_BROWSERS: Final = 200
 # An action names a run and a reason, and nothing that is larger.
 _MAX_BODY_BYTES: Final = 4096
 _HERE: Final = Path(__file__).parent
-_FILES: Final = {
-    "/": ("live.html", "text/html; charset=utf-8"),
-    "/live.js": ("live.js", "text/javascript; charset=utf-8"),
-    "/live.css": ("live.css", "text/css; charset=utf-8"),
-    # uPlot 1.6.32 as its authors publish it (MIT); the build checks its digest.
-    "/uplot.js": ("uplot.js", "text/javascript; charset=utf-8"),
-    "/uplot.css": ("uplot.css", "text/css; charset=utf-8"),
-}
+# uPlot 1.6.32 as its authors publish it (MIT); the build checks its digest.
+_FILES: Final = ("live.js", "live.css", "uplot.js", "uplot.css")
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -106,7 +100,7 @@ class LiveServer:
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
         routes = [
-            *(Route(path, self._file) for path in _FILES),
+            *(Route(f"/{name}", self._file) for name in ("", *_FILES)),
             Route("/session", self._session, methods=["POST"]),
             Route("/events", self._events),
             Route("/actions/{action}", self._act, methods=["POST"]),
@@ -182,8 +176,7 @@ class LiveServer:
     # --- requests
 
     async def _file(self, request: Request) -> Response:
-        name, kind = _FILES[request.url.path]
-        return Response((_HERE / name).read_bytes(), media_type=kind)
+        return FileResponse(_HERE / (request.url.path[1:] or "live.html"))
 
     async def _session(self, request: Request) -> Response:
         """Trade a token, or an old secret, for its role's secret."""

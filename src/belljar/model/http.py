@@ -219,13 +219,12 @@ class ServerAnswer:
 async def ask_server(
     connect: Connect, question: Question, *, max_bytes: int, timeout_s: float
 ) -> AsyncIterator[ServerAnswer]:
-    """Send the question and give its answer, whose body is read inside the block.
+    """Send the question and give its answer, whose body (of `max_bytes`) is read in the block.
 
-    `max_bytes`: of the answer's body. Leaving the block ends the connection, by which a server
-    stops its work. No cancel scope is open across the yield: each wait has its own.
-
-    Raises `ServerViolationError`, `BrokenOffError`, `TimeoutError`, and as `connect`.
+    Leaving it ends the connection, by which a server stops its work. Raises `ServerViolationError`,
+    `BrokenOffError`, `TimeoutError`, and as `connect`.
     """
+    # No cancel scope is open across the yield: each wait has its own.
     give_up = anyio.current_time() + timeout_s
     async with connect() as stream:
         answer = ServerAnswer(stream, give_up, max_bytes)

@@ -349,8 +349,6 @@ MAX_BODY_BYTES: Final = 64 << 20
 MAX_CLIENTS: Final = 64
 # A client that sends nothing gives its place to others.
 _CLIENT_TIMEOUT_S: Final = 60.0
-# After Ctrl-C: answers under way may end, and a client that reads slowly keeps nobody.
-_LAST_ANSWERS_S: Final = 5.0
 
 
 class RequestRefusedError(Exception):
@@ -428,11 +426,8 @@ async def serve_clients(listener: Listener[Any], served: ModelCell, token: str) 
         async with clients:
             await answer_client(client, served, token)
 
-    async with anyio.create_task_group() as answering:
-        async with anyio.create_task_group() as listening:
-            listening.start_soon(listener.serve, answer, answering)
-            problem = await served.wait_ended()
-            listening.cancel_scope.cancel()
-        # Who has asked is told why
-        answering.cancel_scope.deadline = anyio.current_time() + _LAST_ANSWERS_S
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, answer)
+        problem = await served.wait_ended()
+        tasks.cancel_scope.cancel()
     raise problem

@@ -104,10 +104,7 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
-    """The entry of a digest, or of the unique beginning of one. Files are not looked at.
-
-    Raises `HostError`.
-    """
+    """The entry of a digest, or of the unique beginning of one. Raises `HostError`."""
     prefix = ref.removeprefix("sha256:")
     found = [each for each in list_weights(home) if each.digest.startswith(prefix or "-")]
     if len(found) == 1:
@@ -125,15 +122,8 @@ def list_weights(home: Path | None = None) -> list[StoredWeights]:
     for file in (home or belljar_home()).glob(f"{DIRECTORY}/{'[0-9a-f]' * 64}/weights.json"):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             about = json.loads(file.read_text())
-            entry = StoredWeights(
-                digest=file.parent.name,
-                name=str(about["name"]),
-                is_directory=bool(about["directory"]),
-                size_bytes=int(about["size_bytes"]),
-                stamps={str(name): list(stamp) for name, stamp in about["stamps"].items()},
-                path=file.parent,
-            )
-            found.append(entry)
+            about["is_directory"] = about.pop("directory")
+            found.append(StoredWeights(digest=file.parent.name, path=file.parent, **about))
     return sorted(found, key=lambda each: (each.name, each.digest))
 
 

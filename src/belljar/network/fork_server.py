@@ -11,7 +11,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -74,26 +73,23 @@ class _ForkServer:
         self._owner = owner
         # How children ended that nobody asked for yet, in waitpid's terms
         self._statuses: dict[int, int] = {}
-        self._pids: dict[int, int] = {}  # By pidfd, of those that live.
         self._roles: Mapping[str, Child] = {
             "supervisor": run_supervisor,
             "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
         }
-        self._poll = select.poll()
-        self._poll.register(owner, select.POLLIN)
 
     def work(self) -> NoReturn:
         """Until the owner is gone, and every child too."""
         while True:
-            for fd, _ in self._poll.poll():
-                if fd == self._owner.fileno():
-                    try:
-                        message, fds = ipc.receive(self._owner)
-                    except ipc.ClosedError:
-                        os._exit(0)
-                    self._answer(message, fds)
-                elif fd in self._pids:  # else reaped meanwhile
-                    self._reap(fd)
+            try:
+                message, fds = ipc.receive(self._owner)
+            except ipc.ClosedError:
+                os._exit(0)
+            # Here alone: until then the number of one that has ended is still its own.
+            with contextlib.suppress(ChildProcessError):  # there is none
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    self._statuses[ended[0]] = ended[1]
+            self._answer(message, fds)
 
     def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
         answer: dict[str, Any] = {"number": int(message["number"])}
@@ -107,12 +103,9 @@ class _ForkServer:
             except (ImportError, OSError) as exc:  # the other ranges go on
                 answer["error"] = f"no process can be made: {exc}"
         else:  # reported once
-            pid = int(message["ended"])
-            for fd in [fd for fd, living in self._pids.items() if living == pid]:
-                self._reap(fd)  # its end is seen by its owner before it is here
-            answer["status"] = self._statuses.pop(pid, None)
+            answer["status"] = self._statuses.pop(int(message["ended"]), None)
         ipc.send(self._owner, answer, made)
-        for fd in fds:  # The children have copies.
+        for fd in (*fds, *made):  # The children and the owner have copies.
             os.close(fd)
 
     def _fork(self, roles: Mapping[str, int], fds: list[int], made: list[int]) -> list[int]:
@@ -129,16 +122,6 @@ class _ForkServer:
                     print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
                 finally:
                     os._exit(1)
-            # Nothing is reaped meanwhile, so the number is still this child's.
-            pidfd = os.pidfd_open(pid)
-            made.append(pidfd)
+            made.append(os.pidfd_open(pid))
             pids.append(pid)
-            self._pids[pidfd] = pid
-            self._poll.register(pidfd, select.POLLIN)
         return pids
-
-    def _reap(self, pidfd: int) -> None:
-        self._poll.unregister(pidfd)
-        pid = self._pids.pop(pidfd)
-        os.close(pidfd)
-        self._statuses[pid] = os.waitpid(pid, 0)[1]

@@ -134,6 +134,7 @@ class Entry:
 class Tree:
     """A file, or a directory and its contents, sorted."""
 
+    root: Path
     source: str
     entries: tuple[Entry, ...]
 
@@ -159,14 +160,14 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
             entries.append(entry)
             if len(entries) > max_entries:
                 raise ValueError(f"more than {max_entries:,} files and directories")
-    return Tree(source=source, entries=tuple(entries))
+    return Tree(root=root, source=source, entries=tuple(entries))
 
 
-def read_entry(root: Path, tree: Tree, entry: Entry) -> bytes:
+def read_entry(tree: Tree, entry: Entry) -> bytes:
     """A file's contents. Raises `OSError`, and `ValueError` if changed since."""
     name = posixpath.join(tree.source, entry.path) if entry.path else tree.source
     # One byte more than was listed, so that a file that grew is noticed, not cut.
-    contents = read_regular(root, name, entry.size_bytes + 1)
+    contents = read_regular(tree.root, name, entry.size_bytes + 1)
     if len(contents) > entry.size_bytes:
         raise ValueError("it has grown meanwhile")
     return contents

@@ -8,7 +8,6 @@ look.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -102,7 +101,6 @@ def _finding(
 
 MAX_OUTPUT_BYTES: Final = 256 << 10  # a guest may print without end
 MAX_DETAIL_CHARS: Final = 400  # each finding is on record
-END: Final = b"end"
 # From the best to the worst: the worse of two words counts.
 _BADNESS: Final = (
     AttemptOutcome.DENIED,
@@ -131,48 +129,32 @@ class Answers:
 def parse_answers(output: bytes, *, asked: Collection[str], nonce: str) -> Answers:
     """Read the program's stdout. Never raises: faults become the `problem`."""
     lines = output[:MAX_OUTPUT_BYTES].split(b"\n")
-    problems = (
-        [] if lines[-1] == b"" and len(output) <= MAX_OUTPUT_BYTES else ["its output was cut off"]
-    )
-    *reported, last = lines[:-1] or [b""]
-    ended = _end_problem(last, count=len(reported), nonce=nonce)
     by_name: dict[str, AttemptReport] = {}
     # Without its end the report is void, but a breach in it counts all the same.
-    for line in reported if not ended else [*reported, last, lines[-1]]:
-        problems += _take(line, asked, by_name)
+    problems = [fault for line in lines if (fault := _take(line, asked, by_name))][:4]
+    end = f"end\t{len(lines) - 2}\t{nonce}\n".encode()  # the nonce: of this very run
+    if len(output) > MAX_OUTPUT_BYTES or b"\n".join(lines[-2:]) != end:
+        problems.append("it was cut off, or did not end with its count and nonce")
     if missing := [name for name in asked if name not in by_name]:
         what = f"{len(missing)} of {len(asked)} attempts did not answer"
         problems.append(f"{what}, {missing[0]} among them")
-    return Answers(by_name=by_name, problem="; ".join(dict.fromkeys([*problems[:4], *ended])))
+    return Answers(by_name=by_name, problem="; ".join(dict.fromkeys(problems)))
 
 
-def _take(line: bytes, asked: Collection[str], into: dict[str, AttemptReport]) -> list[str]:
-    """Add a line's answer, the worse of two; return its faults."""
+def _take(line: bytes, asked: Collection[str], into: dict[str, AttemptReport]) -> str:
+    """Add a line's answer, the worse of two; return its fault."""
     fields = line.split(b"\t", 2)
     try:
         name, outcome = fields[0].decode("ascii"), AttemptOutcome(fields[1].decode("ascii"))
         detail = printable(fields[2], max_chars=MAX_DETAIL_CHARS)
     except (IndexError, ValueError):
-        is_harmless = not line or fields[0] == END
-        return [] if is_harmless else [f"a line is malformed: {printable(line, max_chars=60)}"]
+        is_harmless = not line or fields[0] == b"end"
+        return "" if is_harmless else f"a line is malformed: {printable(line, max_chars=60)}"
     if name not in asked:
-        return [f"{printable(name, max_chars=60)} was not asked for"]
+        return f"{printable(name, max_chars=60)} was not asked for"
     answer, known = AttemptReport(outcome=outcome, detail=detail), into.get(name)
     into[name] = max(known or answer, answer, key=lambda each: _BADNESS.index(each.outcome))
-    return [f"{name} answered twice"] if known is not None else []
-
-
-def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:
-    """The last line's faults; none if it ends this very run."""
-    fields = line.split(b"\t")
-    if len(fields) != 3 or fields[0] != END:
-        return ["it did not say that it ended"]
-    # Drawn for this run: no report that was prepared before has it.
-    if not secrets.compare_digest(fields[2], nonce.encode()):
-        return ["it ended with another nonce"]
-    if fields[1] != str(count).encode():
-        return ["it counted its attempts otherwise than they came"]
-    return []
+    return f"{name} answered twice" if known is not None else ""
 
 
 # Probes that a sink answers: reaching it is no way out.
@@ -200,13 +182,15 @@ def routed(probes: Sequence[Probe], router: Router | None, *, tier: str) -> tupl
     """The probes for a cell with this router; without one, unchanged."""
     if router is None:
         return tuple(probes)
-    known = {name: {tier: why} for name, why in router.known.items() if why}
-
-    def by_router(probe: Probe) -> Probe:
-        expected = {**probe.expected, **known.get(probe.name, {})}
-        return replace(probe, witness=Witness.ROUTER, expected=expected)
-
-    return tuple(by_router(probe) if probe.beyond else probe for probe in probes)
+    known = {name: {tier: why} for name, why in router.known.items()}
+    return tuple(
+        replace(
+            probe, witness=Witness.ROUTER, expected={**probe.expected, **known.get(probe.name, {})}
+        )
+        if probe.beyond
+        else probe
+        for probe in probes
+    )
 
 
 def known_answers(*, sinks: bool, simulates: bool, metadata: bool) -> Mapping[str, str]:

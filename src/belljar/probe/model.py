@@ -90,11 +90,6 @@ class Probe:
         """The first part of its name."""
         return self.name.partition(".")[0]
 
-    @property
-    def side(self) -> Side:
-        """Whose word decides: the host's wherever it has a witness."""
-        return Side.HOST if self.witness else Side.GUEST
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

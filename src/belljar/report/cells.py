@@ -44,6 +44,8 @@ class ReportedOperation:
     op: int
     action: TranscriptAction
     what: str
+    started: datetime | None = None
+    pty: bool = False
     own: bool = False
     outcome: Kind | None = None
     code: int | None = None
@@ -81,17 +83,13 @@ class Degraded:
 
 @dataclass(slots=True, kw_only=True)
 class ModelUse:
-    """A model cell's use. Tokens are its server's count; `devices`: its GPUs' files."""
+    """A model cell's use; `devices`: its GPUs' files."""
 
     name: str
     weights: str
     devices: list[str] = field(default_factory=list)
     requests: int = 0
     failed: int = 0
-    request_bytes: int = 0
-    answer_bytes: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +125,6 @@ class CellFindings(Ending):
     operations: dict[int, ReportedOperation] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
-    limits: list[str] = field(default_factory=list)
     degraded: Degraded | None = None
     failures: list[str] = field(default_factory=list)
     death: str = ""
@@ -217,10 +214,15 @@ _STARTS = {
     Kind.FILE_READ_STARTED: TranscriptAction.READ,
     Kind.FILE_WRITE_STARTED: TranscriptAction.WRITE,
 }
+# Only of these has the harness's transcript an event.
+_RETURNED = {
+    *(Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED),
+    Kind.FILES_COMPLETED,
+}
 # Whatever ends an operation: one without any of these was cut off.
 _ENDS = {
-    *(Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED),
-    *(Kind.FILES_COMPLETED, Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
+    *_RETURNED,
+    *(Kind.EXEC_FAILED, Kind.EXEC_TIMED_OUT),
     *(Kind.FILE_READ_FAILED, Kind.FILE_WRITE_FAILED, Kind.FILES_FAILED),
 }
 
@@ -258,7 +260,7 @@ def _add(cell: CellFindings, line: Line) -> None:
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
     if kind is Kind.FILES_STARTED or kind in _STARTS:
-        _add_start(cell, kind, data)
+        _add_start(cell, kind, data, time)
     elif kind in _ENDS:
         _add_end(cell, line)
     elif kind is Kind.EXEC_INPUT:
@@ -270,7 +272,7 @@ def _add(cell: CellFindings, line: Line) -> None:
         _add_fact(cell, kind, data)
 
 
-def _add_start(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
+def _add_start(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime) -> None:
     action = _STARTS.get(kind) or TranscriptAction(data["action"])
     what = shlex.join(data["argv"]) if action is TranscriptAction.EXEC else str(data["path"])
     # Until the probes of the start have ended, Belljar prepares the cell, then starts and checks a
@@ -280,6 +282,8 @@ def _add_start(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         op=data["op"],
         action=action,
         what=what,
+        started=time,
+        pty=bool(data.get("pty")),
         own=not is_probed
         or (action is TranscriptAction.EXEC and (cell.preparing or not cell.sample)),
     )
@@ -339,12 +343,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.begun = True
         case Kind.MODEL_REQUEST_STARTED if cell.model is not None:
             cell.model.requests += 1
-            cell.model.request_bytes += size_of(data["bytes"])
-        case Kind.MODEL_REQUEST_COMPLETED | Kind.MODEL_REQUEST_FAILED if cell.model is not None:
-            cell.model.failed += kind is Kind.MODEL_REQUEST_FAILED
-            cell.model.answer_bytes += size_of(data["bytes"])
-            cell.model.prompt_tokens += size_of(data.get("prompt_tokens"))
-            cell.model.completion_tokens += size_of(data.get("completion_tokens"))
+        case Kind.MODEL_REQUEST_FAILED if cell.model is not None:
+            cell.model.failed += 1
         case Kind.CELL_REVERT_VERIFIED:
             cell.left_by_old = tuple(str(each) for each in data["found"])
             if not data["planted"]:
@@ -366,8 +366,6 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
                 phase=str(data["phase"]),
                 op=size_of(data["op"]),
             )
-        case Kind.LIMIT_HIT:
-            cell.limits.append(str(data["limit"]))
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
             cell.failures.append(str(data["reason"]))
             cell.death = cell.death or str(data["reason"])
@@ -400,8 +398,28 @@ class Call:
     what: str
 
 
-def unfounded_calls(calls: Iterable[Call], cells: Sequence[CellFindings]) -> list[Call]:
-    """The transcript's calls that no operation of the sample's cells (several after retries) is."""
-    operations = (operation for cell in cells for operation in cell.operations.values())
-    founded = Counter(Call(action=each.action, what=each.what) for each in operations)
-    return [*(Counter(calls) - founded).elements()]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptGap:
+    """Where the transcript of one sample differs from its cells.
+
+    `hidden`: only in a cell, neither Belljar's own nor a person's terminal. `unfounded`: only in
+    the transcript.
+    """
+
+    hidden: tuple[ReportedOperation, ...] = ()
+    unfounded: tuple[Call, ...] = ()
+
+
+def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
+    """Match a sample's transcript with its cells' operations (several after retries)."""
+    operations = [operation for cell in cells for operation in cell.operations.values()]
+    open_calls = Counter(calls)
+    hidden: list[ReportedOperation] = []
+    # A call that raised is not in the transcript: of two equal ones, the returned one is.
+    for operation in sorted(operations, key=lambda each: each.outcome not in _RETURNED):
+        asked = Call(action=operation.action, what=operation.what)
+        if open_calls[asked]:
+            open_calls[asked] -= 1
+        elif not (operation.own or operation.pty):
+            hidden.append(operation)
+    return TranscriptGap(hidden=tuple(hidden), unfounded=tuple(open_calls.elements()))

@@ -71,13 +71,10 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """All of a run. `unknown`: why more may have left. `host_processes`: how often the task's own
-    code started which program on this host.
-    """
+    """All of a run. `unknown`: why more may have left."""
 
     destinations: tuple[Destination, ...] = ()
     unknown: tuple[str, ...] = ("there is no record",)
-    host_processes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def claim(self) -> str:
@@ -103,10 +100,8 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
     """The sum of several runs; `doubts`: what is unknown of others."""
     found: dict[tuple[Way, str], Destination] = {}
     unknown = dict.fromkeys(doubts)
-    programs = Counter[str]()
     for part in parts:
         unknown |= dict.fromkeys(part.unknown)
-        programs.update(part.host_processes)
         for each in part.destinations:
             empty = Destination(way=each.way, name=each.name)
             known = found.setdefault((each.way, each.name), empty)
@@ -119,7 +114,7 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
             known.sent_bytes = None if None in both else sum(filter(None, both))
             for cls, actions in each.protected.items():
                 known.protected[cls] = dict(Counter(known.protected.get(cls)) + Counter(actions))
-    return Left(destinations=tuple(found.values()), unknown=tuple(unknown), host_processes=programs)
+    return Left(destinations=tuple(found.values()), unknown=tuple(unknown))
 
 
 class LeftGatherer:
@@ -129,7 +124,6 @@ class LeftGatherer:
         self._found: dict[tuple[Way, str], Destination] = {}
         self._unmeasured: set[tuple[object, str]] = set()
         self._unknown = ["the end of the evaluation is not on record"]
-        self._programs: dict[str, int] = {}
         self._has_model_cell = False
 
     def take(self, line: Line) -> None:
@@ -184,7 +178,6 @@ class LeftGatherer:
         if isinstance(programs := data.get("host_processes"), dict) and programs:
             named = ", ".join(f"{name} {times}×" for name, times in programs.items())
             yield f"the task's own code started programs on this host: {named}"
-            self._programs = programs
         if proxies := data.get("proxies"):
             yield f"a proxy on this host may pass on what it gets: {', '.join(map(str, proxies))}"
 
@@ -199,9 +192,7 @@ class LeftGatherer:
                 found.append(each)
             elif provider == _IN_CELL and not self._has_model_cell:
                 unknown.append(f"no model cell is on record, and {each.name} was called")
-        return Left(
-            destinations=tuple(found), unknown=tuple(unknown), host_processes=self._programs
-        )
+        return Left(destinations=tuple(found), unknown=tuple(unknown))
 
     def _by_process(self, name: str, times: int = 1) -> None:
         place = self._of(Way.PROCESS, name)

@@ -28,7 +28,6 @@ from belljar.ledger.verification import Status, Verification
 from belljar.probe.model import Verdict
 from belljar.report import samples
 from belljar.report.cells import CellFindings
-from belljar.report.collect import collect, sample_facts
 from belljar.report.left import Way
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason
@@ -138,7 +137,7 @@ def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
 
 def page_facts(findings: samples.RunFindings, source: RunSource) -> dict[str, Any]:
     """The facts of `collect`, and what only the page shows."""
-    facts, verification = collect(findings), source.verification
+    facts, verification = samples.collect(findings), source.verification
     chosen, units_left_out = _units(findings, facts, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
     units = [_unit(kind, row, found, source, share) for kind, row, found in chosen]
@@ -155,7 +154,6 @@ def page_facts(findings: samples.RunFindings, source: RunSource) -> dict[str, An
         "missing": _missing(findings, units),
         # Tools that acted outside of a cell acted on this host
         "left_host": [*facts["left_this_host"]["lines"], *_outside(facts["tools"])],
-        "air_gap": timelines.air_gap,
         "targets": _targets(findings, source),
         "proves_unused": _proves_unused(findings, source),
         "plans": [_plan(each) for each in source.plans.values()],
@@ -181,10 +179,8 @@ def _missing(
     found = (texts_of(unit["missing"]) for unit in units if unit["kind"] == "sample")
     each = Counter(text for texts in found for text in dict.fromkeys(texts))
     problems = texts_of(dict.fromkeys(map(str, findings.problems)))
-    known: list[tuple[str, int | None]] = [(text, None) for text in problems if text not in each]
-    left = len(each) - MAX_LISTED
-    more = [(f"… and {left} more: see the samples", None)] if left > 0 else []
-    return [*known, *each.most_common(MAX_LISTED), *more]
+    known = [(text, None) for text in problems if text not in each]
+    return [*known, *each.most_common(MAX_LISTED)]
 
 
 # --- what was allowed, planned and found on the host
@@ -269,10 +265,8 @@ _HOST: Final = (
 
 def _host_facts(source: RunSource) -> list[tuple[str, object]]:
     """Host and versions, by name."""
-    timelines, host = source.timelines, source.host
-    found: dict[str, object] = {"first event": timelines.first_time}
-    found |= {"last event": timelines.last_time}
-    found |= {name: host[name] for name in _HOST if name in host}
+    host = source.host
+    found: dict[str, object] = {name: host[name] for name in _HOST if name in host}
     try:
         found["hardware virtualisation"] = host["kvm"]["state"]
         used = (*host["runtimes"], *host["tools"])
@@ -299,7 +293,7 @@ def _units(
     def add(kind: str, name: str, reasons: Sequence[Reason], **parts: Any) -> None:  # noqa: ANN401
         transcript = samples.Transcript(task="", sample=name, epoch=1, uuid="")
         row = samples.Row(transcript=transcript, reasons=tuple(reasons), **parts)
-        units.append((kind, row, sample_facts(row)))
+        units.append((kind, row, samples.sample_facts(row)))
 
     if any(source.timelines.counts([RUN]).values()):
         add("run", "the run itself", findings.problems)
@@ -341,7 +335,6 @@ def _unit(
         "requests": sum(each.requests for each in ranges)
         + sum(cell.model.requests for cell in cells if cell.model),
         "refusals": counts[Group.REFUSAL],
-        "probed": sum(timelines.probed.get(place, 0) for place in places),
         "is_destroyed": all(each.is_proven for each in (*cells, *ranges)),
         # Those whose end is in doubt first
         "proofs": sorted((*cells, *ranges), key=lambda each: each.is_proven)[:MAX_CELLS],

@@ -77,12 +77,6 @@ def size_of(value: object) -> int:
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else 0
 
 
-def place(data: Mapping[str, Any]) -> str:
-    """`ADDRESS:PORT` of an event's data, or the address alone."""
-    address, port = word(data["address"], 64), data["port"]
-    return address if port is None else f"{address}:{port}"
-
-
 def is_between_cells(data: Mapping[str, Any]) -> bool:
     """Return True for traffic between cells; older runs read the packet record."""
     return data.get("between_cells") is True or data.get("traffic_analysis") is True

@@ -1,14 +1,14 @@
-"""A run's findings: a row per sample, the run's problems, their sentences. Pure."""
+"""A run's findings: a row per sample, the run's problems, their sentences and facts. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from belljar.dataclass import dataclass, field
-from belljar.differences import Difference, samples_named, sentences
+from belljar.dataclass import asdict, dataclass, field, replace
+from belljar.differences import Difference, samples_named
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellFindings, Degraded
+from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
 from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
@@ -51,6 +51,7 @@ class Row:
     transcript: Transcript
     reasons: tuple[Reason, ...]
     cells: tuple[CellFindings, ...] = ()
+    transcript_gap: TranscriptGap = TranscriptGap()
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
     is_logged: bool = True
@@ -59,6 +60,15 @@ class Row:
     def verdict(self) -> Verdict:
         """By its reasons."""
         return verdict_of(self.reasons)
+
+    @property
+    def tools(self) -> tuple[ToolCall, ...]:
+        """The calls of tools; those with hidden operations reached a cell."""
+        times = [each.started for each in self.transcript_gap.hidden]
+        return tuple(
+            replace(call, reached_cell=call.reached_cell or any(map(call.covers, times)))
+            for call in self.transcript.tools
+        )
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
@@ -133,14 +143,9 @@ class RunFindings:
     left_out: str = ""
 
     @property
-    def unused(self) -> tuple[CellFindings, ...]:
-        """Cells made ahead and not used."""
-        return tuple(cell for cell in self.strays if cell.is_unused)
-
-    @property
     def tools(self) -> tuple[ToolUse, ...]:
         """The tools that its samples called."""
-        return tool_uses(call for row in self.rows for call in row.transcript.tools)
+        return tool_uses(call for row in self.rows for call in row.tools)
 
     @property
     def verdict(self) -> Verdict:
@@ -192,34 +197,37 @@ class RunFindings:
 
 def headline(findings: RunFindings) -> str:
     """One line; begins with `contained` only when everything ran and was."""
-    left_out = printable(findings.left_out)
-    partial = f"; the record is PARTIAL: {left_out}" if left_out else ""
+    rows, problems = findings.rows, findings.problems
+    found = list[str]()
     if findings.never_began:
-        return f"{findings.outcome}: no sample ran{partial}"
-    if findings.is_of_models and not findings.exit_code:
-        return f"contained: the model's cell; no sample had a cell, so none is judged{partial}"
-    counts = [
-        f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}"
-        for verdict in Verdict
-    ]
-    is_whole = findings.verdict is not Verdict.CONTAINED or not findings.exit_code
-    word = findings.verdict.value if is_whole else findings.outcome
-    reused = f"; {len(findings.reused)} more are another run's" if findings.reused else ""
-    emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
-    where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
-    whole = f"{word}: {len(findings.rows)} sample(s), {', '.join(counts)}"
-    broken = [row for row in findings.rows if row.degraded]
-    causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
-    degraded = f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
-    degraded += "; the model's cell is degraded" * any(cell.degraded for cell in findings.models)
-    unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
-    begun = len(findings.rows) + len(unprepared)
-    logged = sum(row.is_logged for row in findings.rows)
-    log = f"; {logged} of {begun} samples in the log" if logged < begun else ""
-    # A run may be void though each of its samples is contained.
-    codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
-    problems = f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}"
-    return f"{whole}{degraded}{log}{problems if codes else ''}{reused}{where}{partial}"
+        found.append(f"{findings.outcome}: no sample ran")
+    elif findings.is_of_models and not findings.exit_code:
+        found.append("contained: the model's cell; no sample had a cell, so none is judged")
+    else:
+        counts = (f"{sum(row.verdict is each for row in rows)} {each.value}" for each in Verdict)
+        is_whole = findings.verdict is not Verdict.CONTAINED or not findings.exit_code
+        word = findings.verdict.value if is_whole else findings.outcome
+        found.append(f"{word}: {len(rows)} sample(s), {', '.join(counts)}")
+        if broken := [row for row in rows if row.degraded]:
+            causes = dict.fromkeys(each.cause for row in broken for _, each in row.degraded)
+            found.append(f"{len(broken)} degraded: {', '.join(causes)}")
+        if any(cell.degraded for cell in findings.models):
+            found.append("the model's cell is degraded")
+        begun = len(rows) + len(
+            {each.uuid or each.cell_id for each in findings.strays if each.sample}
+        )
+        if (logged := sum(row.is_logged for row in rows)) < begun:
+            found.append(f"{logged} of {begun} samples in the log")
+        if problems:  # a run may be void though each of its samples is contained
+            codes = dict.fromkeys(reason.code.value for reason in problems)
+            found.append(f"{len(problems)} problem(s) of the run: {', '.join(codes)}")
+        if findings.reused:
+            found.append(f"{len(findings.reused)} more are another run's")
+        if any(cell.emulated for row in rows for cell in row.cells):
+            found.append("emulated: this host has no hardware virtualisation that works")
+    if findings.left_out:
+        found.append(f"the record is PARTIAL: {findings.left_out}")
+    return printable("; ".join(found), max_chars=4000)
 
 
 INTERRUPTED_CODE: Final = 130  # 128 + SIGINT, as in a shell
@@ -235,30 +243,15 @@ def model_sentence(cell: CellFindings) -> str:
     if (use := cell.model) is None:
         return ""
     probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
-    failed = f", {use.failed:,} failed" if use.failed else ""
-    tokens = f"{use.prompt_tokens:,} → {use.completion_tokens:,} tokens"
     damage = f"{cell.degraded}; " if cell.degraded else ""
     proven = "destruction proven" if cell.is_proven else "NOT PROVEN destroyed"
     device = "ON A NETWORK" if cell.range_id else "no network device"
-    device += f", devices of this host: {printable(', '.join(use.devices))}" * bool(use.devices)
-    return (
-        f"model {printable(use.name)} (sha256:{printable(use.weights)[:12]}): cell "
-        f"{cell.cell_id}, {cell.tier}, {device}; {use.requests:,} request(s){failed}, "
-        f"{tokens}; {printable(damage)}probes {probed}; {proven}"
+    device += f", devices of this host: {', '.join(use.devices)}" * bool(use.devices)
+    return printable(
+        f"model {use.name} (sha256:{use.weights[:12]}): {cell.cell_id}, {cell.tier}, {device}; "
+        f"{use.requests:,} request(s), {use.failed:,} failed; {damage}probes {probed}; {proven}",
+        max_chars=2000,
     )
-
-
-def differing(rows: Sequence[Row]) -> list[str]:
-    """Differences of cells from task and policy, each once with its samples."""
-    samples: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for sentence in sentences(row.differences):
-            samples.setdefault(sentence, {})[row.transcript.sample] = None
-    count = len({row.transcript.sample for row in rows})
-    return [
-        sentence if len(named) == count else f"{samples_named(named)}: {sentence}"
-        for sentence, named in samples.items()
-    ]
 
 
 def run_remarks(findings: RunFindings) -> list[str]:
@@ -268,8 +261,6 @@ def run_remarks(findings: RunFindings) -> list[str]:
         for cell in findings.strays
         if not cell.sample and not cell.is_unused
     ]
-    if findings.unused:
-        lines.append(f"{len(findings.unused)} cell(s) were made ahead and not used")
     lines += [
         f"sample {printable(each.sample)} #{each.epoch} was reused from run "
         f"{printable(each.judged_by)}"
@@ -291,17 +282,92 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
         deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
         for error in filter(None, (*deaths, row.transcript.error)):
             samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
-    explained = findings.never_began and bool(findings.errors)
     return [
         *(
             f"problem: {printable(str(problem))}"
             for problem in findings.problems
-            if not (explained and problem.code is ReasonCode.NO_SAMPLES)
+            if not (findings.errors and problem.code is ReasonCode.NO_SAMPLES)
         ),
         *(
-            f"error: {printable(error, max_chars=300)}"
-            for error in findings.errors
-            if not any(printable(error).rpartition("error: ")[2][:100] in each for each in samples)
+            f"error: {text}"
+            for text in (printable(error, max_chars=300) for error in findings.errors)
+            if not any(text.rpartition("error: ")[2][:100] in each for each in samples)
         ),
         *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
     ]
+
+
+# --- all of it as plain data, for text, JSON and page; each renderer escapes it
+
+
+_SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
+
+
+def collect(findings: RunFindings) -> dict[str, Any]:
+    """Return a run's facts for text and JSON."""
+    return {
+        **{
+            name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
+        },
+        "verdict": findings.verdict.value,
+        "headline": headline(findings),
+        "problems": [reason.to_json() for reason in findings.problems],
+        "errors": list(findings.errors),
+        "problems_and_errors": problems_and_errors(findings),
+        "remarks": run_remarks(findings),
+        "unsealed_logs": list(findings.unsealed_logs),
+        "samples": [sample_facts(row) for row in findings.rows],
+        "reused_samples": [
+            {
+                "sample": each.sample,
+                "epoch": each.epoch,
+                "run_id": each.judged_by,
+                "verdict_of_that_run": each.judged_as,
+            }
+            for each in findings.reused
+        ],
+        "left_this_host": findings.left.to_json(),
+        "tools": [use.to_json() for use in findings.tools],
+        "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_unused],
+        "model_cells": [_model_cell(cell) for cell in findings.models],
+    }
+
+
+def _model_cell(cell: CellFindings) -> dict[str, Any]:
+    return {
+        "cell": cell.cell_id,
+        **{name: getattr(cell, name) for name in ("tier", "emulated", "death")},
+        **(asdict(cell.model) if cell.model is not None else {}),
+        "degraded": None if cell.degraded is None else asdict(cell.degraded),
+        "probes": [asdict(each) for each in cell.probings],
+        "destroyed": cell.is_proven,
+        "lasted_s": round(cell.lasted_s, 3),
+        "text": model_sentence(cell),
+    }
+
+
+def sample_facts(row: Row) -> dict[str, Any]:
+    """A sample's facts as JSON values."""
+    about, cells = row.transcript, row.cells
+    return {
+        **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},
+        "scores": dict(about.scores),
+        "notes": list(about.notes),
+        "verdict": row.verdict.value,
+        "reasons": [reason.to_json() for reason in row.reasons],
+        "differences": [fact.data() for fact in row.differences],
+        "degraded": [{"cell": cell, **asdict(each)} for cell, each in row.degraded],
+        "cells": [cell.cell_id for cell in cells],
+        "tier": cells[0].tier if cells else "",
+        "emulated": any(cell.emulated for cell in cells),
+        **{name: sum(getattr(cell, name) for cell in cells) for name in _SUMS},
+        "lasted_s": round(sum(cell.lasted_s for cell in cells), 3),
+        **{name: getattr(row, name) for name in ("reverts", "destroyed", "probed", "remarks")},
+        "probes": [
+            {"cell": cell.cell_id, **asdict(each)} for cell in cells for each in cell.probings
+        ],
+        "ranges": [each.to_json() for each in row.ranges],
+        "signals": [signal.to_json() for signal in row.signals.signals],
+        "signals_blind": [spot.to_json() for spot in row.signals.blind],
+        "tools": [use.to_json() for use in tool_uses(row.tools)],
+    }

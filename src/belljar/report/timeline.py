@@ -105,20 +105,14 @@ class TimelineEntry:
 class Timelines:
     """The entries of each cell and range, event by event.
 
-    `probed`: refusals without an entry, as a cell of the range was being probed. `uses`: allowed
-    exchanges by policy digest and stand-in. `edges`: a range's exchanges by cell, place and
-    verdict. `policies`: digests by range. `air_gap`: whether a check at the start or end found no
-    way out.
+    `uses`: allowed exchanges by policy digest and stand-in. `edges`: a range's exchanges by cell,
+    place and verdict. `policies`: digests by range.
     """
 
-    probed: dict[str, int] = field(default_factory=dict)
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
     edges: dict[str, Edges] = field(default_factory=dict)
     policies: dict[str, str] = field(default_factory=dict)
-    air_gap: dict[str, bool] = field(default_factory=dict)
     started: dict[str, Any] = field(default_factory=dict)
-    first_time: str = ""
-    last_time: str = ""
     events: int = 0
     _counts: Counter[tuple[str, Group]] = field(default_factory=Counter)
     _kept: dict[tuple[str, Group], list[TimelineEntry]] = field(default_factory=dict)
@@ -135,7 +129,6 @@ class Timelines:
         if self._base:
             line = replace(line, seq=line.seq + self._base)
         self.events += 1
-        self.first_time, self.last_time = self.first_time or line.time, line.time
         self._probes.take(line)
         try:
             self._note(line)
@@ -181,9 +174,6 @@ class Timelines:
                 self.started = self.started or data  # a fleet's own, not a unit's
             case Kind.CELL_PLANNED:
                 self.policies.setdefault(str(data.get("range") or ""), str(data["policy_sha256"]))
-            case Kind.AIR_GAP_CHECKED:
-                phase = str(data["phase"])  # of a fleet, only if each unit had none
-                self.air_gap[phase] = self.air_gap.get(phase, True) and bool(data["air_gapped"])
             case kind if kind in EXCHANGES and not self._probes.is_probed(data.get("range")):
                 place, stand_in = _place(line), str(data.get("stand_in") or "")
                 if count_edge(self.edges.setdefault(place, Edges()), line) and stand_in:
@@ -197,7 +187,6 @@ class Timelines:
         is_counted = kind is Kind.NETWORK_FLOW and not data["address"]
         is_packet = kind in (Kind.NETWORK_FLOW, Kind.NETWORK_DNS)
         if is_counted or (is_packet and self._probes.is_probed(data.get("range"))):
-            self.probed[place] = self.probed.get(place, 0) + 1
             return None
         number = next(
             ((name, data[name]) for name in ("op", "exchange", "request") if name in data), None
@@ -280,6 +269,10 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
     is_good = data.get("verdict", "allowed") in ("allowed", "contained", "dialled")
     is_good = is_good and data.get("clean", True) and data.get("air_gapped", True)
     is_good = is_good and not (line.kind is Kind.CELL_REVERT_VERIFIED and data.get("found"))
+    findings = [
+        shown(": ".join(str(found[name]) for name in _OF_FINDING if name in found))
+        for found in (data.get("findings") or ())[:MAX_NOTES]
+    ]
     return TimelineEntry(
         seq=line.seq,
         time=line.time,
@@ -289,7 +282,7 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
         outcome=_filled("{verdict}: {reason}" if is_refused else outcome, line),
         is_bad=is_refused or group in _ALWAYS_BAD or not is_good,
         by_guest=line.trust is Trust.GUEST_REPORTED,
-        notes=[*_headers(data, ">"), *map(_finding, (data.get("findings") or ())[:MAX_NOTES])],
+        notes=[*_headers(data, ">"), *findings],
         bodies=[*line.bodies[:MAX_BODIES]],
     )
 
@@ -320,10 +313,6 @@ def _headers(data: Mapping[str, Any], mark: str) -> list[str]:
         f"{mark} {shown(name, max_chars=200)}: {shown(value, max_chars=500)}"
         for name, value in islice(data.get("headers") or (), MAX_NOTES)
     ]
-
-
-def _finding(found: Mapping[str, Any]) -> str:
-    return shown(": ".join(str(found[name]) for name in _OF_FINDING if name in found))
 
 
 # Of a probe's finding or of an air gap's check: each has some of these.

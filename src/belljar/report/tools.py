@@ -6,6 +6,7 @@ A call without an operation in a cell ran in the evaluation's process or at a th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
@@ -111,6 +112,12 @@ class ToolCall:
     name: str
     reached_cell: bool = False
     outside: Outside | None = None
+    began: datetime | None = None
+    ended: datetime | None = None
+
+    def covers(self, time: datetime | None) -> bool:
+        """Whether `time` is within the call."""
+        return bool(time and self.began and self.ended and self.began <= time <= self.ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +131,12 @@ class ToolUse:
 
     @property
     def is_unexplained(self) -> bool:
-        """No call returned from a cell, and the tool may act elsewhere."""
+        """No call reached a cell, and the tool may act elsewhere."""
         return not self.reached_cell and self.name not in HARMLESS
 
     def to_json(self) -> dict[str, object]:
         """As JSON values, and as `text` for a person."""
-        remark = " — none returned from a cell" if self.is_unexplained else ""
+        remark = " — never reached a cell" if self.is_unexplained else ""
         remark = f" — outside of the cell: {self.outside}" if self.outside else remark
         text = f"{printable(self.name, max_chars=80)}: {self.calls}, {self.reached_cell}{remark}"
         return {**asdict(self), "outside": self.outside or "", "text": text}

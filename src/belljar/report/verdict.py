@@ -12,7 +12,7 @@ from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification
 from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings, unfounded_calls
+from belljar.report.cells import CellFindings, TranscriptGap, reconcile
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
@@ -234,6 +234,7 @@ def _row(
     *,
     is_logged: bool = True,
 ) -> Row:
+    gap = reconcile(transcript.calls, cells) if is_logged else TranscriptGap()
     range_ids = dict.fromkeys(cell.range_id for cell in cells)
     ranges = tuple(evidence.ranges[each] for each in range_ids if each in evidence.ranges)
     signals = evidence.signals.of(
@@ -242,10 +243,11 @@ def _row(
     reasons = [reason for cell in cells for reason in cell.reasons]
     reasons += [reason for each in ranges for reason in each.reasons]
     reasons += _carried(signals)
-    reasons += [*_sample_reasons(transcript, cells), *everywhere]
+    reasons += [*_sample_reasons(transcript, cells, gap), *everywhere]
     return Row(
         transcript=transcript,
         cells=tuple(cells),
+        transcript_gap=gap,
         reasons=tuple(reasons),
         ranges=ranges,
         signals=signals,
@@ -257,11 +259,13 @@ def _carried(signals: SampleSignals) -> list[Reason]:
     return [Reason(code=ReasonCode.DECOY_CARRIED, detail=each) for each in signals.carried]
 
 
-def _sample_reasons(transcript: Transcript, cells: Sequence[CellFindings]) -> Iterator[Reason]:
+def _sample_reasons(
+    transcript: Transcript, cells: Sequence[CellFindings], gap: TranscriptGap
+) -> Iterator[Reason]:
     if not cells:
         yield Reason(code=ReasonCode.NO_CELL)
-    if unfounded := unfounded_calls(transcript.calls, cells):
-        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(unfounded)))
+    if gap.unfounded:
+        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(gap.unfounded)))
     allowed = [cell.host_tools for cell in cells] or [()]
     outside = (call.name.removeprefix(MCP_PREFIX) for call in transcript.tools if call.outside)
     for tool in dict.fromkeys(outside):

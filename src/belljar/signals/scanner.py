@@ -63,8 +63,7 @@ class KnownValues:
     """Finds a spec's values. Raises MemoryError."""
 
     def __init__(self, spec: ScanSpec) -> None:
-        self._folded = _Automaton()
-        self._exact = _Automaton()
+        all_folded, all_exact = dict[bytes, list[_Form]](), dict[bytes, list[_Form]]()
         for value in spec.values:
             plain = value.text.encode(errors="surrogatepass")
             rotated, normal = plain.translate(ROT13), decoders.normalised(plain)
@@ -74,12 +73,10 @@ class KnownValues:
             for names, text in read.items():
                 folded = fold(text)
                 form = _Form(value, plain, text, names, text.strip(_DROPPED), len(folded))
-                if len(folded) >= MIN_FOLDED:
-                    self._folded.add(folded, form)
-                else:
-                    self._exact.add(text, form)
-        self._folded.make()
-        self._exact.make()
+                is_long = len(folded) >= MIN_FOLDED
+                needle, forms = (folded, all_folded) if is_long else (text, all_exact)
+                forms.setdefault(needle, []).append(form)
+        self._folded, self._exact = _automaton(all_folded), _automaton(all_exact)
 
     def find(
         self, data: bytes, start: int, end: int
@@ -87,16 +84,13 @@ class KnownValues:
         """Values that end in `data[start:end]`: the form, its place, and what was undone."""
         begin = max(0, start - OVERLAP)
         piece = data[begin:end]
-        if self._exact:
-            for last, form in self._exact.matches(piece):
-                at = begin + last + 1 - len(form.text)
-                # A find that ends before `start` was reported with the slice before.
-                if begin + last >= start:
-                    yield form, (at, begin + last + 1), form.names
-        if not self._folded:
-            return
+        for last, form in _matches(self._exact, piece):
+            at = begin + last + 1 - len(form.text)
+            # A find that ends before `start` was reported with the slice before.
+            if begin + last >= start:
+                yield form, (at, begin + last + 1), form.names
         places: array[int] | None = None
-        for last, form in self._folded.matches(fold(piece)):
+        for last, form in _matches(self._folded, fold(piece)):
             if places is None:  # the offset of each kept byte
                 places = array("I", compress(range(len(piece)), piece.translate(_IS_KEPT)))
             left = places[last + 1 - form.size]
@@ -136,30 +130,20 @@ def _gaps(piece: bytes) -> set[bytes]:
     return set(marked.split(b"\x80")) - {b""}
 
 
-class _Automaton:
-    """Aho-Corasick over bytes, as characters of Latin-1."""
+def _automaton(forms: dict[bytes, list[_Form]]) -> Any:  # noqa: ANN401 - it has no stubs
+    """Aho-Corasick over bytes, as characters of Latin-1: offsets stay offsets of bytes."""
+    made = ahocorasick.Automaton()
+    for needle, of_needle in forms.items():
+        made.add_word(needle.decode("latin-1"), of_needle)
+    if forms:
+        made.make_automaton()
+    return made
 
-    def __init__(self) -> None:
-        self._automaton: Any = ahocorasick.Automaton()
-        self._forms: dict[bytes, list[_Form]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._forms)
-
-    def add(self, needle: bytes, form: _Form) -> None:
-        self._forms.setdefault(needle, []).append(form)
-
-    def make(self) -> None:
-        for needle, forms in self._forms.items():
-            # Latin-1 maps each byte to one character, so that offsets stay offsets of bytes.
-            self._automaton.add_word(needle.decode("latin-1"), tuple(forms))
-        if self._forms:
-            self._automaton.make_automaton()
-
-    def matches(self, data: bytes) -> Iterator[tuple[int, _Form]]:
-        for last, forms in self._automaton.iter(data.decode("latin-1")):
-            for form in forms:
-                yield last, form
+def _matches(automaton: Any, data: bytes) -> Iterator[tuple[int, _Form]]:  # noqa: ANN401
+    for last, forms in automaton.iter(data.decode("latin-1")) if len(automaton) else ():
+        for form in forms:
+            yield last, form
 
 
 MAX_HITS: Final = 10_000  # Of one scan.

@@ -23,8 +23,6 @@ MAX_VALUE_BYTES: Final = 4096
 MAX_VALUES: Final = 100_000
 # Of all together: each is several forms in the automaton, which is held in memory.
 MAX_VALUES_BYTES: Final = 64 << 20
-# 128 bits: a reader of the record can't try values against digests without it.
-MIN_KEY_BYTES: Final = 16
 
 
 class ValueSource(StrEnum):
@@ -98,8 +96,6 @@ class ScanSpec:
             total += size
         if total > MAX_VALUES_BYTES:
             raise ValueError(f"known values of {total} bytes; at most {MAX_VALUES_BYTES}")
-        if len(bytes.fromhex(self.key_hex)) < MIN_KEY_BYTES:
-            raise ValueError(f"a digest key has at least {MIN_KEY_BYTES} bytes")
 
     def digest(self, found: bytes) -> str:
         """HMAC-SHA256 in hex: equal for equal values."""

@@ -11,7 +11,6 @@ from tests.fakes.vm import staged
 
 from belljar.cell.guarded import REDACTED, GuardedRecorder
 from belljar.channel.trees import RecordKind, TreeRecord, encode
-from belljar.errors import CellError
 from belljar.events import Kind
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.values import KnownValue, ValueSource
@@ -84,16 +83,3 @@ async def test_names_that_would_remove_everything_are_refused() -> None:
             with pytest.raises(ValueError, match="removed"):
                 await stage.cell.remove(path)
         assert not stage.guest.started_order
-
-
-async def test_a_lie_ends_the_cell(tmp_path: Path) -> None:
-    """A name that leads elsewhere is a violation on record; every later call says so."""
-    escape = ENTER + FILE.replace(b"f", b"/") + b"abc" + LEAVE
-    async with staged() as stage:
-        stage.guest.answers[WALK] = escape
-        with pytest.raises(CellError):
-            await stage.cell.download("/d", tmp_path / "d")
-        assert Kind.PROTOCOL_VIOLATION in stage.kinds()
-        assert not names(tmp_path)
-        with pytest.raises(CellError):
-            await stage.cell.exec(["cat"])

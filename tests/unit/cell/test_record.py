@@ -14,7 +14,7 @@ from tests.fakes.wires import with_exec
 
 from belljar.cell import record
 from belljar.channel import ExecOutput, ExecRequest
-from belljar.channel.messages import Result
+from belljar.channel.frames import Result
 from belljar.channel.outcomes import OutputTexts, output_of
 from belljar.events import Actor, Event, JsonValue, Kind, Trust
 from belljar.ledger.chain import canonical
@@ -97,7 +97,7 @@ def test_whose_word_a_limit_is() -> None:
         ("processes", Trust.GUEST_REPORTED),
         ("disk", Trust.HOST_OBSERVED),
     }
-    (event,) = record.limits_hit(OPERATION, OSError(errno.ENOSPC, "full"))
+    (event,) = record.limits_hit(OPERATION, OSError(errno.ENOSPC, "full"), is_write=True)
     assert (checked(event)["limit"], event.trust) == ("disk", Trust.GUEST_REPORTED)
-    assert record.limits_hit(OPERATION, OSError(errno.EACCES, "no")) == []
-    assert record.limits_hit(OPERATION, ValueError("no")) == []
+    assert record.limits_hit(OPERATION, OSError(errno.EACCES, "no"), is_write=True) == []
+    assert record.limits_hit(OPERATION, OSError(errno.ENOSPC, "full"), is_write=False) == []

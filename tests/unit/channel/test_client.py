@@ -15,15 +15,6 @@ from belljar.errors import CellError
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
-# ---- what it promises
-
-
-# ---- many at once
-
-
-# ---- endings
-
-
 async def test_cancelled_at_every_step() -> None:
     """Wherever a cancellation hits, the connection stays whole."""
     async with talking() as (guest, client):
@@ -95,9 +86,6 @@ async def test_death_ends_all_at_once() -> None:
         with pytest.raises(CellError, match="gone"):
             await client.exec(CAT)
         assert client.failure is not None
-
-
-# ---- around a snapshot
 
 
 async def test_nothing_is_sent_to_a_frozen_workload() -> None:

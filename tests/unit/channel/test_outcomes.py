@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.channel.frames import Outcome, ResultFlag, Stage
-from belljar.channel.messages import Result
+from belljar.channel.frames import Outcome, Result, ResultFlag, Stage
 from belljar.channel.outcomes import ExecRequest, exec_body, file_error
 
 

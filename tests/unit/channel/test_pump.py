@@ -11,8 +11,7 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 
-from belljar.channel.frames import FrameType
-from belljar.channel.messages import Answer, GuestEvent
+from belljar.channel.frames import Answer, FrameType, GuestEvent
 from belljar.channel.pump import Pump, SocketPipe
 from belljar.errors import CellError
 

@@ -25,8 +25,7 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import FrameType
-from belljar.channel.messages import Answer, Data
+from belljar.channel.frames import Answer, Data, FrameType
 from belljar.channel.wire import HostConnection
 from belljar.errors import ProtocolViolation
 

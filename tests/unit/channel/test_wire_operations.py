@@ -23,8 +23,7 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import FrameType, ResultFlag, SignalScope
-from belljar.channel.messages import Progress, Result
+from belljar.channel.frames import FrameType, Progress, Result, ResultFlag, SignalScope
 from belljar.channel.wire import HostConnection
 
 # ---- operations

@@ -9,8 +9,7 @@ import pytest
 from tests.fakes import guest as g
 from tests.fakes.wires import refused, renewed
 
-from belljar.channel.frames import FrameType
-from belljar.channel.messages import Answer, Touched
+from belljar.channel.frames import Answer, FrameType, Touched
 from belljar.channel.wire import HostConnection
 
 

@@ -13,9 +13,9 @@ import pytest
 from anyio.abc import UNIXSocketStream
 
 from belljar.cli.sessions import relay
-from belljar.harness.attach import FrameKind, Opening, frame, frames
+from belljar.harness.attach import FrameKind, frame, frames
 
-OPENING = Opening().frame()
+OPENING = frame(FrameKind.OPEN, b"{}")
 
 
 def relayed(ours: socket.socket) -> str:

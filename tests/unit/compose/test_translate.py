@@ -107,7 +107,7 @@ def test_whatever_stands_in_a_field(value: Any, field: str) -> None:  # noqa: AN
 OTHERS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"db": {"condition": "service_started", "made_up": 1}}, {"db": {}}, "made_up"),
     ({"gone": {"condition": "service_started"}}, {"db": {}}, "gone, which does not exist"),
-    ({"db": {"condition": "service_healthy"}}, {"db": {"healthcheck": {"disable": True}}}, "switches off"),
+    ({"db": {"condition": "service_healthy"}}, {"db": {"healthcheck": {"disable": True}}}, "not asked for"),
     ({"default": {"condition": "service_started"}}, {"default": {"command": "serve"}}, "starts last"),
     ({"default": {"condition": "service_completed_successfully"}}, {}, "starts last"),
 ]  # fmt: skip

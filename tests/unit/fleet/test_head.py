@@ -74,7 +74,7 @@ def unit_run(
     home: Path, *, interrupted: bool = False, breached: bool = False, killed: bool = False
 ) -> list[Any]:
     """What a unit sends: its run, and how it ended."""
-    with RunDirectory(home, "run", [], checkpoint_interval_s=0.01) as run:
+    with RunDirectory(home, "run", []) as run:
         if breached:
             for kind, data in ((Kind.PROBE_STARTED, PROBE), (Kind.PROBE_COMPLETED, BREACH)):
                 run.recorder.record(Event(kind=kind, data={**data}, cell_id="c" * 32))

@@ -25,9 +25,8 @@ from belljar.ledger.keys import load_or_make_key, local_fingerprint
 from belljar.ledger.redaction import CLASSES, choose, share
 from belljar.ledger.rundir import RunDirectory
 from belljar.probe.model import Verdict
-from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings
+from belljar.report.samples import RunFindings, collect
 
 UNIT = Unit(number=1, samples=("a",))
 EVALUATED: dict[str, JsonValue] = {"interrupted": False, "stopped": False, "errors": []}

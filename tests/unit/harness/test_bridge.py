@@ -33,7 +33,7 @@ from tests.unit.harness.runs import MODEL, evaluated
 
 from belljar.cell.guarded import LetOut
 from belljar.harness import model_api, model_boundary  # noqa: F401 - either puts the bounds in place
-from belljar.harness.bridge import STOPPED, ModelBridge, conversation_of, read_request
+from belljar.harness.bridge import STOPPED, ModelBridge, message_of, read_request
 from belljar.harness.session import Session
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,8 @@ pytestmark = pytest.mark.anyio
 
 def messages_of(messages: list[Any]) -> list[ChatMessage]:
     """The conversation of a request with these."""
-    return conversation_of(read_request(json.dumps({"messages": messages}).encode()))
+    body = json.dumps({"messages": messages}).encode()
+    return [message_of(each) for each in read_request(body).messages]
 
 
 async def ask(bridge: ModelBridge, **request: Any) -> Any:  # noqa: ANN401 - JSON
@@ -245,7 +246,9 @@ _JSON = st.recursive(
 def test_any_json_is_read_or_refused(messages: Any, tools: Any) -> None:  # noqa: ANN401 - JSON
     """Nothing but `ValueError`."""
     try:
-        conversation_of(read_request(json.dumps({"messages": messages, "tools": tools}).encode()))
+        request = read_request(json.dumps({"messages": messages, "tools": tools}).encode())
+        for each in request.messages:
+            message_of(each)
     except ValueError:
         return
 

@@ -25,8 +25,6 @@ from belljar.ledger.keys import local_fingerprint
 from belljar.ledger.verification import verify
 from belljar.policy.load import policy_of
 from belljar.probe.model import Verdict
-from belljar.report.collect import collect
-from belljar.report.samples import differing
 from belljar.report.verdict import judge
 
 TASK = """
@@ -96,7 +94,7 @@ def run(
 def test_a_run_from_end_to_end(
     task_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the transcript hides is on record, of each sample and epoch in a cell of its own."""
+    """What the transcript hides is found, of each sample and epoch in a cell of its own."""
     monkeypatch.setenv(NOTED_IN, str(tmp_path / "noted"))
     cells = RecordedCells()
     words = [f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"]
@@ -105,9 +103,9 @@ def test_a_run_from_end_to_end(
     assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.CONTAINED, 0)
     assert len(rows) == len(cells.opened) == len({row.cells[0].cell_id for row in rows}) == 4
     for row in rows:
-        told = {each.what for cell in row.cells for each in cell.operations.values()}
-        assert {"sleep 30", "echo /var/tmp/sandbox-services"} <= told
-        assert sum(cell.bytes_in for cell in row.cells) == 5
+        hidden = {operation.what for operation in row.transcript_gap.hidden}
+        assert {"sleep 30", "echo /var/tmp/sandbox-services"} <= hidden
+        assert (row.transcript_gap.unfounded, sum(cell.bytes_in for cell in row.cells)) == ((), 5)
     assert (tmp_path / "noted").read_text() == str(outcome.path)
     assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"
 
@@ -196,7 +194,6 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     (log,) = list_eval_logs(str(outcome.path / "inspect"))
     logged = {sample.id: sample.metadata for sample in read_eval_log(log).samples or []}
     assert [len(logged[n]["containment"]["differences"]) for n in (1, 3)] == [1, 3]
-    assert len([line for line in differing(outcome.findings.rows) if "sample 3" in line]) == 2
 
 
 def test_a_models_policy_may_require_an_air_gap(
@@ -266,14 +263,14 @@ def test_programs_that_a_task_starts_are_named(
     (tmp_path / "task.py").write_text(STARTS)
     monkeypatch.chdir(tmp_path)
     outcome = run(["task.py", "--model", "mockllm/model"], tmp_path)
-    found = dict(outcome.findings.left.host_processes)
+    (why,) = outcome.findings.left.unknown
+    named = (each.rsplit(" ", 1) for each in why.partition(": ")[2].split(", "))
+    found = {name: int(times.rstrip("×")) for name, times in named}
     assert (outcome.exit_code, found.pop("others"), len(found)) == (0, 13, 20)
     assert (found["true"], found["echo"]) == (5, 1)
     assert found["sh"] >= 2  # a fake cell starts shells of this host, too
     show_findings(outcome.findings, outcome.path)
     assert "true 5×" in capsys.readouterr().out
-    shown = collect(outcome.findings)["host_processes"]
-    assert shown == dict(outcome.findings.left.host_processes)
 
 
 _STAND_IN = "{kind: http, names: [a.example], routes: [{path: no}]}"

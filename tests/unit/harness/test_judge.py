@@ -19,9 +19,8 @@ from belljar.harness.evidence import FINDINGS, read_sample, stored_evidence
 from belljar.ledger.keys import local_fingerprint
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
-from belljar.report.collect import collect
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.samples import RunFindings, Transcript, problems_and_errors
+from belljar.report.samples import RunFindings, Transcript, collect, problems_and_errors
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 

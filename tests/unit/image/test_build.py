@@ -1,4 +1,4 @@
-"""The command that makes an image's file system."""
+"""Packages that are added to an image."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.image import build
-from belljar.image.build import RECIPES, build_packages, mmdebstrap_argv
-
-
-def test_the_command_names_no_mirror_and_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's sources and options alone go in."""
-    monkeypatch.setattr(build, "tool", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(build, "host_acquire_options", lambda: {"Acquire::http::Proxy": "p"})
-    argv = mmdebstrap_argv(RECIPES["default"], "root")
-    assert '--aptopt=Acquire::http::Proxy "p"' in argv
-    assert not [word for word in argv if "http" in word.lower() and "Acquire" not in word]
-    assert "belljar" not in " ".join(argv)
+from belljar.image.build import build_packages
 
 
 def test_what_is_no_package_reaches_no_shell(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from belljar.channel import RenewedBit
-from belljar.channel.frames import NEEDED_OF_CLONE, FrameType
-from belljar.channel.messages import Answer
+from belljar.channel.frames import NEEDED_OF_CLONE, Answer, FrameType
 from belljar.errors import CellError
 from belljar.isolation.oci.trees import inner_tmp
 from belljar.isolation.renewal import PortSettings, Renewal, renew

@@ -70,7 +70,7 @@ def test_what_was_reaped_is_told_in_bounds() -> None:
     crowd = Reaped(cell_id=CELL, kind="cell", removed=("p" * 5000,) * 1000, remaining=())
     many = told_of(*[crowd] * 1000)
     assert (many["count"], len(many["cells"])) == (1000, 64)
-    assert many["cells"][0]["removed"][-1] == "and 969 more"
+    assert len(many["cells"][0]["removed"]) == 32
 
 
 @pytest.mark.parametrize("place", PLACES)

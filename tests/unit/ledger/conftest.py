@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -62,7 +63,10 @@ def record_signed(run: RunDirectory, events: list[Event]) -> None:
 
 def make_run(home: Path) -> Path:
     """A finished run: 12 events, several checkpoints, bodies, a policy, an Inspect log."""
-    with RunDirectory(home, "exec", ["run", "x"], checkpoint_interval_s=0.001) as run:
+    with (
+        patch("belljar.ledger.writer.CHECKPOINT_INTERVAL_S", 0.001),
+        RunDirectory(home, "exec", ["run", "x"]) as run,
+    ):
         run.write_text("policy.yaml", "belljar: 1\n")
         (run.inspect_log_dir / "log.eval").write_bytes(b"log")
         for op in range(1, 6):

@@ -15,7 +15,7 @@ from belljar.ledger.chain import MerkleTree, canonical
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.kinds import DATA, SCHEMA_VERSION
 from belljar.ledger.schema import make_checkpoint, parse_checkpoint
-from belljar.ledger.verification import dump, parse_line, row
+from belljar.ledger.verification import parse_line, row
 
 LINE = {
     "v": SCHEMA_VERSION,
@@ -48,7 +48,7 @@ def test_what_is_read_can_be_copied_and_shown() -> None:
     deep = b"[" * 98 + b"]" * 98
     text = canonical(LINE | {"data": {"reason": "x", "more": "?"}}).replace(b'"?"', deep)
     event = parse_line(text)
-    assert canonical(dump(event)) == text
+    assert canonical(event.to_json()) == text
     assert "[[[" in row(event)
 
 

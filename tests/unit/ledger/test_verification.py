@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -238,7 +239,10 @@ def test_another_genuine_run_in_its_place_is_found(home: Path) -> None:
 def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_path: Path) -> None:
     """Unfinished: no problem, but a warning that counts the unsigned events."""
     crashed = tmp_path / "crashed"  # a copy after 4 signed events and one more
-    with RunDirectory(home, "exec", [], checkpoint_interval_s=0.001) as run:
+    with (
+        patch("belljar.ledger.writer.CHECKPOINT_INTERVAL_S", 0.001),
+        RunDirectory(home, "exec", []) as run,
+    ):
         record_signed(run, [*exec_events(1), exec_events(2)[0]])
         shutil.copytree(run.path, crashed)
         run.recorder.record(exec_events(2)[1])

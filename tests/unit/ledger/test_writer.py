@@ -272,10 +272,11 @@ def test_an_interrupt_anywhere_in_a_record(home: Path) -> None:
 
 
 def test_what_was_recorded_before_an_end_that_was_not_sealed_is_signed(
-    run_dir: Path, key: SigningKey
+    run_dir: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt between the end and the seal leaves no event without a signature."""
-    with LedgerWriter(run_dir, key, checkpoint_interval_s=3600) as writer:
+    monkeypatch.setattr("belljar.ledger.writer.CHECKPOINT_INTERVAL_S", 3600)
+    with LedgerWriter(run_dir, key) as writer:
         writer.record(hit("the last"))
         writer.end()
     assert signed_events(run_dir) == 1

@@ -116,7 +116,7 @@ def test_a_directory_is_listed_with_modes_and_links(tmp_path: Path) -> None:
     kinds = {"": folder, "l": files.EntryKind.LINK, "s": folder, "s/f": files.EntryKind.FILE}
     assert [(entry.path, entry.kind) for entry in tree.entries] == [*kinds.items()]
     assert (tree.entries[1].link, tree.entries[3].mode, tree.total_bytes) == ("s/f", 0o750, 4)
-    assert files.read_entry(tmp_path, tree, tree.entries[3]) == b"four"
+    assert files.read_entry(tree, tree.entries[3]) == b"four"
 
 
 @pytest.mark.promise("1.7")
@@ -145,4 +145,4 @@ def test_the_bounds(tmp_path: Path) -> None:
     tree = files.list_tree(tmp_path, "f", max_entries=1)
     (tmp_path / "f").write_text("12")
     with pytest.raises(ValueError, match="grown"):
-        files.read_entry(tmp_path, tree, tree.entries[0])
+        files.read_entry(tree, tree.entries[0])

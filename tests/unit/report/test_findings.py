@@ -15,10 +15,16 @@ from tests.unit.report.stories import PROBED, findings_of, planned
 from belljar.events import Kind
 from belljar.ledger.schema import BodyRef, Line
 from belljar.probe.model import Verdict
-from belljar.report.cells import Call, TranscriptAction, gather_cells, unfounded_calls
-from belljar.report.collect import collect
+from belljar.report.cells import (
+    Call,
+    CellFindings,
+    ReportedOperation,
+    TranscriptAction,
+    gather_cells,
+    reconcile,
+)
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings, Transcript
+from belljar.report.samples import RunFindings, Transcript, collect
 
 
 def line(kind: Kind, cell: str | None = "c1", /, *, second: int = 0, **data: Any) -> Line:
@@ -68,12 +74,14 @@ STORY = [
 ]
 
 
-def test_a_call_that_no_cell_had_is_unfounded() -> None:
-    """Each call of a transcript needs an operation of its own."""
+def test_what_the_transcript_hides() -> None:
+    """Calls that raised, and what has no event there; a person's terminal is no call."""
     (cell,) = gather_cells(STORY).values()
     known = Call(action=TranscriptAction.EXEC, what="echo 'a b'")
     unknown = Call(action=TranscriptAction.EXEC, what="elsewhere")
-    assert unfounded_calls([known, unknown, unknown, known], [cell]) == [known, unknown, unknown]
+    gap = reconcile([known, unknown, unknown], [cell])
+    assert {operation.what for operation in gap.hidden} == {"f", "sleep 9"}
+    assert gap.unfounded == (unknown, unknown)
 
 
 def test_commands_of_belljar_itself_are_none_of_the_sample() -> None:
@@ -89,6 +97,18 @@ def test_commands_of_belljar_itself_are_none_of_the_sample() -> None:
     ]
     (cell,) = gather_cells(ready).values()
     assert (cell.commands, cell.bytes_out) == (1, 5)
+    assert [operation.what for operation in reconcile([], [cell]).hidden] == ["attack"]
+
+
+def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None:
+    """The first timed out, the second did not: one is hidden, and it is the first."""
+    cell = CellFindings(cell_id="c")
+    same: dict[str, Any] = {"action": TranscriptAction.EXEC, "what": "x"}
+    for op, outcome in ((1, Kind.EXEC_TIMED_OUT), (2, Kind.EXEC_COMPLETED)):
+        cell.operations[op] = ReportedOperation(op=op, outcome=outcome, **same)
+    difference = reconcile([Call(action=TranscriptAction.EXEC, what="x")], [cell])
+    assert [operation.op for operation in difference.hidden] == [1]
+    assert not difference.unfounded
 
 
 def judged(*lines: Line, error: str = "") -> RunFindings:
@@ -164,10 +184,10 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     def found(*lines: Line) -> RunFindings:
         return findings_of([transcript], [*STORY, *lines])
 
-    assert (found(made, gone).exit_code, len(found(made, gone).unused)) == (found().exit_code, 1)
-    assert collect(found(made, gone))["unused_cells"] == ["c9"]
+    assert found(made, gone).exit_code == found().exit_code
     assert collect(found(made, gone))["stray_cells"] == []
     assert not found(made, failed).problems
     assert found(made, left).problems
     assert found(made).problems
-    assert not found(made, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).unused
+    taken = found(made, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone)
+    assert collect(taken)["stray_cells"] == ["c9"]

@@ -27,10 +27,10 @@ from belljar.events import Kind
 from belljar.export.ocsf import ocsf
 from belljar.ledger.schema import BodyRef, Line, check_data
 from belljar.probe.model import Verdict
-from belljar.report.collect import collect
 from belljar.report.left import MAX_FOUND, LeftGatherer
 from belljar.report.reading import ProbeTracker
 from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import collect
 from belljar.report.timeline import MAX_EDGES, MAX_PENDING, Timelines
 
 TLS: dict[str, Any] = {"cell": "default", "address": "10.0.0.7", "port": 443, "sni": None}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import inspect_ai
 import pytest
 
+from belljar.report.cells import ReportedOperation, TranscriptAction, TranscriptGap
+from belljar.report.samples import Row, Transcript
 from belljar.report.tools import BUILT_IN, Outside, ToolCall, extra_fields, outside, tool_uses
 
 
@@ -86,3 +89,19 @@ def test_calls_are_counted_by_tool() -> None:
     unexplained = [name for name, use in uses.items() if use.is_unexplained and not use.outside]
     assert unexplained == ["fetch", "\x1b[2J"]
     assert "\x1b" not in str(uses["\x1b[2J"].to_json()["text"])
+
+
+@pytest.mark.promise("1.9")
+def test_an_operation_that_raised_counts_by_its_time() -> None:
+    """The transcript has no event of it."""
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    call = ToolCall(name="bash", began=began, ended=began + timedelta(seconds=2))
+    inside, after = began + timedelta(seconds=1), began + timedelta(seconds=3)
+    about = Transcript(task="t", sample="s", epoch=1, uuid="u", tools=(call,))
+    for times, reached in (([inside], True), ([after, None], False)):
+        hidden = tuple(
+            ReportedOperation(op=1, action=TranscriptAction.EXEC, what="x", started=time)
+            for time in times
+        )
+        row = Row(transcript=about, reasons=(), transcript_gap=TranscriptGap(hidden=hidden))
+        assert [each.reached_cell for each in row.tools] == [reached]

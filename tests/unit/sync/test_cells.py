@@ -25,7 +25,7 @@ OPENERS = ("open_cell", "open_pool", "open_range")
 # that works in it, of anyio's streams, or done by leaving a block.
 NOT_OFFERED = {
     "Cell": "disconnect failure mark_failed record_death run_probe_program make_directory last_op"
-    " guard watch",
+    " guard",
     "RunningCommand": "leave take_output left end",
     "CellStream": "aclose extra extra_attributes",
     "Range": "disconnect routers model_requests killed rules",

@@ -112,9 +112,8 @@ def _load(
         raise HostError(what, where=str(saved.directory), hint=hint)
     try:
         state = checked_state(saved.directory, saved.state_digest, saved.memory_stamp)
-    except (OSError, CellError) as error:
-        why = error.what if isinstance(error, CellError) else f"it can't be read: {error.strerror}"
-        what = f"nothing is made of the snapshot: {why}"
+    except CellError as error:
+        what = f"nothing is made of the snapshot: {error.what}"
         hint = "a snapshot ends with its run; else find out who writes to this store"
         raise CellError(what, where=str(saved.directory), hint=hint) from error
     return Template(key=key, memory=saved.directory / "memory", state=state, root=root)

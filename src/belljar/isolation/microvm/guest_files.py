@@ -31,7 +31,6 @@ _EMPTY_DISK: Final = (
 )
 # mksquashfs pads a file system to a multiple of it.
 _DISK_BYTES: Final = 4096
-_NIC_DRIVER: Final = "virtio_net"
 DATA_DISK: Final = "disk.sqfs"
 # Says of which bytes the disk was made: a disk without it, or of others, is made again.
 _MADE: Final = "disk.json"
@@ -73,9 +72,6 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
         hint = f"{_SETUP_HINT}, or {PACKAGE_HINT}"
         what = f"a part of the guest can't be read: {exc.strerror}"
         raise HostError(what, where=str(exc.filename), hint=hint) from exc
-    if nic and _NIC_DRIVER not in kernel.wanted:
-        what = "the guest kernel was fetched without its network driver"
-        raise HostError(what, where=str(kernel.vmlinuz), hint=_SETUP_HINT)
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
     for name, contents in (("init", agent), ("p", probe), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)

@@ -243,19 +243,14 @@ class MachineLostError(CellError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedMachine:
-    """A saved machine; `key`: the plan's template where and when saved."""
+    """A saved machine; `key`: the plan's template where and when saved. `digest`: of all of it."""
 
     directory: Path
     key: str
-    memory_digest: str
+    digest: str
     memory_stamp: tuple[int, ...]
     state_digest: str
     size_bytes: int
-
-    @property
-    def digest(self) -> str:
-        """Of all of it."""
-        return hashlib.sha256(f"{self.memory_digest} {self.state_digest}".encode()).hexdigest()
 
 
 async def save_machine(vmm: Vmm, directory: Path, key: str) -> SavedMachine:
@@ -290,12 +285,13 @@ def _saved(directory: Path, state: bytes, key: str) -> SavedMachine:
     memory = directory / "memory"
     memory.chmod(0o444)
     (directory / "state").write_bytes(state)
+    state_digest = hashlib.sha256(state).hexdigest()
     return SavedMachine(
         directory=directory,
         key=key,
-        memory_digest=digest_memory(memory),
+        digest=hashlib.sha256(f"{digest_memory(memory)} {state_digest}".encode()).hexdigest(),
         memory_stamp=tuple(file_stamp(memory)),
-        state_digest=hashlib.sha256(state).hexdigest(),
+        state_digest=state_digest,
         size_bytes=memory.stat().st_blocks * 512 + len(state),
     )
 

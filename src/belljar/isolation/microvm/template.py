@@ -202,12 +202,17 @@ def _load(job: _MakingJob, held: ExitStack) -> tuple[Template | None, str]:
 
 
 def checked_state(directory: Path, state_digest: str, memory_stamp: Sequence[int]) -> bytes:
-    """A saved machine's device state. Raises `OSError`; `CellError`: changed."""
-    state = (directory / "state").read_bytes()
-    if hashlib.sha256(state).hexdigest() != state_digest:
-        raise CellError("the device state is not the one that was saved", where=str(directory))
-    if file_stamp(directory / "memory") != list(memory_stamp):
-        raise CellError("the memory is not the one that was saved", where=str(directory))
+    """A saved machine's device state. Raises `CellError`: changed, or can't be read."""
+    try:
+        state, stamp = (directory / "state").read_bytes(), file_stamp(directory / "memory")
+    except OSError as error:
+        raise CellError(f"it can't be read: {error.strerror}", where=str(directory)) from error
+    for what, is_same in (
+        ("device state", hashlib.sha256(state).hexdigest() == state_digest),
+        ("memory", stamp == list(memory_stamp)),
+    ):
+        if not is_same:
+            raise CellError(f"the {what} is not the one that was saved", where=str(directory))
     return state
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from belljar.dataclass import asdict, dataclass, replace
 from belljar.errors import CellError, host_errors
 from belljar.events import Recorder
 from belljar.isolation.identity import hold_identity
-from belljar.isolation.jail import JailEnd, grow_pipe, measure_counter_khz
+from belljar.isolation.jail import JailEnd, measure_counter_khz
 from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.sandbox import FINAL_STATUS_TIMEOUT_S, Sandbox, SandboxSpec, owned
 from belljar.isolation.survivors import Destruction, together
@@ -297,7 +298,8 @@ class Console:
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
-        grow_pipe(self.writer, _PIPE_BYTES)
+        with suppress(OSError):  # the host may allow less
+            fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._kept = Capture(max_kept_bytes=MAX_CONSOLE_BYTES, keep="tail", hashed=False)
         self._open = True
 

@@ -149,7 +149,7 @@ class MarkWatch(QueueWatch):
             data = os.read(self._inotify, FULL_READ * _ENTRY.size)
         for number, mask, _, _ in _ENTRY.iter_unpack(data):
             if mask & _OVERFLOW:
-                self.lost("more happened than the kernel kept: accesses were lost")
+                self.end("more happened than the kernel kept: accesses were lost")
             path = self._files.get(number)
             for bit, operation in _OPERATIONS.items():
                 if path is not None and mask & bit:

@@ -100,7 +100,7 @@ class Trace:
                 if (watch := self.watch) is not None:
                     # One is cut where its process's directory has a path that is too long.
                     if flags & socket.MSG_TRUNC or before != self._dropped:
-                        watch.lost(_LOST)
+                        watch.end(_LOST)
                     watch.take(message)
         if (watch := self.watch) is not None:
             watch.report()

@@ -27,7 +27,7 @@ from belljar.isolation.identity import tree_identity
 from belljar.isolation.jail import start_jail
 from belljar.isolation.program_root import STORE_HINT, ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
-from belljar.store.home import HINT_SPACE, make_store_dir, need_space
+from belljar.store.home import make_store_dir, need_space
 from belljar.store.journal import new_cell_id
 from belljar.store.locks import claimed, claimed_for_cell, in_use, locked_meanwhile
 from belljar.store.scratch import MAKING, is_owned, owned_name, retire_unclaimed
@@ -167,9 +167,7 @@ async def _unpack(image: Image, root: Path, home: Path, cell_id: str) -> None:
     if output is None:
         return
     what = f"the image {image.digest[:12]} could not be unpacked for containers: {output}"
-    hint = "remove the image (`belljar image rm`) and build or import it again"
-    if "No space left" in output:  # the status of unsquashfs is the same for every failure
-        what, hint = "there is no room to unpack the image for containers", HINT_SPACE
+    hint = "make room, or remove the image (`belljar image rm`) and build or import it again"
     raise HostError(what, where=str(image.rootfs), hint=hint)
 
 
@@ -207,9 +205,7 @@ async def _run(
             end = await jail.wait_run()
             if end is not None and end.cause == "itself" and end.status == 0:
                 return None
-            is_late = end is not None and end.cause == "lifetime"
-            how = f"it took longer than {deadline_s:.0f} s" if is_late else f"{end}"
-            return jail.diagnosis() or how
+            return jail.diagnosis() or f"it ended early: {end}"
         finally:
             with anyio.CancelScope(shield=True):
                 await jail.end()

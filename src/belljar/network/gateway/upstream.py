@@ -125,11 +125,9 @@ class UpstreamApp:
                     sending.cancel()
         except TimeoutError:
             raise RefusedRequestError("the upstream took too long", 504) from None
-        except ssl.SSLError as error:
-            why = getattr(error, "verify_message", "") or error.reason or "it failed"
-            raise _refused("TLS with the upstream", why) from None
-        except OSError as error:
-            raise _refused("the upstream", error.strerror or type(error).__name__) from None
+        except OSError as error:  # TLS's among them
+            why = getattr(error, "verify_message", "") or error.strerror or type(error).__name__
+            raise _refused("the upstream", why) from None
         except h11.RemoteProtocolError as error:
             raise _refused("the upstream's HTTP", str(error)) from None
         except h11.LocalProtocolError as error:

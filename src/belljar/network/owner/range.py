@@ -353,7 +353,6 @@ class NetworkRange:
                 return Destruction(duration_ms=duration_ms)
             if (memory := self._groups.paths.get("memory")) is not None:
                 self._group_counts["oom_kills"] = cgroup.out_of_memory_kills(memory)
-                self._group_counts["memory_peak_bytes"] = cgroup.memory_peak_bytes(memory)
             cgroup.remove_empty(self._groups)
             destruction = destroy_remains(self._entry, started)
             if not have_ended:

@@ -14,14 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from belljar.errors import HostError, PolicyError
+from belljar.errors import HostError
 from belljar.network.stand_ins.web import StandInContext
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 
 STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
-KINDS: Final = STREAM_KINDS | frozenset(
-    {"http", "har", "metadata", "openai", "catch_all", "mcp", "pypi", "npm", "debian", "git"}
-)
 # Imported only while a kind answers. A confined gateway has no files to import them from.
 _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
     "http": ("anyio._backends._asyncio", "encodings.unicode_escape", "jinja2.debug"),
@@ -35,18 +32,12 @@ _IMPORTED_LATE: Final[Mapping[str, tuple[str, ...]]] = {
 
 def modules_of(kinds: Iterable[str]) -> list[str]:
     """Return the imports of a fork server for gateways with these kinds."""
-    known = [kind for kind in dict.fromkeys(kinds) if kind in KINDS]
     return [
-        name for kind in known for name in (f"{__name__}.{kind}", *_IMPORTED_LATE.get(kind, ()))
+        name for kind in kinds for name in (f"{__name__}.{kind}", *_IMPORTED_LATE.get(kind, ()))
     ]
 
 
 def _module(kind: str) -> ModuleType:
-    if kind not in KINDS:
-        raise PolicyError(
-            f"there is no stand-in of the kind {kind!r}",
-            hint=f"the kinds are {', '.join(sorted(KINDS))}",
-        )
     try:
         return import_module(f"{__name__}.{kind}")
     except ModuleNotFoundError as error:
@@ -55,7 +46,7 @@ def _module(kind: str) -> ModuleType:
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
-    """Raises `PolicyError` for an unknown kind or wrong files."""
+    """Raises `PolicyError` for wrong files."""
     return _module(kind).make(context)
 
 

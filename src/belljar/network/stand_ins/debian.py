@@ -20,11 +20,6 @@ from belljar.network.stand_ins import files, web
 MAX_CONTROL_BYTES: Final = 8 << 20  # Of a packed control archive.
 # ar(5): name, times and owners, size, end
 _HEADER: Final = re.compile(rb"(.{16}).{32}([0-9 ]{10})`\n", re.DOTALL)
-_IDENTITY: Final = {
-    "Package": re.compile(r"[a-z0-9][a-z0-9+.-]+", re.ASCII),
-    "Version": re.compile(r"[0-9][A-Za-z0-9.+:~-]*", re.ASCII),
-    "Architecture": re.compile(r"[a-z0-9][a-z0-9-]*", re.ASCII),
-}
 # A source may name any: apt complains of one that the Release file lacks, so all are there, empty.
 _COMPONENTS: Final = (
     *("main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"),
@@ -50,14 +45,10 @@ def read_control(file: files.StoredFile) -> Message:
             packed = io.BytesIO(source.read(min(length + length % 2, MAX_CONTROL_BYTES)))
             if name.startswith(b"control.tar"):
                 member = files.tar_member(packed, r"(?:\./)?control")
-                text = member.decode("utf-8", "replace").strip()
-                control = HeaderParser().parsestr(text)
-                # A blank line would begin a second package in the index.
-                right = (known.fullmatch(control[key] or "") for key, known in _IDENTITY.items())
-                if not all(right) or control.defects or re.search(r"^\s*$", text, re.MULTILINE):
-                    break
-                return control
-    raise ValueError("no control file of one valid stanza")
+                control = HeaderParser().parsestr(member.decode("utf-8", "replace").strip())
+                if all(control[key] for key in ("Package", "Version", "Architecture")):
+                    return control
+    raise ValueError("no control file")
 
 
 class _Debian(files.Registry):

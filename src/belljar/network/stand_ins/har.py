@@ -12,7 +12,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from belljar.network.stand_ins import web
@@ -28,14 +28,8 @@ _DROPPED: Final = frozenset(
 )
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 Key: TypeAlias = tuple[str, str, str, tuple[str, ...]]
-
-
-class HarExchange(NamedTuple):
-    """`sent`: the request's body, None if not recorded."""
-
-    key: Key
-    sent: bytes | None
-    answer: web.Answer
+# A request's key and body (None: not recorded), and its answer.
+HarEntry: TypeAlias = tuple[Key, bytes | None, web.Answer]
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
@@ -47,14 +41,14 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
     return ()
 
 
-def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarExchange]:
+def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
     """Return a recording's exchanges. Raises `ValueError` with the fault's place."""
     data = read_file(directory, settings["recording"], MAX_RECORDING_BYTES)
     if isinstance(data, Fault):
         raise ValueError(data.message)
     recording, place = web.parse_json(data.removeprefix(BOM_UTF8)), "log.entries"
     try:
-        entries, exchanges = recording["log"]["entries"], list[HarExchange]()
+        entries, exchanges = recording["log"]["entries"], list[HarEntry]()
         if not 0 < len(entries) <= MAX_ENTRIES:
             raise ValueError(f"a list of 1 to {MAX_ENTRIES} is needed")
         for index, entry in enumerate(entries):
@@ -66,7 +60,7 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarExchang
     return exchanges
 
 
-def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON value
+def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
     """Return an entry's exchange, or None without an answer. Raises for a wrong shape."""
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
@@ -92,7 +86,7 @@ def read_entry(value: Any) -> HarExchange | None:  # noqa: ANN401 - any JSON val
     if post is not None:
         sent = post["text"].encode("utf-8", "replace") if "text" in post else None
     key = key_of(method, parts.hostname, parts.path or "/", parts.query)
-    return HarExchange(key, sent, web.Answer(status=status, headers=headers, body=body))
+    return key, sent, web.Answer(status=status, headers=headers, body=body)
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
@@ -103,20 +97,23 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 def make(context: web.StandInContext) -> web.App:
     """Return the application. Raises `ValueError` as `load`."""
-    recorded, given = dict[Key, list[HarExchange]](), Counter[tuple[Key, bytes | None]]()
-    for exchange in load(context.settings, context.files):
-        recorded.setdefault(exchange.key, []).append(exchange)
+    recorded = dict[tuple[Key, bytes | None], list[web.Answer]]()
+    for known, sent, answer in load(context.settings, context.files):
+        for place in {(known, sent), (known, None)}:
+            recorded.setdefault(place, []).append(answer)
+    given = Counter[tuple[Key, bytes | None]]()
 
     async def handle(request: web.Request) -> web.Answer:
         key = key_of(request.method, request.host, request.raw_path, request.query_string)
-        if (found := recorded.get(key)) is None:
+        place: tuple[Key, bytes | None] = (key, request.body)
+        if place not in recorded:
+            place = key, None  # Those with any body.
+        if (found := recorded.get(place)) is None:
             url = printable(request.url, max_chars=1024)
             data = {"what": "unrecorded", "method": request.method[:32], "url": url}
             await context.record("network.attempt", data)
             return web.plain_error(404)
-        same = [exchange for exchange in found if exchange.sent == request.body]
-        place, fitting = (key, request.body if same else None), same or found
         given[place] += 1
-        return fitting[min(given[place], len(fitting)) - 1].answer
+        return found[min(given[place], len(found)) - 1]
 
     return handle

@@ -16,7 +16,6 @@ from jinja2 import ChainableUndefined, TemplateError, TemplateSyntaxError, Undef
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from belljar.errors import PolicyError
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, file_answer, read_file, stored_file
 from belljar.policy.yaml_tree import Path as FieldPath
@@ -213,11 +212,8 @@ def methods_of(route: Fields) -> set[str]:
 
 class _Http(web.Service):
     def __init__(self, context: web.StandInContext) -> None:
-        """Raises `PolicyError` as `check` finds."""
         super().__init__(context)
         site: Any = context.settings
-        if faults := check(site, context.files):
-            raise PolicyError("; ".join(map(str, faults)), where=context.id)
         self._routes = [(pattern_of(one["path"]), methods_of(one), one) for one in site["routes"]]
 
     async def handle(self, request: web.Request) -> web.Answer:

@@ -23,12 +23,8 @@ ENCRYPTION_REQUESTS: Final = (80_877_103, 80_877_104)  # TLS and GSSAPI.
 # Sent to each client that logs in; drivers decide by them how to quote and decode.
 _PARAMETERS: Final = {
     "client_encoding": "UTF8",
-    "DateStyle": "ISO, MDY",
-    "integer_datetimes": "on",
-    "server_encoding": "UTF8",
     "server_version": "15.10 (Debian 15.10-0+deb12u1)",
     "standard_conforming_strings": "on",
-    "TimeZone": "Etc/UTC",
 }
 _NAMES: Final = {
     "Q": "query", "P": "parse", "B": "bind", "D": "describe", "E": "execute", "C": "close",

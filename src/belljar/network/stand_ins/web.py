@@ -189,10 +189,8 @@ def _fields(text: str) -> Pairs:
         return ()
 
 
-def parse_json(
-    data: bytes | str, max_depth: int = MAX_JSON_DEPTH, *, max_commas: int | None = None
-) -> Any:  # noqa: ANN401 - any
-    """Return a JSON value (RFC 8259) of at most so many levels. Raises `ValueError`.
+def parse_json(data: bytes | str, *, max_commas: int | None = None) -> Any:  # noqa: ANN401 - any
+    """Return a JSON value (RFC 8259) of at most `MAX_JSON_DEPTH` levels. Raises `ValueError`.
 
     `max_commas`: with opening brackets, and also within strings. A value has one before it.
     """
@@ -202,16 +200,16 @@ def parse_json(
         if max_commas is not None and sum(map(text.count, "[{,")) > max_commas:
             raise ValueError(f"more than {max_commas} commas and brackets")
         value = json.loads(text, parse_constant=int)  # `int` refuses NaN and Infinity
-    except RecursionError:
-        raise ValueError(f"nested deeper than {max_depth} levels") from None
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
     # Below the parser's own limit a value may still be too deep for whatever walks it next.
     level = [value]
-    for _ in range(max_depth + 1):
+    for _ in range(MAX_JSON_DEPTH + 1):
         outer = [each for each in level if isinstance(each, (dict, list))]
         if not outer:
             return value
         level = [x for each in outer for x in (each.values() if isinstance(each, dict) else each)]
-    raise ValueError(f"nested deeper than {max_depth} levels")
+    raise ValueError("nested too deep")
 
 
 def compact(value: object) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
-import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -73,7 +72,6 @@ _READ_OF_DEVICE: Final = (
 )
 _ALWAYS: Final = ("all", "default", "lo")
 _MULTICAST6: Final = ip_network("ff00::/8")  # The kernel's own route of each device
-_MAX_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,14 +194,12 @@ def all_down(kernel: socket.socket) -> None:
                 netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
-def socket_within(
-    namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
-) -> socket.socket:
+def socket_within(namespace_fd: int) -> socket.socket:
     """A socket in another namespace, from which this thread returns. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
-            return make()
+            return netlink.open_socket()
         finally:
             syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
 
@@ -241,12 +237,7 @@ def read_settings(devices: Iterable[str], others: Iterable[str] = ()) -> dict[st
     for name in (*others, *of_devices):
         # A kernel without IPv6, an older one, a device that has gone
         with contextlib.suppress(FileNotFoundError):
-            # Dozens at each check, and `Path.read_text` takes five times as long
-            fd = os.open(f"{SETTINGS}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found[name] = os.read(fd, _MAX_BYTES).decode().strip()
-            finally:
-                os.close(fd)
+            found[name] = (SETTINGS / name).read_text().strip()
     return found
 
 

@@ -152,19 +152,6 @@ def test_no_reply_without_a_record(lines: bytes, code: bytes) -> None:
     assert code not in asyncio.run(talk(Ledger(full=True)))
 
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters='"\r\n'), min_size=1, max_size=80)
-
-
-@given(NAMES, NAMES, st.binary(max_size=300))
-@settings(deadline=None)
-def test_a_form_is_read_back(name: str, filename: str, content: bytes) -> None:
-    """Name, version, file name and content are those that were put in, also without an end."""
-    parts = {"content": (filename, content)}
-    _, body = form({"name": name, "version": "1"}, parts, boundary="b" * 30)
-    for sent in (body, body.rpartition(b"\r\n--")[0]):
-        assert read_form(sent) == ({"name": name, "version": "1"}, filename, content)
-
-
 @given(st.lists(st.binary(max_size=200) | st.sampled_from([b"\r\n--x", b"--", b"\r\n\r\n"])))
 @settings(deadline=None)
 def test_any_form_is_read_or_refused(pieces: list[bytes]) -> None:
