@@ -351,7 +351,7 @@ def check_own_files(ours: BelljarConfig) -> None:
 
 
 def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
-    """Give the task and its samples Belljar as sandbox; returns each sample's, or its error."""
+    """Give all samples Belljar as sandbox; return each one's, or its error."""
     from inspect_ai.util import SandboxEnvironmentSpec
 
     known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}

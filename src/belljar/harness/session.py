@@ -70,7 +70,7 @@ class ModelCells:
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
-        """The model cell, opened if needed; a failed one is not tried again. As `open_model`."""
+        """The model cell, opened once, as by `open_model`."""
         # Samples that begin together must share one cell.
         async with self._opening:
             if (found := self.opened.get(policy.source)) is None:

@@ -132,7 +132,7 @@ def _take_all(context: Path, ignored: Ignored, into: Path | None) -> str:
 
 
 def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> tuple[bytes, int]:
-    """A regular file's digest and size; it is refused beyond `left_bytes`, before it is copied."""
+    """A regular file's digest and size, refused beyond `left_bytes`."""
     digest, size_bytes = hashlib.sha256(), 0
     with open_regular(context, str(name)) as fd:
         if os.fstat(fd).st_size > left_bytes:

@@ -237,7 +237,7 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, its content before, and its next piece; also without what repeats or counts."""
+    """Name, field, its content before, and its next piece."""
     for name, piece in islice(_pieces(channel, part, data), MAX_FIELDS):
         field, once = state.part(name), state.part(f"{name}, once")
         # A resolver asks for each name twice, and a field may never change.

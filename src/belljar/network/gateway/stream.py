@@ -68,7 +68,7 @@ class TcpPipe:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def close(self) -> None:
-        """See `Pipe`. Half-close; read on for a second, lest a reset overtake the answer."""
+        """See `Pipe`. Half-close, and read on for a second."""
         if is_cancelled():
             reset(self.sock)
             return
