@@ -136,7 +136,7 @@ class Operation:
         return None
 
     async def wait(self, see: OnOutput | None = None) -> ExecOutput:
-        """The command's outcome, with as much of its uniterated output as `kept` is for."""
+        """The command's outcome, with its uniterated output."""
         async for stream, chunk in self:
             if see is not None:
                 see(stream, chunk)

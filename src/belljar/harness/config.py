@@ -140,7 +140,7 @@ class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """One sample's sandbox; once previewed, its cell's policy and differences; or its error."""
+    """One sample's sandbox; once previewed, its policy or error."""
 
     task: str
     sample: str = ""
@@ -310,7 +310,7 @@ def settled(
     *,
     where: str = "the task's compose file",
 ) -> BelljarConfig:
-    """With the compose file for a sample's metadata; None: what Inspect defines so far."""
+    """With the compose file for a sample's metadata."""
     document = config.compose
     if document is None:
         return config

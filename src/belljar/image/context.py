@@ -183,7 +183,7 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
 
 
 def _matches(rule: _Rule, parts: Sequence[str]) -> bool:
-    """Match the path or a parent directory, in time bounded by both lengths."""
+    """Match the path or a parent, in bounded time."""
     at = {0}  # so many parts may be matched by now
     for number, pattern in enumerate(rule, 1):
         if pattern is None:

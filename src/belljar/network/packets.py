@@ -224,7 +224,7 @@ class Tap:
         """The kernel's count: a frame takes more than its bytes."""
 
     def read_into(self, file: PacketFile) -> bool:
-        """Take at most 512 frames; return True if more may follow. Raises `OSError`."""
+        """Take at most 512 frames; return whether more may follow."""
         taken = 0
         try:
             while taken < _MAX_AT_ONCE:

@@ -78,7 +78,7 @@ class _Flow:
 
 
 class StreamScanner:
-    """Searches a range's flows, each from a cell to a destination. Not thread-safe."""
+    """Searches a range's flows. Not thread-safe."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -157,7 +157,7 @@ class StreamScanner:
         return self._scanner.spec.bounds.decoded_bytes
 
     def _inflate(self, state: _Flow, part: _Part, inner: str, data: bytes) -> Scanned:
-        """Search what compressed data goes on with, as a part of its own."""
+        """Search what compressed data goes on with, as another part."""
         reader, part.reader = part.reader, None
         try:
             out = (

@@ -1,4 +1,4 @@
-"""The gateway's main: serves until its range ends or its owner is gone."""
+"""The gateway's main."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
             await asyncio.wait(self._pending)
 
     async def reload_config(self) -> None:
-        """Keep the options: asyncssh would rebuild them in a thread; there is none."""
+        """Keep the options: asyncssh would need a thread."""
 
     async def validate_password(self, username: str, password: str) -> bool:
         settings, secret = self._context.settings, password.encode()
