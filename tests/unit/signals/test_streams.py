@@ -60,6 +60,48 @@ def test_pieces_are_joined_within_one_flow() -> None:
         assert found([(Channel.HTTP, "body", data[:cut]), (Channel.HTTP, "body", data[cut:])]) == 1
 
 
+AGAIN: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "base64": base64.b64encode,
+    "base64 without padding": lambda value: base64.b64encode(value + b"!"),
+    "hex": lambda value: value.hex().encode(),
+    "gzip": lambda value: gzip.compress(value, mtime=0),
+}
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize(
+    "form", [b"%s", b"a text with %s. Its end", b'{"d": "%s", "n": 1}', b"d=%s&n=1"]
+)
+@pytest.mark.parametrize("way", AGAIN)
+def test_a_value_is_found_whenever_it_is_sent(way: str, form: bytes) -> None:
+    """Again in the same words, which the tail has; what the next request begins with is none."""
+    for channel, part in ((Channel.HTTP, "body"), (Channel.STREAM, "data"), (Channel.DNS, "label")):
+        sent = form % AGAIN[way](VALUE)
+        watcher = stream()
+        for _ in range(3):
+            assert len(watcher.feed("f", channel, part, sent).hits) == 1
+            if channel is Channel.HTTP:
+                assert not watcher.feed("f", channel, "url", b"/next").hits
+                assert not watcher.feed("f", channel, "header", b"host: shop").hits
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("form", [b"%s", b'{"d": "%s"}', b"d=%s"])
+@pytest.mark.parametrize("encode", [bytes, lambda value: base64.b64encode(value + b"!")])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_value_is_found_in_pieces_after_it_was_found_whole(
+    form: bytes, encode: Callable[[bytes], bytes], copies: int
+) -> None:
+    """In a body that follows one with the whole value, once or several times."""
+    watcher, value = stream(), encode(VALUE)
+    whole = b", and then ".join([value] * copies)
+    for piece in (b"text " + whole, b"some words, " + value[:10], value[10:] + b" more"):
+        watcher.feed("f", Channel.HTTP, "url", b"/next")
+        scanned = watcher.feed("f", Channel.HTTP, "body", form % piece)
+    assert len(scanned.hits) == 1
+
+
 @pytest.mark.parametrize("credential", [TEXT, "kX9vQ2mB7rT4wZ8pLn3c"])
 def test_what_follows_a_credential_makes_no_other_one(credential: str) -> None:
     """Whatever the next part and the next request begin with."""
