@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -46,6 +45,7 @@ class _Part:
     def __init__(self) -> None:
         self.tail = b""
         self.last = b""  # A field's piece.
+        self.once: _Part | None = None  # The field without what repeats or counts.
         self.reader: zlib._Decompress | None = None  # Of compressed data that goes on.
         self.reader_name = ""
         # Of finds, counted from the tail's end: where they began, and where each last ended.
@@ -64,19 +64,32 @@ class _Part:
 class _Flow:
     def __init__(self) -> None:
         self.parts: OrderedDict[str, _Part] = OrderedDict()
+        self.fields: OrderedDict[str, _Part] = OrderedDict()
         self.border = _Part()  # Whatever part came last.
         self.counted = 0  # Its size, when it was last fed.
 
     def part(self, name: str) -> _Part:
-        found = self.parts.setdefault(name, _Part())
-        self.parts.move_to_end(name)
-        while len(self.parts) > MAX_PARTS or (self.size > MAX_FLOW_BYTES and len(self.parts) > 1):
-            self.parts.popitem(last=False)
+        return self._kept(self.parts, name)
+
+    def field(self, name: str) -> _Part:
+        """Apart from the parts: their names are the sender's, and no part gives way to them."""
+        return self._kept(self.fields, name)
+
+    def _kept(self, kept: OrderedDict[str, _Part], name: str) -> _Part:
+        found = kept.setdefault(name, _Part())
+        kept.move_to_end(name)
+        while len(kept) > MAX_PARTS or (_size(kept) > MAX_FLOW_BYTES and len(kept) > 1):
+            kept.popitem(last=False)
         return found
 
     @property
     def size(self) -> int:
-        return len(self.border.tail) + sum(len(part.tail) for part in self.parts.values())
+        return len(self.border.tail) + _size(self.parts) + _size(self.fields)
+
+
+def _size(kept: OrderedDict[str, _Part]) -> int:
+    parts = (each for part in kept.values() for each in (part, part.once))
+    return sum(len(part.tail) for part in parts if part is not None)
 
 
 class StreamScanner:
@@ -227,7 +240,11 @@ class StreamScanner:
             field.keep_ends((), 0, len(piece))
             return Scanned()
         text = before + (piece if alone else piece[: self._tail])
-        news = self._news(field, text, len(before), self._scan(text), is_whole=alone)
+        result = self._scan(text)
+        if any(hit.start < len(before) < hit.end for hit in result.hits):
+            # What a piece has as a whole was found with its request.
+            field.keep_ends(self._scan(before).hits, len(before), 0)
+        news = self._news(field, text, len(before), result, is_whole=alone)
         field.keep_ends(news.hits, len(before) + len(piece), len(piece))
         hits = tuple(
             replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)) for hit in news.hits
@@ -269,15 +286,21 @@ def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
     """Name, field, its content before, and its next piece; also without what repeats or counts."""
-    for name, piece in islice(_pieces(channel, part, data), MAX_FIELDS):
-        field, once = state.part(name), state.part(f"{name}, once")
+    left = MAX_FIELDS
+    for name, piece in _pieces(channel, part, data):
         # A resolver asks for each name twice, and a field may never change.
-        is_old, field.last = piece == field.last, piece
-        if is_old and len(piece) > MAX_REPEATED:
+        is_old = (known := state.fields.get(name)) is not None and piece == known.last
+        if not piece or (is_old and len(piece) > MAX_REPEATED):
             continue
+        if not left:
+            break
+        left -= 1
+        field = state.field(name)
+        field.last = piece
         before, field.tail = field.tail, (field.tail + piece)[-tail:]
         yield name, field, before, piece
         if not is_old and not (piece.isdigit() and len(piece) < 8):
+            once = field.once = field.once or _Part()
             others, once.tail = once.tail, (once.tail + piece)[-tail:]
             if others != before:
                 yield name, once, others, piece
