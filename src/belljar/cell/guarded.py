@@ -175,7 +175,9 @@ class GuardedRecorder:
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
         """Report what reaches the range's decoy services during the block."""
-        self._contacts, self._reports_touches = ServiceContacts(self.service_addresses), True
+        encrypted = {item.id for item in self.services if item.kind == "ssh"}
+        self._contacts = ServiceContacts(self.service_addresses, encrypted)
+        self._reports_touches = True
         try:
             yield
         finally:  # later events are still theirs: the gateway ends after the cells
