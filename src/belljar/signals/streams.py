@@ -93,7 +93,7 @@ def _size(kept: OrderedDict[str, _Part]) -> int:
 
 
 class StreamScanner:
-    """Searches a range's flows, each from a cell to a destination. Not thread-safe."""
+    """Searches a range's flows. Not thread-safe."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -202,7 +202,7 @@ class StreamScanner:
         return self._scanner.spec.bounds.decoded_bytes
 
     def _inflate(self, state: _Flow, part: _Part, inner: str, data: bytes) -> Scanned:
-        """Search what compressed data goes on with, as a part of its own."""
+        """Search what compressed data goes on with, as another part."""
         reader, part.reader = part.reader, None
         try:
             out = (
@@ -285,7 +285,7 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, its content before, and its next piece; also without what repeats or counts."""
+    """Name, field, its content before, and its next piece."""
     left = MAX_FIELDS
     for name, piece in _pieces(channel, part, data):
         # A resolver asks for each name twice, and a field may never change.

@@ -189,8 +189,10 @@ def _fields(text: str) -> Pairs:
         return ()
 
 
-def parse_json(data: bytes | str, *, max_commas: int | None = None) -> Any:  # noqa: ANN401 - any
-    """Return a JSON value (RFC 8259) of at most `MAX_JSON_DEPTH` levels. Raises `ValueError`.
+def parse_json(
+    data: bytes | str, max_depth: int = MAX_JSON_DEPTH, *, max_commas: int | None = None
+) -> Any:  # noqa: ANN401 - any
+    """Return a JSON value (RFC 8259) of at most so many levels. Raises `ValueError`.
 
     `max_commas`: with opening brackets, and also within strings. A value has one before it.
     """
@@ -200,16 +202,16 @@ def parse_json(data: bytes | str, *, max_commas: int | None = None) -> Any:  # n
         if max_commas is not None and sum(map(text.count, "[{,")) > max_commas:
             raise ValueError(f"more than {max_commas} commas and brackets")
         value = json.loads(text, parse_constant=int)  # `int` refuses NaN and Infinity
-    except RecursionError as error:
-        raise ValueError("nested too deep") from error
+    except RecursionError:
+        raise ValueError(f"nested deeper than {max_depth} levels") from None
     # Below the parser's own limit a value may still be too deep for whatever walks it next.
     level = [value]
-    for _ in range(MAX_JSON_DEPTH + 1):
+    for _ in range(max_depth + 1):
         outer = [each for each in level if isinstance(each, (dict, list))]
         if not outer:
             return value
         level = [x for each in outer for x in (each.values() if isinstance(each, dict) else each)]
-    raise ValueError("nested too deep")
+    raise ValueError(f"nested deeper than {max_depth} levels")
 
 
 def compact(value: object) -> str:
@@ -248,7 +250,7 @@ def header_text(text: str) -> str:
 
 
 class Service:
-    """An application and its state. `writes_wait`: one at a time, for its memory."""
+    """An application and its state. `writes_wait`: one at a time."""
 
     max_body_bytes, writes_wait = 1 << 20, False
 
@@ -268,7 +270,7 @@ class Service:
 
 
 def writes(request: Request) -> bool:
-    """Return True if a request may change something, so its body is kept."""
+    """Return whether a request may change something."""
     return request.method not in {"GET", "HEAD"}
 
 

@@ -10,7 +10,7 @@ import contextlib
 import fcntl
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -167,7 +167,7 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """A port's rate each way: the buffer holds an eighth of a second. Pure."""
+    """A port's rate each way, an eighth of a second buffered. Pure."""
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
@@ -194,18 +194,20 @@ def all_down(kernel: socket.socket) -> None:
                 netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
-def socket_within(namespace_fd: int) -> socket.socket:
+def socket_within(
+    namespace_fd: int, make: Callable[[], socket.socket] = netlink.open_socket
+) -> socket.socket:
     """A socket in another namespace, from which this thread returns. Raises `OSError`."""
     with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
         syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
         try:
-            return netlink.open_socket()
+            return make()
         finally:
             syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """The same in a new thread: a returning one may be seen half-way. Raises `CellError`."""
+    """The same in a new thread. Raises `CellError`."""
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
             return thread.submit(socket_within, namespace).result()
