@@ -53,9 +53,9 @@ def hard_link(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo
     return entry(name, b"", kind=tarfile.LNKTYPE, linkname=target, **fields)
 
 
-def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+def layer(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=form) as archive:
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for info, content in entries:
             archive.addfile(info, io.BytesIO(content))
     return made.getvalue()

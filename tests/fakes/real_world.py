@@ -34,12 +34,13 @@ class Authority:
             made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
         )
 
-    def server(self, host: str, *, is_expired: bool = False) -> ssl.SSLContext:
+    def server(self, host: str) -> ssl.SSLContext:
         """A server's context, with a certificate for `host`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-        leaf = self._sign(subject, key, days=-1 if is_expired else 1)
-        leaf = leaf.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), False)
+        leaf = self._sign(subject, key).add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(host)]), False
+        )
         pem = leaf.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         form = serialization.PrivateFormat.PKCS8
         pem += key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
@@ -49,9 +50,7 @@ class Authority:
         context.load_cert_chain(path)
         return context
 
-    def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1
-    ) -> x509.CertificateBuilder:
+    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
@@ -60,7 +59,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(days=2))
-            .not_valid_after(now + dt.timedelta(days=days))
+            .not_valid_after(now + dt.timedelta(days=1))
         )
 
 

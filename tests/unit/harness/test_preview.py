@@ -173,14 +173,6 @@ def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
 
 
 @pytest.mark.promise("1.8")
-def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
-    """Nor is one built that no cell runs."""
-    add(tmp_path / "home", "made")
-    build_missing([spec(tmp_path)], {"made"}, tmp_path / "home")
-    build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
-
-
-@pytest.mark.promise("1.8")
 def test_an_image_of_the_same_files_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,9 +193,10 @@ def test_an_image_of_the_same_files_is_used(
 
 @pytest.mark.promise("1.8")
 def test_what_is_never_built(tmp_path: Path) -> None:
-    """No sample runs in the image of another."""
+    """No image that was imported, that no cell runs or that another sample needs."""
     home = tmp_path / "home"
     add(home, "made")
+    build_missing([spec(tmp_path, image="other")], {"made"}, home)
     texts = [spec(tmp_path), spec(tmp_path, arg="1")]
     with pytest.raises(PolicyError):
         build_missing(texts, {"made"}, home)

@@ -63,8 +63,6 @@ def points():
     async def score(state, target):
         said = state.metadata.get("says")
         leaves = state.metadata.get("leaves")
-        if leaves == "scorer":
-            sys.exit(0)
         return Score(value=1, answer=leaves, metadata={"containment": said} if said else None)
     return score
 

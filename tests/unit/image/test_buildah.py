@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from belljar.errors import HostError, PolicyError
+from belljar.image.build import build_packages
 from belljar.image.buildah import BuildRequest, build_dockerfile, read_recipe
 from belljar.image.config import HealthCheck, ImageConfig
 from belljar.image.storage import base_config
@@ -101,3 +102,12 @@ def test_a_base_with_triggers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="eager has instructions of ONBUILD"):
         read_recipe(Store(home), request_for(tmp_path, "FROM eager"))
     read_recipe(Store(home), request_for(tmp_path, "FROM base\nCOPY --from=eager /x /y"))
+
+
+def test_what_is_no_package_reaches_no_shell(tmp_path: Path) -> None:
+    """A word that is no package's name is refused before anything is built."""
+    for word in ("jq; id", "-o=x", "a b", "$(id)", "a'b", "", "a\nb", "--pre"):
+        for apt, pip in (([word], []), ([], [word])):
+            with pytest.raises(PolicyError):
+                build_packages(tmp_path, "x", base="default", apt=apt, pip=pip)
+    assert not list(tmp_path.iterdir())
