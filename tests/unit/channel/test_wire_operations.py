@@ -114,36 +114,25 @@ def test_started() -> None:
     refused(with_read(), g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 63)), "STARTED")
 
 
-IMPOSSIBLE: tuple[tuple[Callable[[], HostConnection], bytes], ...] = (
-    (with_exec, result(0, 256)),
-    (with_exec, result(0, -1)),
-    (with_exec, result(1, 0)),
-    (with_exec, result(1, 65)),
-    (with_exec, result(3, errno.EIO)),
-    (with_exec, result(2, errno.ENOENT)),
-    (unstarted, result(0, 0)),
-    (unstarted, result(2, 0)),
-    (unstarted, result(2, 4096)),
-    (unstarted, result(2, -2)),
-    (with_read, result(0, 0)),
-    (with_write, result(0, 0)),
-    (ready_read, result(0, 1)),
-    (ready_write, result(0, 1)),
-    (ready_write, result(3, 0)),
-    (with_exec, result(4, 0)),
-    (with_exec, result(0, 0, flags=64)),
-    (with_exec, result(0, 0, stage=11)),
-    (with_exec, result(0, 0, dropped=(1 << 51, 0))),
-    (with_exec, result(0, 0, dropped=(0, 1 << 63))),
-    (with_exec, result(0, 0, duration_ns=1 << 63)),
-    (with_exec, result(0, 0, detail="x" * 4097)),
-)
+CODES: list[tuple[Callable[[], HostConnection], list[tuple[int, int]]]] = [
+    (with_exec, [(0, 256), (0, -1), (1, 0), (1, 65), (3, errno.EIO), (2, errno.ENOENT), (4, 0)]),
+    (unstarted, [(0, 0), (2, 0), (2, 4096), (2, -2)]),
+    *((with_read, [(0, 0)]), (with_write, [(0, 0)]), (ready_read, [(0, 1)])),
+    (ready_write, [(0, 1), (3, 0)]),
+]
+FIELDS: list[dict[str, Any]] = [
+    *({"flags": 64}, {"stage": 11}, {"dropped": (1 << 51, 0)}, {"dropped": (0, 1 << 63)}),
+    *({"duration_ns": 1 << 63}, {"detail": "x" * 4097}),
+]
 
 
 def test_results_that_can_not_be() -> None:
     """An ending whose code, outcome, flags, stage or counts can't be is refused."""
-    for make, said in IMPOSSIBLE:
-        refused(make(), said, "outcome|count|text of|runs on")
+    for make, endings in CODES:
+        for outcome, code in endings:
+            refused(make(), result(outcome, code), "outcome|count|text of|runs on")
+    for fields in FIELDS:
+        refused(with_exec(), result(0, 0, **fields), "outcome|count|text of|runs on")
 
 
 # ---- the host's side
