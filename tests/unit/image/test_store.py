@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.images import put_image
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig
@@ -24,10 +25,7 @@ def put(
     origins: Sequence[str] = (),
     **config: Any,  # noqa: ANN401 - parts of a configuration
 ) -> Image:
-    home.mkdir(exist_ok=True)
-    (made := home / "made").write_bytes(content)
-    about: dict[str, Any] = {"source": "test", "created": "", "origins": origins}
-    return Store(home).add(made, ImageConfig(**config), name=name, **about)
+    return put_image(home, name, content, ImageConfig(**config), origins=origins)
 
 
 def test_an_image_is_found_by_name_and_digest(tmp_path: Path) -> None:
