@@ -202,14 +202,6 @@ def test_what_would_take_without_end_is_refused() -> None:
         base_images("\n".join(["ARG A0=xxxxxxxx", *doubled, "FROM $A17"]), {})
 
 
-def heredocs(steps: str) -> tuple[Buildable, list[str]]:
-    """What becomes of these steps on an image with a shell of its own, and its instructions."""
-    config = ImageConfig(env={"HOME": "/root"})
-    made = make_buildable(base_images(f"FROM a\n{steps}", {}), {}, {"a": config})
-    lines = made.text.splitlines()
-    return made, lines[lines.index("FROM a AS stage-0") + 1 :]
-
-
 @pytest.mark.parametrize(
     ("steps", "script"),
     [
@@ -223,8 +215,8 @@ def heredocs(steps: str) -> tuple[Buildable, list[str]]:
 )
 def test_a_step_s_document_is_its_shell_s_script(steps: str, script: str) -> None:
     """The stage's shell gets the lines as BuildKit gives them to it, in one exec form."""
-    (line,) = heredocs(steps)[1]
-    assert json.loads(line.removeprefix("RUN ")) == ["/bin/sh", "-c", script]
+    (line,) = lines_of(steps)
+    assert json.loads(line.removeprefix("RUN ")) == ["zsh", "-c", script]
 
 
 def test_the_shell_is_the_stage_s() -> None:
@@ -241,11 +233,11 @@ def test_what_would_not_be_kept_exactly_is_refused() -> None:
     """A here-string, a quoted word and a shift are no documents, and stay."""
     for steps in (
         *("RUN <<EOF\n1\n EOF", "RUN <<EOF\n#!/bin/sh\nEOF", "COPY <<../../E /x\n1\n../../E"),
-        *("COPY <<EOF /x\n$HOME\nEOF", "COPY --from=b <<EOF /x\n1\nEOF"),
+        *("COPY <<EOF /x\n$IN_BASE\nEOF", "COPY --from=b <<EOF /x\n1\nEOF"),
         *("COPY <<A <<B /x\n1\nA\n2\nB", "COPY a <<EOF\n1\nEOF"),
         'SHELL ["a", 1]\nRUN <<EOF\n1\nEOF',
     ):
         with pytest.raises(DockerfileError):
-            heredocs(steps)
+            lines_of(steps)
     for step in ("cat <<<EOF", "echo '<<EOF'", 'echo "a <<EOF b"', "echo $((1 << 2))"):
-        assert heredocs(f"RUN {step}")[1] == [f"RUN {step}"]
+        assert lines_of(f"RUN {step}") == [f"RUN {step}"]
