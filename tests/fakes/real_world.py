@@ -69,7 +69,6 @@ class WebServer:
 
     port: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
-    connections: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
 
     def dial(self) -> socket.socket:
@@ -89,19 +88,13 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             "body": body.decode(),
         }
         self.server.told.requests.append(told)
-        if self.path == "/silent":
-            self.server.told.ended.wait(60)
-            return
         if self.path.startswith("/drip"):
             self._drip()
             return
         content = b"x" * LARGE_BYTES if self.path == "/large" else json.dumps(told).encode()
         self.send_response(200)
-        if self.path == "/short":
-            self.send_header("content-length", str(len(content) + 1))
-        elif self.path != "/open":
-            self.send_header("content-length", str(len(content)))
         for name, value in (
+            ("Content-Length", str(len(content))),
             ("Alt-Svc", 'h3=":443"'),
             ("X-Own", "1"),
             ("X-Hop", "1"),
@@ -137,7 +130,6 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the library's signature
         """In the connection's own thread: it may wait for the handshake."""
-        self.told.connections += 1
         if self._context is not None:
             request = self._context.wrap_socket(request, server_side=True)
         with request:
@@ -149,8 +141,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 @contextmanager
 def web_server(context: ssl.SSLContext | None = None) -> Iterator[WebServer]:
-    """Tells what it was asked; `/large`, `/silent` (never answers), `/short` (less than it
-    promises), `/open` (as long as the connection is)."""
+    """Tells what it was asked; `/large` has 64 KiB, `/drip…` comes byte by byte."""
     told = WebServer()
     server = _Server(told, context)
     told.port = server.server_address[1]
