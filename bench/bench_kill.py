@@ -38,7 +38,7 @@ from belljar import CellError, open_cell, open_range
 from belljar.cell.cell import Cell
 from belljar.cell.range import Range
 from belljar.channel import Stream
-from belljar.network.supervisor import links
+from belljar.network import syscalls
 from belljar.store.home import belljar_home
 
 COUNTING = """
@@ -114,7 +114,12 @@ class Sniffer:
             raise ValueError("a range without a network")
         packets = socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PACKETS)
         namespace = opened.network._pins["net"]
-        self._socket = links.socket_within(namespace, lambda: socket.socket(*packets))
+        with open("/proc/thread-self/ns/net", "rb") as home:  # noqa: PTH123 - a descriptor is wanted
+            syscalls.enter(namespace, syscalls.CLONE_NEWNET)
+            try:
+                self._socket = socket.socket(*packets)
+            finally:
+                syscalls.enter(home.fileno(), syscalls.CLONE_NEWNET)
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self._socket.settimeout(0.2)
         self.last_ns = self.packets = 0

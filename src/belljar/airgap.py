@@ -274,7 +274,7 @@ def seen(link: Link) -> Seen:
 
 
 def _links(namespace: int | None = None) -> list[Link]:
-    """The links of this namespace, or of one that the thread enters for good."""
+    """The links of this namespace, or the one entered."""
     if namespace is not None:
         enter(namespace, CLONE_NEWNET)
     with netlink.open_socket() as kernel:
@@ -314,7 +314,7 @@ def _namespaces() -> Iterator[Seen]:
 
 
 def _namespace_files(device: int, hidden: list[str], mounted: set[int]) -> Iterator[Path]:
-    """Yield a file of each namespace in use or held open; note mounted ones."""
+    """Yield a file of each namespace; note mounted ones."""
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
         threads, tasks = list[Path](), Path("/proc", process, "task")
         with _noted(hidden, tasks):  # not by `glob`, which passes over what it may not read

@@ -61,7 +61,7 @@ class Difference:
 
 
 def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
-    """The facts as sentences, safe for a terminal; those of one part with one detail are one."""
+    """The facts as sentences, equal ones merged, safe for a terminal."""
     parts: dict[tuple[DifferenceKind, str, str], dict[str, None]] = {}
     for fact in differences:
         parts.setdefault((fact.kind, fact.where, fact.detail), {})[fact.key] = None

@@ -81,7 +81,7 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 def first_of(error: BaseException | None, kind: type[_E]) -> _E | None:
-    """Return the first error of a kind, also within task groups' errors, if any."""
+    """Return the first error of a kind, also in groups."""
     while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)):
         error = wanted.exceptions[0]
     return error if isinstance(error, kind) else None

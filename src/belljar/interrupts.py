@@ -39,7 +39,7 @@ class Termination:
         self._is_raised = False
 
     def interrupt(self) -> None:
-        """Interrupt the main thread as Ctrl-C does, even if ignored. From any thread."""
+        """Interrupt the main thread as Ctrl-C does. From any thread."""
         main = threading.main_thread().ident
         if main is not None:
             # Not a request of someone else's: `received` must not name it.

@@ -84,7 +84,7 @@ class _Job(Generic[_T]):
             self.done.set_exception(error)
 
     def wait(self, act: Callable[[], Awaitable[None]], future: Future[Any] | None = None) -> None:
-        """Act in the loop, await its end or `future`. An interrupt cancels it; a breach wins."""
+        """Act in the loop. An interrupt cancels it; a breach wins."""
         interrupt, awaited = None, future or self.done
         while True:
             try:

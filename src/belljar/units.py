@@ -157,18 +157,13 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The allowed name most like `word`, or ""."""
-    import difflib
-
-    matches = difflib.get_close_matches(word.lower()[:64], list(allowed), n=1, cutoff=0.6)
-    return matches[0] if matches else ""
-
-
 def did_you_mean(word: object, allowed: Iterable[str]) -> str:
     """A message's end with the nearest allowed name."""
-    near = nearest(word, allowed) if isinstance(word, str) else ""
-    return f"; did you mean `{near}`?" if near else ""
+    import difflib
+
+    text = word.lower()[:64] if isinstance(word, str) else ""
+    near = difflib.get_close_matches(text, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def kind_of(value: object) -> str:

@@ -15,7 +15,7 @@ LOADING: Final = "loading Inspect, which takes some seconds"
 
 @contextmanager
 def reported_if_slow(text: str) -> Iterator[None]:
-    """Print `text` on a terminal's standard error when the block exceeds 2 s."""
+    """Print `text` on a terminal when the block exceeds 2 s."""
     if not sys.stderr.isatty():
         yield
         return

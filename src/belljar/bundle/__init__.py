@@ -409,7 +409,7 @@ def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _debian_packages(state: Path, wanted: Contents, folder: Path) -> dict[str, str]:
-    """Fetch Debian's packages from this host's sources, and index them for apt; their digests."""
+    """Fetch and index Debian's packages; their digests."""
     codename = host_kind("")["system"]
     sources, groups = (
         debian_sources(host_sources(), codename),

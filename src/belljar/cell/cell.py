@@ -56,7 +56,7 @@ def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
 
 
 class CellStream(ByteStream):
-    """A stream to a server in a cell, made by `Cell.connect`; as anyio's socket streams."""
+    """A stream to a server in a cell, as anyio's socket streams."""
 
     def __init__(
         self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int

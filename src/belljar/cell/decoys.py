@@ -47,7 +47,7 @@ _key_lock: Final = threading.Lock()
 
 
 def decoy_key(run: RunDirectory) -> bytes:
-    """Return the run's key of decoys, made on first use; it identifies their values."""
+    """Return the run's key of decoys, made on first use."""
     with _key_lock:
         path = run.path / KEY_FILE
         if not path.exists():

@@ -76,7 +76,7 @@ class TreeManifest:
         self.skipped: list[str] = []
 
     def add(self, record: TreeRecord, sha256: str = "") -> None:
-        """List an entry, an incoming file first without the digest: it may not come whole."""
+        """List an entry; an incoming file's digest comes later."""
         self._entries[record.path] = (record, sha256)
 
     def content(self) -> bytes:

@@ -51,7 +51,7 @@ class RecordedOperation:
 def limits_hit(
     operation: RecordedOperation, error: BaseException, *, is_write: bool
 ) -> list[Event]:
-    """The limit that a copy hit: by the host's count, or by the guest's error in a write."""
+    """The limit that a copy hit, here or in the guest."""
     if isinstance(error, FileTooLargeError):
         data: dict[str, JsonValue] = {"limit": "max_bytes", "value": error.max_bytes}
         return [operation.event(Kind.LIMIT_HIT, data)]

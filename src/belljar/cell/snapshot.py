@@ -163,7 +163,7 @@ async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
 
 
 def _key_of(cell: Cell) -> str:
-    """Return a tier and image's key; files are restored only on the same key."""
+    """Return a tier and image's key, which restoring needs."""
     image = "" if cell.plan.image is None else cell.plan.image.digest
     return hashlib.sha256(f"{cell.tier} {image}".encode()).hexdigest()
 

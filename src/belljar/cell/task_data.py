@@ -63,7 +63,7 @@ async def _copy(cell: Cell, file: TaskFile, tree: Tree) -> None:
 
 @contextmanager
 def reading_for(where: str = TASK_FILE) -> Iterator[None]:
-    """Have an error of a file of this host be a `PolicyError` at that place."""
+    """Raise a host file's error as a `PolicyError` of that place."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -136,7 +136,7 @@ class Operation:
         return None
 
     async def wait(self, see: OnOutput | None = None) -> ExecOutput:
-        """The command's outcome, with as much of its uniterated output as `kept` is for."""
+        """The command's outcome, with its uniterated output."""
         async for stream, chunk in self:
             if see is not None:
                 see(stream, chunk)
@@ -280,7 +280,7 @@ async def feed_file(
 def judge(
     operation: Operation, path: str, timeout_s: float | None, max_bytes: int | None = None
 ) -> None:
-    """Raise the error of a failed file operation; `max_bytes`: of what was to be read."""
+    """Raise a failed file operation's error; `max_bytes`: of what was read."""
     result = operation.ended()
     if result.outcome is Outcome.EXITED:
         return

@@ -111,7 +111,7 @@ def exec_body(request: ExecRequest) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTexts:
-    """A command's output, until now or its end: what was kept, and the size of the rest."""
+    """A command's output so far: what was kept, and the rest's size."""
 
     stdout: bytes = b""
     stderr: bytes = b""

@@ -78,7 +78,7 @@ class HostConnection:
         return len(self._live)
 
     def stdin_credit(self, op: int) -> int:
-        """Bytes of stdin that may be sent; 0 after the operation's or stdin's end."""
+        """Bytes of stdin that may be sent; 0 after an end."""
         state = self._live.get(op)
         return state.stdin_credit if state is not None and state.stdin_open else 0
 

@@ -170,7 +170,7 @@ def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSo
 
 
 def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
-    """Run a line of apt's; a log has what it prints, which errors name."""
+    """Run a line of apt's; a log has what it prints."""
     log = home / "setup.log"
     log.write_text("")
     log.chmod(0o600)

@@ -96,7 +96,7 @@ Convert = Callable[[Any, Converted], None]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The fate of a key: None if it is kept, or if `convert`, which takes its value, decides."""
+    """A key's fate; None: it is kept, or `convert` decides."""
 
     fate: DifferenceKind | None = None
     why: str = ""

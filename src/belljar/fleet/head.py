@@ -1,4 +1,4 @@
-"""Runs an evaluation on a fleet: chooses nodes, places units, verifies and judges results."""
+"""Runs an evaluation on a fleet: places units, verifies and judges results."""
 
 from __future__ import annotations
 

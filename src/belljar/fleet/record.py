@@ -159,7 +159,7 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
 
 
 def is_whole(archive: Path) -> bool:
-    """Return whether an archive is whole: it ends with two zero blocks (POSIX pax)."""
+    """Return whether an archive ends with two zero blocks (POSIX pax)."""
     try:
         with archive.open("rb") as file:
             file.seek(-1024, os.SEEK_END)

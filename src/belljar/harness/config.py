@@ -140,7 +140,7 @@ class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """One sample's sandbox; once previewed, its cell's policy and differences; or its error."""
+    """One sample's sandbox; once previewed, its policy or error."""
 
     task: str
     sample: str = ""
@@ -310,7 +310,7 @@ def settled(
     *,
     where: str = "the task's compose file",
 ) -> BelljarConfig:
-    """With the compose file for a sample's metadata; None: what Inspect defines so far."""
+    """With the compose file for a sample's metadata."""
     document = config.compose
     if document is None:
         return config
@@ -351,7 +351,7 @@ def check_own_files(ours: BelljarConfig) -> None:
 
 
 def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
-    """Give the task and its samples Belljar as sandbox; returns each sample's, or its error."""
+    """Give all samples Belljar as sandbox; return each one's, or its error."""
     from inspect_ai.util import SandboxEnvironmentSpec
 
     known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Preview]:
-    """Each sample in turn; a policy is made once for all whose metadata makes it the same."""
+    """Each sample in turn; equal ones share a policy."""
     names_in = cache(lambda config: sorted(references(config.compose or {})))
     known: dict[object, SamplePolicy | BelljarError] = {}
     for each in sandboxes:

@@ -52,7 +52,7 @@ _CHECK_INTERVAL_S: Final = 2.0
 
 
 class ModelCells:
-    """Opened once for each file, closed with the last task. `tier`: the samples' highest."""
+    """Opened once per file. `tier`: the samples' highest."""
 
     def __init__(self) -> None:
         self.tier: Tier | None = None
@@ -70,7 +70,7 @@ class ModelCells:
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
-        """The model cell, opened if needed; a failed one is not tried again. As `open_model`."""
+        """The model cell, opened once, as by `open_model`."""
         # Samples that begin together must share one cell.
         async with self._opening:
             if (found := self.opened.get(policy.source)) is None:
@@ -161,7 +161,7 @@ class Session:
         return self.run
 
     async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
-        """The model cell of this policy, opened if needed; else the evaluation ends."""
+        """The model cell of this policy, opened if needed."""
         try:
             return await self.models.get(policy, self.ensure_run(), self.home)
         except ContainmentBreach as error:

@@ -60,7 +60,7 @@ def standard_output_to_error() -> Iterator[None]:
 
 
 class RealCells:
-    """Real cells; image names stay fixed in a run. `home`: None: usual store."""
+    """Real cells; image names stay fixed in a run."""
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home  # its session's

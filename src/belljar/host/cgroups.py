@@ -123,7 +123,7 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
 
 
 def try_group(parent: Path, limit_file: str) -> bool:
-    """Return True if a group can be made: read-only mounts refuse even root."""
+    """Return whether a group can be made."""
     sweep_trials(parent)
     trial = parent / owned_name(_TRIAL, secrets.token_hex(4))
     try:

@@ -139,7 +139,7 @@ def _tried(
     doubt: bool,
     refuted_for_s: float,
 ) -> Trial:
-    """Return the remembered or new proof; a failure waits so long for `prove`."""
+    """Return the remembered or new proof."""
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     entry: Any = read_json(cache_file).get(name)
     with suppress(TypeError, KeyError, ValueError):  # an entry that is damaged, or missing

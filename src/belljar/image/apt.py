@@ -36,7 +36,7 @@ class AptSource:
     suites: tuple[str, ...]
 
     def deb822(self, *, has_keyring: bool = True) -> str:
-        """The source as a deb822 stanza; `has_keyring`: with this host's file of Debian's keys."""
+        """The source as a deb822 stanza; `has_keyring`: with Debian's keys."""
         stanza = (
             f"Types: deb\nURIs: {self.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\n"
         )
@@ -45,7 +45,7 @@ class AptSource:
 
 
 def host_sources() -> list[AptSource]:
-    """This host's sources of binary packages, as apt reads them; none without apt."""
+    """This host's sources of binary packages, as apt reads them."""
     if shutil.which("apt-get") is None:
         return []
     argv = [tool("apt-get"), "indextargets", "--format", _TARGET, "Created-By: Packages"]

@@ -289,7 +289,7 @@ def pack_result(
 
 @contextmanager
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
-    """Make a directory; yield a path that survives its replacement by the owner."""
+    """Make a directory; yield a path that survives its replacement."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

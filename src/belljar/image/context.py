@@ -132,7 +132,7 @@ def _take_all(context: Path, ignored: Ignored, into: Path | None) -> str:
 
 
 def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> tuple[bytes, int]:
-    """A regular file's digest and size; it is refused beyond `left_bytes`, before it is copied."""
+    """A regular file's digest and size, refused beyond `left_bytes`."""
     digest, size_bytes = hashlib.sha256(), 0
     with open_regular(context, str(name)) as fd:
         if os.fstat(fd).st_size > left_bytes:
@@ -183,7 +183,7 @@ def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
 
 
 def _matches(rule: _Rule, parts: Sequence[str]) -> bool:
-    """Match the path or a parent directory, in time bounded by both lengths."""
+    """Match the path or a parent, in bounded time."""
     at = {0}  # so many parts may be matched by now
     for number, pattern in enumerate(rule, 1):
         if pattern is None:

@@ -208,7 +208,7 @@ class _StageWriter:
         self.emit(f"RUN {flags}{json.dumps([*self.shell, script])}")
 
     def _mount(self, text: str) -> str:
-        """The flag for buildah; none for an optional secret, as none is given."""
+        """The flag for buildah; none for an optional secret."""
         given = mount_options(text)
         kind, source = given.pop("type", "bind"), str(self.stage.source(given.pop("from", "")))
         if kind in {"secret", "ssh"}:

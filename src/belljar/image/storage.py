@@ -165,7 +165,7 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 
 @contextmanager
 def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
-    """Load the image as a base if needed; `belljar prune` leaves it meanwhile."""
+    """Load the image as a base; `belljar prune` leaves it meanwhile."""
     path = home / BASES / image.digest
     with ExitStack() as held:
         with locked(home, BASES):

@@ -205,7 +205,7 @@ class Store:
             return self._read(digest, names, known)
 
     def remove(self, ref: str) -> Image:
-        """Remove a name, and with its last (or by digest) the image. Return that."""
+        """Remove a name, and with its last the image. Return that."""
         with locked(self.home, "images"):
             image, (names, origins) = self.find(ref), self._indexes()
             reference = _parsed(ref)

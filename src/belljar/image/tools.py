@@ -142,7 +142,7 @@ def started(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group, killed after the block unless it ended."""
+    """A process in its own group, killed after the block."""
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,

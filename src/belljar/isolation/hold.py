@@ -108,7 +108,7 @@ def release(home: Path | None = None) -> KillOrder | None:
 
 
 def read_hold(home: Path) -> KillOrder | None:
-    """The hold in force; a damaged one counts. Raises `OSError`: it can't be looked at now."""
+    """The hold in force; a damaged one counts. Raises `OSError`."""
     return _read(home / HOLD_FILE, scope="hold")
 
 

@@ -51,7 +51,7 @@ KILLS: Final = "kills"
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """One entry and its end. `halted_ms` None: some process was left. `remaining`: or unproven."""
+    """One entry and its end. `halted_ms` None: some process was left."""
 
     cell_id: str
     kind: str

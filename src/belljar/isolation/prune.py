@@ -46,7 +46,7 @@ class PrunedPart:
 
 
 async def prune(home: Path, *, unused_for_s: float) -> tuple[PrunedPart, ...]:
-    """Remove what was unused so long and nobody has; each part with its outcome."""
+    """Remove what was unused so long; each part's outcome."""
     found = await anyio.to_thread.run_sync(unneeded, home, unused_for_s)
     return tuple([done for part in found if (done := await remove_part(part, home)) is not None])
 

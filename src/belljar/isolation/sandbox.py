@@ -276,7 +276,7 @@ class Sandbox:
     # ---- its end
 
     def kill(self, order: KillOrder | None = None) -> None:
-        """SIGKILL its pid 1, from any thread. `order`: why, if given for one it replaced."""
+        """SIGKILL its pid 1, from any thread. `order`: why."""
         self._order = self._order or order
         if self.jail is not None and self.jail.child is not None:
             with suppress(OSError):

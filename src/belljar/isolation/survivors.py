@@ -283,7 +283,7 @@ def cells_named(cmdline: bytes) -> Iterator[str]:
 
 
 def read_start(pid: int, name: str) -> bytes:
-    """At most 64 KiB of a process's file: hundreds are read per cell."""
+    """At most 64 KiB of a process's file."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:

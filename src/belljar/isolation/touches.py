@@ -123,7 +123,7 @@ class FileWatch:
         raise NotImplementedError
 
     def end(self, *reasons: str) -> None:
-        """Say, each reason once, why it sees no more, or that it has missed something."""
+        """Report, each reason once, what it missed or sees no more."""
         # First of all they are kept: `begin` may come meanwhile
         self._unsaid.extend(each for each in reasons if each not in self._said)
         self._said.update(reasons)

@@ -117,7 +117,7 @@ class MerkleTree:
         return MerkleTree(self.size + 1, (*self.subtrees[:keep], node))
 
     def root(self) -> bytes:
-        """The tree hash of all leaves; of none, SHA-256 of nothing. O(log size)."""
+        """The tree hash of all leaves. O(log size)."""
         if not self.subtrees:  # RFC 6962, 2.1
             return hashlib.sha256(b"").digest()
         *rest, node = self.subtrees

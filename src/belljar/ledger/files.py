@@ -114,7 +114,7 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
 
 
 def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
-    """Return True for this size and digest; a wrong size costs no reading."""
+    """Return whether it has this size and digest."""
     size = os.fstat(file.fileno()).st_size
     # An attacker's file may be of any size.
     return size == size_bytes and digest_file(file) == (sha256, size_bytes)

@@ -47,7 +47,7 @@ class SigningKey:
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
-    """Return True if this key signed this payload. Never raises for hostile input."""
+    """Return whether this key signed this payload. Never raises."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

@@ -250,7 +250,7 @@ def make_omission(
     bodies: Iterable[str],
     files: Iterable[str],
 ) -> bytes:
-    """A signed statement, a line without newline. Raises `LedgerError` if it is too long."""
+    """A signed statement's line, without newline. Raises `LedgerError`."""
     statement: dict[str, Any] = {"run_id": final.run_id, "manifest_sha256": final.manifest_sha256}
     statement |= {"action": "redacted", "time": time, "classes": list(classes)}
     statement |= {"bodies": sorted(bodies), "files": sorted(files)}

@@ -307,7 +307,7 @@ class LedgerWriter:
                 return  # Poisoned: the next record says so.
 
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
-        """Sync, then sign. Called by the writer's thread, after its end the owner."""
+        """Sync, then sign. Called by the writer's thread."""
         with self._lock:
             state = self._state
             digests, self._unsynced = self._unsynced, []

@@ -1,4 +1,4 @@
-"""Reads the ledgers of unfinished runs; keeps the latest lines in a ring."""
+"""Reads unfinished runs' ledgers; keeps their latest lines."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class PacketFile:
         _write_all(fd, memoryview(HEADER))
 
     def keep(self, time_ns: int, length: int, *, is_sent: bool) -> None:
-        """Keep the frame in `room`, `length` bytes long; `is_sent`: to a cell. Raises `OSError`."""
+        """Keep the frame in `room`; `is_sent`: to a cell. Raises `OSError`."""
         self.packets += 1
         used = self._written + self._end
         is_evidence = not is_sent or self._take_sent(length)
@@ -133,7 +133,7 @@ class PacketFile:
         self._end = 0
 
     def _take_sent(self, length: int) -> bool:
-        """Note what a frame to a cell answers; return True if it is of a handshake."""
+        """Note what a frame answers; return whether it is a handshake's."""
         head = self.room[: min(length, _HEADERS_BYTES)]
         connection, begins, size, flags = tcp_part(head, length)
         is_ip = bytes(head[12:14]) == _IPV4 and length > _PROTOCOL_AT
@@ -224,7 +224,7 @@ class Tap:
         """The kernel's count: a frame takes more than its bytes."""
 
     def read_into(self, file: PacketFile) -> bool:
-        """Take at most 512 frames; return True if more may follow. Raises `OSError`."""
+        """Take at most 512 frames; return whether more may follow."""
         taken = 0
         try:
             while taken < _MAX_AT_ONCE:

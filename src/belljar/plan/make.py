@@ -157,15 +157,7 @@ def _choose(
         if found := (*asked, *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
-        isolation = isolation_of(
-            tier,
-            policy.resources,
-            facts,
-            has_port=has_port,
-            rights=policy.rights,
-            has_data=policy.model is not None,
-            devices=devices,
-        )
+        isolation = _isolation(tier, policy, facts, has_port=has_port)
         # The tier could run here; whether this policy fits it is another question.
         hardware = hardware_obstacle(facts) if policy.risk is Risk.CRITICAL else None
         sizes = size_obstacles(policy.resources, isolation.jail.memory_max_bytes, facts)
@@ -209,38 +201,24 @@ def granted(rights: Rights | None, tier: Tier) -> Granted:
     )
 
 
-def isolation_of(
-    tier: Tier,
-    resources: Resources,
-    facts: HostFacts,
-    *,
-    has_port: bool = False,
-    rights: Rights | None = None,
-    has_data: bool = False,
-    devices: tuple[str, ...] = (),
-) -> Isolation:
-    """The tier here; `has_data`: a read-only disk; `devices`: GPUs."""
-    given = granted(rights, tier)
-    if tier is Tier.MICROVM:
-        return _microvm(resources, facts, given, has_port=has_port, has_data=has_data)
-    fact = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
-    shape = oci_shape(
-        tier,
-        fact,
-        resources,
-        arch=facts.arch,
-        open_files_max=facts.open_files_max,
-        rights=given,
-        devices=devices,
-    )
-    return Isolation(tier=tier, jail=oci_limits(tier, resources), shape=shape, rights=given)
-
-
-def _microvm(
-    resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool, has_data: bool
-) -> Isolation:
-    emulated, controllers = facts.kvm.state is not TrialState.PROVEN, facts.cgroup.controllers
-    shape = vm_shape(resources, emulated=emulated, has_port=has_port, has_data=has_data)
+def _isolation(tier: Tier, policy: Policy, facts: HostFacts, *, has_port: bool) -> Isolation:
+    resources, model, rights = policy.resources, policy.model, granted(policy.rights, tier)
+    controllers = facts.cgroup.controllers
+    if tier is not Tier.MICROVM:
+        runtime = facts.runtime(tier.value)  # `tier_obstacles` asked for one
+        container = oci_shape(
+            tier,
+            runtime or RuntimeFact(tier=tier.value, name="none", kind="runc"),
+            resources,
+            arch=facts.arch,
+            open_files_max=facts.open_files_max,
+            rights=rights,
+            devices=() if model is None else model.devices,
+        )
+        limits = oci_limits(tier, resources)
+        return Isolation(tier=tier, jail=limits, shape=container, rights=rights)
+    emulated = facts.kvm.state is not TrialState.PROVEN
+    shape = vm_shape(resources, emulated=emulated, has_port=has_port, has_data=model is not None)
     jail = JailLimits(
         memory_max_bytes=vmm_memory_max_bytes(shape),
         # Without the controller the number of threads bounds it.
@@ -260,7 +238,7 @@ def _microvm(
         setuid_programs=rights.setuid_programs,
     )
     return Isolation(
-        tier=Tier.MICROVM,
+        tier=tier,
         jail=jail,
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,

@@ -116,7 +116,7 @@ def _differences(want: KnownRules, have: KnownRules) -> Iterator[str]:
 
 
 def known_rules(document: Mapping[str, Any]) -> KnownRules:
-    """Every object, rendered or listed, by its key; a chain's rules are one."""
+    """Every object by its key; a chain's rules are one."""
     found: KnownRules = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:

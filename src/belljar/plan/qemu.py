@@ -61,7 +61,7 @@ _CONSOLE_FDSET: Final = 2
 
 
 class Role(StrEnum):
-    """Whether the VMM boots (a template, a trial) or goes on from a template."""
+    """Whether the VMM boots, or goes on from a template."""
 
     TEMPLATE = "template"
     CLONE = "clone"

@@ -278,32 +278,26 @@ USUAL_PROTOCOLS: Final = dict(
 
 
 def read_host(value: object) -> str:
-    """An exact, normalised host name. Raises `ValueError`."""
+    """An exact host name, in lower case. Raises `ValueError`."""
     if not isinstance(value, str):
         raise expected("a host name such as `shop.example`", value)
     if "*" in value:
-        raise ValueError(f"{quoted(value)} is not an exact name: `*` is not allowed here")
-    return _host(value, value)
+        why = "is not an exact name: `*` is allowed only as a stand-in's first label"
+        raise ValueError(f"{quoted(value)} {why}")
+    labels = (name := value.lower()).split(".")
+    if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(f"{quoted(value)} is not a valid host name, as in `shop.example`")
+    # RFC 6761, 6.3: programs answer the last two themselves, without the resolver.
+    if _LIKE_A_NUMBER.fullmatch(labels[-1]) or labels[-1] in ("localhost", "localdomain"):
+        raise ValueError(f"{quoted(value)} is an address, or means the cell itself: write a name")
+    return name
 
 
 def read_pattern(value: object) -> str:
     """A host name, perhaps after `*.`. Raises as `read_host`."""
-    if not isinstance(value, str) or "*" not in value:
-        return read_host(value)
-    if not value.startswith("*.") or "*" in value[1:]:
-        raise ValueError(f"{quoted(value)}: `*` is allowed only as a first label, before a name")
-    return f"*.{_host(value[2:], value)}"
-
-
-def _host(text: str, written: str) -> str:
-    name = text.lower()
-    labels = name.split(".")
-    if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{quoted(written)} is not a valid host name, as in `shop.example`")
-    # RFC 6761, 6.3: programs answer the last two themselves, without the resolver.
-    if _LIKE_A_NUMBER.fullmatch(labels[-1]) or labels[-1] in ("localhost", "localdomain"):
-        raise ValueError(f"{quoted(written)} is an address, or means the cell itself: write a name")
-    return name
+    if isinstance(value, str) and value.startswith("*."):
+        return f"*.{read_host(value[2:])}"
+    return read_host(value)
 
 
 def covers(pattern: str, name: str) -> bool:

@@ -175,7 +175,7 @@ def _outside(uses: Iterable[Mapping[str, Any]]) -> list[str]:
 def _missing(
     findings: samples.RunFindings, units: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int | None]]:
-    """The run's problems, then each reason and blind spot with its samples' count."""
+    """The run's problems, then reasons and blind spots, counted."""
     found = (texts_of(unit["missing"]) for unit in units if unit["kind"] == "sample")
     each = Counter(text for texts in found for text in dict.fromkeys(texts))
     problems = texts_of(dict.fromkeys(map(str, findings.problems)))
@@ -345,7 +345,7 @@ def _unit(
 
 
 def _graph(found: RangeFindings, source: RunSource) -> dict[str, Any]:
-    """The nodes of a range and its exchanges: cell, place, whether allowed, count."""
+    """A range's nodes and exchanges: cell, place, allowed, count."""
     timelines = source.timelines
     edges = {**timelines.edges.get(found.range_id, {})}
     plan = source.plans.get(timelines.policies.get(found.range_id, ""), {})

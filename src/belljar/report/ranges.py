@@ -1,4 +1,4 @@
-"""Each range's record: its requests, and what of its evidence is missing. Pure."""
+"""Each range's record, and its missing evidence. Pure."""
 
 from __future__ import annotations
 

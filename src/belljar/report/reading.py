@@ -21,7 +21,7 @@ NO_NAME: Final = frozenset({"NXDOMAIN", "REFUSED", "NOTIMP", "TOO MANY"})
 
 
 class BoundedCounter(Counter[K]):
-    """Counts by names that a guest may choose: beyond `most` of them all others are one."""
+    """Counts by a guest's names; beyond `most`, others are one."""
 
     def add(self, name: K, others: K, most: int, times: int = 1) -> None:
         """Count `name`, or `others` if it is new and there is no room."""

@@ -1,4 +1,4 @@
-"""Why a sample or run is not contained: reason codes, verdicts, texts. Pure."""
+"""Why a sample or run is not contained. Pure."""
 
 from __future__ import annotations
 

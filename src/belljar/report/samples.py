@@ -1,4 +1,4 @@
-"""A run's findings: a row per sample, the run's problems, their sentences and facts. Pure."""
+"""A run's findings: rows of samples, problems, sentences and facts. Pure."""
 
 from __future__ import annotations
 

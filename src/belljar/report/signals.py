@@ -311,7 +311,7 @@ def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
 
 
 def is_disguised(data: Mapping[str, Any]) -> bool:
-    """True for a value split, in DNS names, or encoded as no program usually does."""
+    """True for a value split, in DNS names, or oddly encoded."""
     decoding = set(_decoding(data)) - _BY_ITSELF
     channel = _channel(data)
     if channel == "dns":

@@ -37,7 +37,7 @@ Edges: TypeAlias = BoundedCounter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
-    """The kinds of entries that a reader can hide; those with bodies first."""
+    """The kinds of entries that a reader can hide."""
 
     TRANSCRIPT = "transcript"
     COMMAND = "command"
@@ -121,7 +121,7 @@ class Timelines:
     _base: int = 0
 
     def begin_ledger(self) -> None:
-        """Number later events after these: they are another ledger's, as a fleet unit's."""
+        """Number later events after these: they are another ledger's."""
         self._base = self.events
 
     def take(self, line: Line) -> None:

@@ -1,4 +1,4 @@
-"""Decides *contained*: ledger and Inspect's logs → verdicts of samples and run. Pure."""
+"""Decides *contained*: ledger and logs → verdicts. Pure."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class KnownValues:
     def find(
         self, data: bytes, start: int, end: int
     ) -> Iterator[tuple[_Form, tuple[int, int], tuple[str, ...]]]:
-        """Values that end in `data[start:end]`: the form, its place, and what was undone."""
+        """Values that end in `data[start:end]`: form, place, what was undone."""
         begin = max(0, start - OVERLAP)
         piece = data[begin:end]
         for last, form in _matches(self._exact, piece):

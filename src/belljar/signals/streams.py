@@ -78,7 +78,7 @@ class _Flow:
 
 
 class StreamScanner:
-    """Searches a range's flows, each from a cell to a destination. Not thread-safe."""
+    """Searches a range's flows. Not thread-safe."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -157,7 +157,7 @@ class StreamScanner:
         return self._scanner.spec.bounds.decoded_bytes
 
     def _inflate(self, state: _Flow, part: _Part, inner: str, data: bytes) -> Scanned:
-        """Search what compressed data goes on with, as a part of its own."""
+        """Search what compressed data goes on with, as another part."""
         reader, part.reader = part.reader, None
         try:
             out = (
@@ -237,7 +237,7 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, its content before, and its next piece; also without what repeats or counts."""
+    """Name, field, its content before, and its next piece."""
     for name, piece in islice(_pieces(channel, part, data), MAX_FIELDS):
         field, once = state.part(name), state.part(f"{name}, once")
         # A resolver asks for each name twice, and a field may never change.

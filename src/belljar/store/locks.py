@@ -81,7 +81,7 @@ def claimed(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def claimed_for_cell(directory: Path) -> Iterator[None]:
-    """As `claimed`, for a starting cell. Raises `HostError` also when it is gone."""
+    """As `claimed`, for a starting cell. Raises `HostError`."""
     with ExitStack() as held:
         try:
             held.enter_context(claimed(directory))

@@ -69,7 +69,7 @@ def owned_name(prefix: str = "", what: str = "") -> str:
 
 
 def write_whole(path: Path, text: str, *, is_durable: bool = False) -> None:
-    """Replace a file: readers see the old text or the new, never half. Raises `OSError`."""
+    """Replace a file's text whole. Raises `OSError`."""
     draft = path.with_name(owned_name(DRAFT, f"{path.stem}-{secrets.token_hex(4)}"))
     try:
         draft.write_text(text)
@@ -119,7 +119,7 @@ def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
 
 
 def retire(path: Path) -> Path:
-    """Rename a part in one step, for removal by the next sweep; return its path."""
+    """Rename a part for the next sweep; return its path."""
     what = f"retired-{path.name[:12]}-{secrets.token_hex(4)}"  # one that is claimed may be there
     retired = path.with_name(owned_name(MAKING, what))
     path.rename(retired)

@@ -243,7 +243,7 @@ class MachineLostError(CellError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedMachine:
-    """A saved machine; `key`: the plan's template where and when saved. `digest`: of all of it."""
+    """A saved machine; `key`: its template's. `digest`: of all of it."""
 
     directory: Path
     key: str

@@ -37,7 +37,7 @@ _lock: Final = threading.Lock()
 
 
 def watch(cell_id: str, buffers: Buffers) -> None:
-    """Look at them until `forget`. One thread looks for all cells of this process."""
+    """Look at them until `forget`, in one thread for all cells."""
     with _lock:
         is_first = not _watched
         _watched[cell_id] = buffers
@@ -52,7 +52,7 @@ def forget(cell_id: str) -> None:
 
 
 def held_bytes(agent: int, max_bytes: int) -> int:
-    """Return what waits in them, or more than `max_bytes`; the unreadable counts as nothing."""
+    """Return what waits in them, or more than `max_bytes`."""
     total = 0
     for name, base in _FILES.items():
         with (

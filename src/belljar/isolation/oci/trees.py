@@ -213,7 +213,7 @@ async def _run(
 
 
 async def remove_unpacked(home: Path, directory: Path) -> None:
-    """Remove a tree if it is free. Raises `HostError`: without ids of its own."""
+    """Remove a tree if it is free. Raises `HostError`."""
     tree_identity()
     async with locked_meanwhile(home, "trees"):
         if (retired := retire_unclaimed(directory)) is not None:

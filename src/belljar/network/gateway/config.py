@@ -18,7 +18,7 @@ from belljar.signals.values import ScanSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Each limit and its effect. Without memory for an event the gateway ends."""
+    """Each limit and its effect."""
 
     # Open at one time: a further one is reset, and counted (`limit.hit`).
     connections: int = 10_000

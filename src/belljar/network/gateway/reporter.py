@@ -48,7 +48,7 @@ class TooManyRequestsError(ValueError):
 
 
 def die_without_memory() -> NoReturn:
-    """End the process and so the range: a lost event is missing evidence."""
+    """End the process and so the range."""
     # Not `print`, which would need memory.
     os.write(2, b"the gateway has no memory left for an event\n")
     os._exit(1)

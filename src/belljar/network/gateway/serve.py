@@ -1,4 +1,4 @@
-"""The gateway's main: serves until its range ends or its owner is gone."""
+"""The gateway's main."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serve until the range ends (status 0), the owner is gone (70) or it fails (1)."""
+    """Serve until the end: status 0, 70 without an owner, 1 failed."""
     loop = asyncio.get_event_loop_policy().get_event_loop()
     loop.run_until_complete(run(config, listeners, events))
     os._exit(1)

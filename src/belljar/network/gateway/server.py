@@ -182,7 +182,7 @@ class Exchange:
         )
 
     async def _reply(self, answer: Answer) -> None:
-        """Send an answer, on record. HEAD gets GET's fields without a body (RFC 9110, 9.3.2)."""
+        """Send an answer, on record; to HEAD without its body (RFC 9110, 9.3.2)."""
         self._status = answer.status
         self._fields = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))

@@ -68,7 +68,7 @@ class TcpPipe:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def close(self) -> None:
-        """See `Pipe`. Half-close; read on for a second, lest a reset overtake the answer."""
+        """See `Pipe`. Half-close, and read on for a second."""
         if is_cancelled():
             reset(self.sock)
             return
@@ -131,7 +131,7 @@ class TlsPipe:
             self._in.write(data)
 
     async def send_last(self) -> None:
-        """Send the last bytes, such as an alert, if the peer takes them."""
+        """Send the last bytes if the peer takes them."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 await self._flush()
@@ -181,7 +181,7 @@ class TlsPipe:
 
 
 class StreamRecord:
-    """One raw connection's record: its begin, and its end with both directions' bytes."""
+    """One raw connection's record: its begin and end."""
 
     def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
         """`kept_bytes`: of each direction, in the last event. `more`: further fields."""

@@ -163,7 +163,7 @@ class ForkServer:
             self._is_ready = True
 
     def fork(self, roles: Mapping[str, Sequence[int]], imports: Sequence[str] = ()) -> list[Child]:
-        """Fork a child per role with copies of its descriptors, all or none. Raises `CellError`."""
+        """Fork a child per role, all or none. Raises `CellError`."""
         counts = {role: len(fds) for role, fds in roles.items()}
         given = [fd for fds in roles.values() for fd in fds]
         with ExitStack() as undo, self._lock:

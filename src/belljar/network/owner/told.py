@@ -124,6 +124,6 @@ class ToldConnections:
         return ""
 
     def unreported(self, datagrams: int) -> int:
-        """What was answered without an event of it: connections, and so many datagrams."""
+        """The connections and datagrams answered without an event."""
         connections = self._forgotten + sum(each.unreported() for each in self._by_key.values())
         return connections + max(0, datagrams - self._queries)

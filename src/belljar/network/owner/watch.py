@@ -131,7 +131,7 @@ class RangeWatch:
         """Begin to listen."""
 
     def join(self, timeout_s: float) -> bool:
-        """Return True if the thread ended: with both processes, or by an error. Kill first."""
+        """Return whether the thread ended. Kill both processes first."""
         self._thread.join(timeout_s)
         self._dialler.close()
         return not self._thread.is_alive()

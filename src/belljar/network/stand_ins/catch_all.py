@@ -1,4 +1,4 @@
-"""The stand-in `catch_all`: plausible answers; what writes is on record as an attempt."""
+"""The stand-in `catch_all`: plausible answers; writes are attempts."""
 
 from __future__ import annotations
 

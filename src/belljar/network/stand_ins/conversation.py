@@ -49,7 +49,7 @@ class Conversation:
                 return
 
     def next_step(self) -> ServiceStep | None:
-        """Take the first step's bytes and answer it; None: they are not all there."""
+        """Take a step's bytes and answer it; None: bytes lack."""
         raise NotImplementedError
 
     def take(self, count: int | None = None) -> bytes:

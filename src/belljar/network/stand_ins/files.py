@@ -165,7 +165,7 @@ class Registry(web.Service):
         return self._digests[file.name]
 
     async def record(self, request: web.Request, what: str, content: bytes, **words: str) -> None:
-        """Put a change, or an upload (`publish`), on record before the client is answered."""
+        """Put a change or upload on record before the answer."""
         is_upload = what == "publish"
         body = body_of("file-0" if is_upload else "request", content, web.MAX_KEPT_BODY_BYTES)
         data: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}

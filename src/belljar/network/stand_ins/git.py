@@ -109,7 +109,7 @@ class Repository:
         return GitObject(kind, bytes(content))
 
     def links(self, identity: bytes) -> list[bytes]:
-        """Return the ids that an object names. Raises `KeyError`: there is none of this id."""
+        """Return the ids that an object names. Raises `KeyError`."""
         kind, content = self._store.get_raw(identity)
         if kind == Tree.type_num:
             # A submodule's commit is another repository's.
@@ -121,7 +121,7 @@ class Repository:
         return [found[1]] if kind == Tag.type_num and (found := _TAG.match(content)) else []
 
     async def walk(self, starts: Iterable[bytes]) -> list[bytes]:
-        """Return the ids of all objects below `starts`. In steps: others have their turn."""
+        """Return the ids of all objects below `starts`, in steps."""
         seen, todo = dict[bytes, None](), [*starts]
         while todo:
             if (identity := todo.pop()) not in seen:

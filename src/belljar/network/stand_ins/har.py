@@ -61,7 +61,7 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
 
 
 def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
-    """Return an entry's exchange, or None without an answer. Raises for a wrong shape."""
+    """Return an entry's exchange; None: it has no answer."""
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
     if status == 0:

@@ -52,7 +52,7 @@ def _text_of(value: object) -> str:
 
 
 class _Nothing(ChainableUndefined):
-    """A missing value. It equals nothing: an absent password opens no absent account."""
+    """A missing value. It equals nothing."""
 
     def __eq__(self, other: object) -> bool:
         return False

@@ -89,7 +89,7 @@ class _OpenAi(web.Service):
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
-    """A completion as a stream's chunks; `usage` adds a last one without choice."""
+    """A completion as a stream's chunks; `usage` adds one."""
     base = {name: completion[name] for name in ("id", "created", "model")}
     base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:

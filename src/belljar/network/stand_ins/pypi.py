@@ -44,7 +44,7 @@ class _Pypi(files.Registry):
 
     @cached_property
     def _projects(self) -> Mapping[str, Mapping[str, files.StoredFile]]:
-        """Normal name → file name → file, oldest version first; other files are left out."""
+        """Normal name → file name → file, oldest version first."""
         named = list[tuple[str, Version, str, files.StoredFile]]()
         for file in self.files:
             base = file.path.name

@@ -27,7 +27,7 @@ _REPLIES: Final = {
 
 
 def read_command(data: bytes | bytearray) -> tuple[list[bytes], int] | int:
-    """Return the first command's words and length, or its least size; a `ValueError` is a reply."""
+    """Return a command's words and length, or its least size. Raises `ValueError`, a reply."""
     if not data.startswith(b"*"):
         end = data.find(b"\n", 0, MAX_COMMAND_BYTES)
         if end < 0 and len(data) >= MAX_COMMAND_BYTES:
@@ -109,6 +109,6 @@ class RedisSession(Conversation):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds one command and a 32 KiB read."""
+    """Return the stand-in. A connection holds one command and 32 KiB."""
     password = str(context.settings["password"]).encode()
     return stream_app(context, "redis", lambda: RedisSession(password))

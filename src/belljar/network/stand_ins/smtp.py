@@ -35,7 +35,7 @@ _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
 class _MailConnection:
-    """One connection. It holds a line, an envelope, and 64 KiB of a message."""
+    """One connection. It holds at most a line, envelope and 64 KiB."""
 
     def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
         self._context, self._stream, self._cell = context, stream, cell
@@ -60,7 +60,7 @@ class _MailConnection:
                 await self._record_mail(self._content, complete=False)
 
     async def _piece(self) -> bytes:
-        """Return a line with its end, or a piece of one; b"": the connection's end."""
+        """Return a line, or a piece of one; b"": the end."""
         data = b"\n"
         while data and b"\n" not in self._held and len(self._held) <= MAX_LINE_BYTES:
             data = await self._stream.receive()

@@ -73,7 +73,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
             await asyncio.wait(self._pending)
 
     async def reload_config(self) -> None:
-        """Keep the options: asyncssh would rebuild them in a thread; there is none."""
+        """Keep the options: asyncssh would need a thread."""
 
     async def validate_password(self, username: str, password: str) -> bool:
         settings, secret = self._context.settings, password.encode()
@@ -226,7 +226,7 @@ class _Transport(asyncio.Transport):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds a 256 KiB packet and a 32 KiB read."""
+    """Return the stand-in. A connection holds at most 288 KiB."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))

@@ -250,7 +250,7 @@ def header_text(text: str) -> str:
 
 
 class Service:
-    """An application and its state. `writes_wait`: one at a time, for its memory."""
+    """An application and its state. `writes_wait`: one at a time."""
 
     max_body_bytes, writes_wait = 1 << 20, False
 
@@ -270,7 +270,7 @@ class Service:
 
 
 def writes(request: Request) -> bool:
-    """Return True if a request may change something, so its body is kept."""
+    """Return whether a request may change something."""
     return request.method not in {"GET", "HEAD"}
 
 

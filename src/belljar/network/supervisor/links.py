@@ -167,7 +167,7 @@ def make_port(
 
 
 def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
-    """A port's rate each way: the buffer holds an eighth of a second. Pure."""
+    """A port's rate each way, an eighth of a second buffered. Pure."""
     return min(MAX_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
@@ -207,7 +207,7 @@ def socket_within(
 
 
 def tables_of(namespace: int) -> socket.socket:
-    """The same in a new thread: a returning one may be seen half-way. Raises `CellError`."""
+    """The same in a new thread. Raises `CellError`."""
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
         try:
             return thread.submit(socket_within, namespace).result()

@@ -145,7 +145,7 @@ _MAX_LISTING_BYTES: Final = 16 << 20
 
 @contextmanager
 def rules_loaded(nft: str, rules: int) -> Iterator[None]:
-    """Load an open file's rules by the block's end, all or none. Raises `HostError`."""
+    """Load rules by the block's end, all or none. Raises `HostError`."""
     os.lseek(rules, 0, os.SEEK_SET)
     with _started(nft, "-f", "-", stdin=rules) as process:
         yield
