@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.ledger.test_verification import link_away, put_pipe
 
 import belljar.bundle
 from belljar.bundle import (
@@ -82,18 +83,6 @@ def check(bundle: Path, key: str | None) -> None:
 A, B = "share/docs/a.md", "share/docs/b"
 
 
-def link_away(path: Path, outside: Path) -> None:
-    """Put a link to the same bytes elsewhere in its place."""
-    path.rename(outside)
-    path.symlink_to(outside)
-
-
-def put_pipe(path: Path) -> None:
-    """Put a pipe in its place, on which a reader would wait."""
-    path.unlink()
-    os.mkfifo(path)
-
-
 def rewrite(path: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
@@ -103,8 +92,8 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "altered": lambda bundle: (bundle / A).write_bytes(b"FIRST"),
     "missing": lambda bundle: (bundle / A).unlink(),
     "nobody signed it": lambda bundle: (bundle / B / "d.md").write_bytes(b""),
-    "a link": lambda bundle: link_away(bundle / A, bundle.parent / "a.md"),
-    "a linked folder": lambda bundle: link_away(bundle / B, bundle.parent / "b"),
+    "a link": lambda bundle: link_away(bundle / A),
+    "a linked folder": lambda bundle: link_away(bundle / B),
     "a pipe": lambda bundle: put_pipe(bundle / A),
     "another manifest": lambda bundle: rewrite(bundle / SUMS, "a.md", "z.md"),
     "an empty manifest": lambda bundle: (bundle / SUMS).write_text(""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.fakes.cell import RecordedCells
@@ -76,10 +77,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The exit code of `belljar ps WORDS…` in which this is raised."""
 
     def run_it(error: BaseException, *words: str) -> int:
-        def fail() -> None:
-            raise error
-
-        monkeypatch.setattr("belljar.cli.cells.list_cells", fail)
+        monkeypatch.setattr("belljar.cli.cells.list_cells", Mock(side_effect=error))
         return belljar(["ps", *words])
 
     return run_it

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -159,12 +160,8 @@ def test_a_breach_wins_over_everything(failing: Failing, monkeypatch: pytest.Mon
         assert failing(error) == 2
     assert failing(looped) == 5
     for failure in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), KeyboardInterrupt()):
-
-        def show(*_: object, failure: BaseException = failure, **__: object) -> None:
-            raise failure
-
         with monkeypatch.context() as only:
-            only.setattr("belljar.cli.console.show", show)
+            only.setattr("belljar.cli.console.show", Mock(side_effect=failure))
             only.setattr("belljar.cli.main._reader_gone", lambda: 141)
             assert failing(breach) == 2
 

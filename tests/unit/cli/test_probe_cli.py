@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from tests.fakes.probing import FakeProbed, FakeProgram, read_canary
@@ -77,13 +78,9 @@ def test_a_breach_is_told_though_its_run_can_not_be_sealed(
     cell: Opened, monkeypatch: pytest.MonkeyPatch, *, touch: bool
 ) -> None:
     """A full disk would read as a fault of the record; without a breach it is one."""
-
-    def full(*_: object) -> None:
-        raise LedgerError("no space left on device")
-
     if touch:
         cell.run_probe_program.touch = read_canary
-    monkeypatch.setattr(LedgerWriter, "seal", full)
+    monkeypatch.setattr(LedgerWriter, "seal", Mock(side_effect=LedgerError("no space left")))
     assert run(["probe", "--group", "files"]) == (2 if touch else 5)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra `otel` is not installed")
 from opentelemetry.trace import StatusCode
-from tests.unit.report.stories import line
+from tests.unit.report.stories import line, taken
 
 from belljar.events import Event, JsonValue, Kind
 from belljar.export.otlp import Spans, follow
@@ -41,10 +41,7 @@ def story() -> list[Line]:
 
 def spans_of(lines: list[Line]) -> list[Any]:
     """The spans of a run with these events."""
-    made = Spans("R")
-    for each in lines:
-        made.take(each)
-    return made.finished()
+    return taken(lines, Spans("R")).finished()
 
 
 def test_exchanges_of_two_samples_stay_apart() -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.fleet.test_head import TASK
@@ -186,21 +187,24 @@ def test_a_node_gets_only_what_the_task_needs_and_all_nodes_can_share(
     assert all("understood" in each.refusal for each in made[2:])
 
 
+def ready(monkeypatch: pytest.MonkeyPatch) -> Offering:
+    """A cluster of one node that a task can run on."""
+    engine, node = Offering([{"key": "a" * 64}]), Node(node_id="n0", name="n0", cells=1)
+    monkeypatch.setattr(head, "joined", lambda _, **__: closing(engine))
+    monkeypatch.setattr(head, "load_only", lambda *_: None)
+    monkeypatch.setattr(head, "select_task", lambda *_: TASK)
+    monkeypatch.setattr(head, "prepare_nodes", lambda *_: ([node], {}, []))
+    return engine
+
+
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_a_run_that_does_not_begin_leaves_nothing_on_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_begun: bool
 ) -> None:
     """After Ctrl-C while images are sent the nodes are told to clear; not while units run there."""
-    engine = Offering([{"key": "a" * 64}])
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(head, "joined", lambda _, **__: closing(engine))
-    monkeypatch.setattr(head, "load_only", lambda *_: None)
-    monkeypatch.setattr(head, "select_task", lambda *_: TASK)
-    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
-    monkeypatch.setattr(head, "prepare_nodes", lambda *_: ready if is_begun else interrupted())
+    engine, interrupted = ready(monkeypatch), Mock(side_effect=KeyboardInterrupt)
+    if not is_begun:
+        monkeypatch.setattr(head, "prepare_nodes", interrupted)
     monkeypatch.setattr(Head, "run_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         head.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
@@ -213,21 +217,11 @@ def test_a_breach_on_a_fleet_is_told_though_its_record_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, *, is_sealed: bool
 ) -> None:
     """A full disk would read as a fault of the record; without a breach it is one."""
-
-    def full(*_: object) -> None:
-        raise LedgerError("no space left on device")
-
     findings = SimpleNamespace(findings=SimpleNamespace(verdict=verdict))
-    ready: tuple[object, ...] = [Node(node_id="n0", name="n0", cells=1)], {}, []
-    monkeypatch.setattr(head, "joined", lambda _, **__: closing(Offering([{"key": "a" * 64}])))
-    monkeypatch.setattr(head, "load_only", lambda *_: None)
-    monkeypatch.setattr(head, "select_task", lambda *_: TASK)
-    monkeypatch.setattr(head, "prepare_nodes", lambda *_: ready)
+    ready(monkeypatch)
     monkeypatch.setattr(Head, "run_all", lambda *_, **__: findings)
-    if is_sealed:
-        monkeypatch.setattr(head, "check_ledger", full)
-    else:
-        monkeypatch.setattr(LedgerWriter, "seal", full)
+    place: tuple[object, str] = (head, "check_ledger") if is_sealed else (LedgerWriter, "seal")
+    monkeypatch.setattr(*place, Mock(side_effect=LedgerError("no space left on device")))
     with pytest.raises(ContainmentBreach if verdict == "breached" else LedgerError):
         head.run_fleet(RunRequest(inspect_args=[], home=tmp_path), "ray")
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.isolation.test_survivors import process as waiting
@@ -173,10 +174,7 @@ def test_it_acts_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither order nor record: the process is killed all the same, and the report says it."""
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(kill_module, "give_order", full)
     monkeypatch.setattr(kill_module, "write_whole", full)
     with a_process() as process:
@@ -285,11 +283,11 @@ def test_what_was_never_struck_is_kept_on_record(
 
 @pytest.mark.promise("6.3")
 @pytest.mark.usefixtures("_in_little_time")
-@pytest.mark.parametrize("blind", ["entry", "group"])
+@pytest.mark.parametrize("blind", ["entry", "damaged", "group"])
 def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: str
 ) -> None:
-    """Its entry: it is a problem, and ended by its file's name."""
+    """Its entry, or one that is damaged: it is a problem, and ended by its file's name."""
     group, refused = tmp_path / f"cell-{CELL}", OSError(errno.ENOMEM, "Cannot allocate memory")
     read_text, read_group = Path.read_text, cgroup.processes_in
 
@@ -306,6 +304,8 @@ def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
     with a_process("--cell", CELL) as one, a_process() as other:
         Journal(tmp_path).write(entry_of(CELL, child=one, cgroups=(group,)))
         Journal(tmp_path).write(entry_of(OTHER, child=other))
+        if blind == "damaged":
+            (tmp_path / "journal" / f"{CELL}.json").write_text("{")
         with monkeypatch.context() as patched:
             patched.setattr(Path, "read_text", text)
             patched.setattr(cgroup, "processes_in", processes)
@@ -314,23 +314,11 @@ def test_one_that_can_not_be_read_keeps_no_other_from_its_end(
     cells = {cell.cell_id: cell for cell in report.cells}
     assert cells[OTHER].ok
     assert not report.ok
-    if blind == "entry":
+    if blind != "group":
         assert CELL not in cells or not cells[CELL].ok
-        assert "Cannot allocate memory" in report.problems[0]
+        assert ("Cannot allocate memory" if blind == "entry" else CELL) in report.problems[0]
     else:
         assert (cells[CELL].halted_ms, cells[CELL].ok) == (None, False)
-
-
-@pytest.mark.promise("6.3")
-def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> None:
-    """With --all; the report names the file."""
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / f"{CELL}.json").write_text("{")
-    with a_process("--cell", CELL) as process:
-        report = kill_now(tmp_path, (), everything=True)
-        assert identify(process.pid) is None
-    assert not report.ok
-    assert CELL in report.problems[0]
 
 
 @pytest.mark.promise("6.4")

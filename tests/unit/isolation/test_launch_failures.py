@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,10 +69,7 @@ def test_an_end_is_read_from_any_descriptor() -> None:
 @pytest.mark.anyio
 async def test_an_end_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a descriptor left the jail is closed all the same."""
-
-    def none_left(_process: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
+    none_left = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
     with jailed() as (jail, _told):
         jail.child, jail._lifeline = ProcessId(pid=1 << 22, start_ticks=1), None
         monkeypatch.setattr(os, "pidfd_open", none_left)

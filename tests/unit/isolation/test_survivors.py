@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,11 +58,7 @@ def test_an_unclean_end_says_what_and_where(
     assert caught.value.where == "cell c-0"
 
 
-NOT_SEEN = OSError(1, "Operation not permitted")
-
-
-def refuse(*_: object, **__: object) -> None:
-    raise NOT_SEEN
+refuse = Mock(side_effect=OSError(1, "Operation not permitted"))
 
 
 def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
@@ -110,12 +107,8 @@ def test_what_is_not_seen_is_not_gone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [each.partition(":")[0] for each in found.unproven] == [
         "control groups and what is in them"
     ]
-
-    def closed(_: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
     mine = replace(mine, directories=(tmp_path / mine.cell_id,))
-    monkeypatch.setattr(Path, "lstat", closed)
+    monkeypatch.setattr(Path, "lstat", Mock(side_effect=PermissionError(13, "no")))
     assert [each.partition(":")[0] for each in look(mine).unproven] == ["files"]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from belljar.dataclass import replace
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
+from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.ledger.rundir import RunDirectory
 
 
@@ -77,6 +78,11 @@ def make_run(home: Path) -> Path:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "store"
+
+
+@pytest.fixture
+def key(home: Path) -> SigningKey:
+    return load_or_make_key(home)
 
 
 @pytest.fixture

@@ -22,11 +22,6 @@ from .conftest import make_run
 
 
 @pytest.fixture
-def key(home: Path) -> SigningKey:
-    return load_or_make_key(home)
-
-
-@pytest.fixture
 def copy(finished: Path, key: SigningKey, tmp_path: Path) -> Path:
     share(finished, tmp_path / "copy", choose(finished, ["outputs"]), key)
     return tmp_path / "copy"

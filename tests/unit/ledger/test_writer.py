@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import FrameType
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,17 +26,12 @@ from belljar.errors import InvalidEventError, LedgerError
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.ledger.chain import parse_canonical
 from belljar.ledger.files import is_being_written
-from belljar.ledger.keys import SigningKey, load_or_make_key
+from belljar.ledger.keys import SigningKey
 from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status, verify
 from belljar.ledger.writer import LedgerWriter
 
 from .conftest import body, exec_events, signed_events, wait_until
-
-
-@pytest.fixture
-def key(home: Path) -> SigningKey:
-    return load_or_make_key(home)
 
 
 @pytest.fixture
@@ -214,10 +210,7 @@ def test_a_checkpoint_that_fails_poisons(
     writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that refuses to force what it took ends the run at the next event."""
-
-    def refuse(fd: int) -> None:
-        raise OSError(errno.EIO, "I/O error")
-
+    refuse = Mock(side_effect=OSError(errno.EIO, "I/O error"))
     monkeypatch.setattr("belljar.ledger.writer.os.fsync", refuse)
     with pytest.raises(LedgerError, match="checkpoint"):  # noqa: PT012 - at one of these
         for _ in range(6000):

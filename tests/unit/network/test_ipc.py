@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.ledger.conftest import body
 
-from belljar.events import Body
 from belljar.network import ipc as wire
 from belljar.network.ipc import Item, encode_event
 
@@ -24,12 +23,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
-
-
-def body(name: str, content: bytes, extra: int = 0) -> Body:
-    """A body of which so many bytes were left out."""
-    digest, total_bytes = hashlib.sha256(content).hexdigest(), len(content) + extra
-    return Body(name=name, content=content, total_bytes=total_bytes, sha256=digest)
 
 
 def head(**changes: object) -> bytes:
@@ -58,7 +51,9 @@ def test_what_a_gateway_sends_arrives(
     """Events of any size, one after the other, come out as they went in."""
     decoder = wire.EventDecoder()
     for number, (kind, data, contents) in enumerate(events, 1):
-        bodies = tuple(body(f"b{index}", content, index) for index, content in enumerate(contents))
+        bodies = tuple(
+            body(f"b{index}", content, dropped=index) for index, content in enumerate(contents)
+        )
         (said,) = feed_all(decoder, encode_event(number, Item(kind, data, bodies)))
         assert said == wire.Item(id=number, kind=kind, data=data, bodies=bodies)
 

@@ -61,9 +61,17 @@ def test_a_frame_beyond_what_is_kept_is_counted(tmp_path: Path) -> None:
     assert (record.packets, record.dropped_packets, record.cut_packets) == (2, 1, 0)
 
 
+def tcp(flags: int, source: int, size: int = 0, to: int = 0) -> bytes:
+    """A frame between two ports."""
+    ports = source.to_bytes(2, "big") + to.to_bytes(2, "big")
+    ip = b"\x45".ljust(9) + b"\x06".ljust(11)
+    return (
+        bytes(12) + b"\x08\x00" + ip + ports + bytes(8) + b"\x50" + bytes([flags]) + bytes(size + 6)
+    )
+
+
 def segment(payload: bytes) -> bytes:
-    ip = bytes([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0]) + bytes(8)
-    return bytes(12) + b"\x08\x00" + ip + bytes(12) + bytes([0x50]) + bytes(7) + payload
+    return tcp(0, 0) + payload
 
 
 ANSWER = segment(b"answer".ljust(60_000))
@@ -116,10 +124,8 @@ def test_each_answered_connection_is_told_once(tmp_path: Path) -> None:
     syn_ack, ack, fin = 0x12, 0x10, 0x11
 
     def told(flags: int, size: int) -> list[bool]:
-        ip = b"\x45".ljust(9) + b"\x06  " + bytes(8)
-        frame = bytes(12) + b"\x08\x00" + ip + bytes(12) + b"\x50" + bytes([flags]) + bytes(6)
-        add(record, 1, frame + b"x" * size)
-        add(record, 2, frame + b"x" * size)  # a cell's own
+        add(record, 1, tcp(flags, 0, size))
+        add(record, 2, tcp(flags, 0, size))  # a cell's own
         found = [is_long for _, is_long in record.answered]
         record.answered.clear()
         return found
@@ -140,15 +146,6 @@ def test_what_cannot_be_written_is_an_error() -> None:
     with pytest.raises(OSError, match=r"No space left|Invalid argument"):
         PacketFile(full, MIN_BYTES)
     os.close(full)
-
-
-def tcp(flags: int, source: int, size: int = 0, to: int = 0) -> bytes:
-    """A frame between two ports."""
-    ports = source.to_bytes(2, "big") + to.to_bytes(2, "big")
-    ip = b"\x45".ljust(9) + b"\x06".ljust(11)
-    return (
-        bytes(12) + b"\x08\x00" + ip + ports + bytes(8) + b"\x50" + bytes([flags]) + bytes(size + 6)
-    )
 
 
 @pytest.mark.promise("5.4")

@@ -15,15 +15,6 @@ NAMES = [probe.name for probe in PROBES]
 WHOLE = answer(PROBES, NONCE)
 
 
-def test_a_whole_answer_has_no_problem() -> None:
-    """Every attempt once, the right count and nonce; each outcome as it was said."""
-    read = parse_answers(WHOLE, asked=NAMES, nonce=NONCE)
-    assert read.problem == ""
-    assert {name: each.outcome for name, each in read.by_name.items()} == dict.fromkeys(
-        NAMES, AttemptOutcome.DENIED
-    )
-
-
 @pytest.mark.promise("4.6")
 @pytest.mark.parametrize(
     "output",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.fakes.probing import kill_sentinel, read_canary, signal_sentinel, visit, write_canary
@@ -69,10 +70,7 @@ def test_touched(witness: Witness, touch: Callable[[dict[str, str]], object]) ->
 
 def test_what_can_not_be_laid_out_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a host without room for a process the witness is blind, which is no silence."""
-
-    def full(*_: object, **__: object) -> int:
-        raise BlockingIOError(errno.EAGAIN, "no room")
-
+    full = Mock(side_effect=BlockingIOError(errno.EAGAIN, "no room"))
     monkeypatch.setattr("belljar.probe.witness.os.posix_spawn", full)
     with watch([Witness.PID]) as watched:
         assert watched.look()[Witness.PID].touched is None

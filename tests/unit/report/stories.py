@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger.kinds import SCHEMA_VERSION
@@ -15,6 +15,7 @@ from belljar.report.signals import SignalGatherer
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 RANGE = "r-0123456789ab"
+SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 HOSTILE = "\x1b]0;owned\x07[bold]x[/]\u202e\n"
 REQUEST: dict[str, Any] = {"cell": "default", "exchange": 1, "stand_in": "shop", "method": "GET"}
 REQUEST |= {"url": "http://shop.example/", "verdict": "allowed", "reason": "", "bytes": 0}
@@ -73,12 +74,19 @@ def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
     ]
 
 
-def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
-    """The ranges of a run by id."""
-    gatherer = RangeGatherer()
+Gatherer = TypeVar("Gatherer", bound=Any)
+
+
+def taken(lines: Iterable[Line], gatherer: Gatherer) -> Gatherer:
+    """The gatherer, which has taken these lines."""
     for each in lines:
         gatherer.take(each)
-    return gatherer.found
+    return gatherer
+
+
+def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
+    """The ranges of a run by id."""
+    return taken(lines, RangeGatherer()).found
 
 
 def findings_of(
@@ -86,19 +94,16 @@ def findings_of(
 ) -> RunFindings:
     """The findings of a run with one log, whose end is on record."""
     status = LogStatus.ERROR if error else LogStatus.SUCCESS
-    signals = SignalGatherer()
-    for each in lines:
-        signals.take(each)
     return judge(
         Evidence(
             logs=[LogRecord(transcripts=tuple(transcripts), status=status, error=error)],
             cells=gather_cells(lines),
             ranges=ranges_of(lines),
-            signals=signals,
+            signals=taken(lines, SignalGatherer()),
             run=RunRecord(run_id="R", ended=True),
         )
     )
 
 
 def judged(lines: list[Line]) -> RunFindings:
-    return findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u1")], lines)
+    return findings_of([SAMPLE], lines)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.report import stories
-from tests.unit.report.stories import PROBED, findings_of, planned
+from tests.unit.report.stories import PROBED, SAMPLE, findings_of, planned
 
 from belljar.events import Kind
 from belljar.ledger.schema import BodyRef, Line
@@ -24,7 +24,7 @@ from belljar.report.cells import (
     reconcile,
 )
 from belljar.report.reasons import ReasonCode
-from belljar.report.samples import RunFindings, Transcript, collect
+from belljar.report.samples import RunFindings, collect
 
 
 def line(kind: Kind, cell: str | None = "c1", /, *, second: int = 0, **data: Any) -> Line:
@@ -112,7 +112,7 @@ def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None
 
 
 def judged(*lines: Line, error: str = "") -> RunFindings:
-    return findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u1", error=error)], lines)
+    return findings_of([replace(SAMPLE, error=error)], lines)
 
 
 @pytest.mark.promise("6.1")
@@ -179,10 +179,9 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     gone = line(Kind.CELL_DESTROYED, "c9", clean=True, survivors=[], duration_ms=1.0)
     left = line(Kind.CELL_DESTROYED, "c9", clean=False, survivors=["a process"], duration_ms=1.0)
     failed = line(Kind.CELL_FAILED, "c9", error="HostError", reason="no room")
-    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 
     def found(*lines: Line) -> RunFindings:
-        return findings_of([transcript], [*STORY, *lines])
+        return findings_of([SAMPLE], [*STORY, *lines])
 
     assert found(made, gone).exit_code == found().exit_code
     assert collect(found(made, gone))["stray_cells"] == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.report.stories import ENDED, HOSTILE, line, planned
+from tests.unit.report.stories import ENDED, HOSTILE, line, planned, taken
 
 from belljar.events import Kind
 from belljar.ledger.schema import Line
@@ -46,10 +46,7 @@ def ranges_end(**sent: int) -> Line:
 
 
 def left_of(*lines: Line, doubt: str = "") -> Left:
-    gatherer = LeftGatherer()
-    for each in lines:
-        gatherer.take(each)
-    return gatherer.end(doubt=doubt)
+    return taken(lines, LeftGatherer()).end(doubt=doubt)
 
 
 @pytest.mark.promise("7.6")

@@ -13,7 +13,16 @@ from typing import Any
 
 import html5lib
 import pytest
-from tests.unit.report.stories import HOSTILE, RANGE, REQUEST, findings_of, line, planned, story
+from tests.unit.report.stories import (
+    HOSTILE,
+    RANGE,
+    REQUEST,
+    SAMPLE,
+    findings_of,
+    line,
+    planned,
+    story,
+)
 
 from belljar.events import Kind, Trust
 from belljar.ledger.kinds import DATA
@@ -36,9 +45,6 @@ CANDIDATES: tuple[Any, ...] = (
     *("allowed", "exited", "stdout", "open", "sent", "flag", "range", "sample", "start", "tcp"),
     *("upload", "main", "baseline", "completed", "dialled", "contained"),
 )
-
-
-SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 
 
 def any_data(kind: Kind) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tests.unit.report.stories import (
     planned,
     ranges_of,
     story,
+    taken,
 )
 
 from belljar.cli.run import show_findings
@@ -105,10 +106,7 @@ def test_a_gateway_ends_no_report(kind: Kind, data: dict[str, Any]) -> None:
     lines = story(line(kind, **data))
     assert collect(judged(lines))["samples"]
     list(ocsf(lines, "R"))
-    timelines = Timelines()
-    for each in lines:
-        timelines.take(each)
-    assert timelines.events == len(lines)
+    assert taken(lines, Timelines()).events == len(lines)
 
 
 @pytest.mark.promise("5.4")
@@ -142,12 +140,8 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
 
 def test_a_cell_that_ended_while_it_was_probed_hides_nothing_of_the_next() -> None:
     """Another cell of its name is not probed."""
-    tracker = ProbeTracker()
-    for event in (
-        planned("c1", range=RANGE, name="web"),
-        line(Kind.PROBE_STARTED, "c1", which="quick", phase="start", user=""),
-    ):
-        tracker.take(event)
+    begun = line(Kind.PROBE_STARTED, "c1", which="quick", phase="start", user="")
+    tracker = taken([planned("c1", range=RANGE, name="web"), begun], ProbeTracker())
     assert tracker.is_probed(RANGE, "web")
     tracker.take(line(Kind.CELL_DESTROYED, "c1", clean=True, survivors=[], ended="owner"))
     tracker.take(planned("c2", range=RANGE, name="web"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import CONTACT, FLOW, NAME, RANGE, judged, line, story
+from tests.unit.report.stories import CONTACT, FLOW, NAME, RANGE, judged, line, story, taken
 
 from belljar.events import Kind, Trust
 from belljar.ledger.schema import Line
@@ -30,10 +30,7 @@ def findings_with_signals(*lines: Line) -> RunFindings:
 
 def signals(*lines: Line) -> SampleSignals:
     """Of the sample of the story, with these lines between its probes."""
-    gatherer = SignalGatherer()
-    for each in story(*lines):
-        gatherer.take(each)
-    return gatherer.of(["c1"], [RANGE])
+    return taken(story(*lines), SignalGatherer()).of(["c1"], [RANGE])
 
 
 def codes(*lines: Line) -> list[SignalCode]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, line, planned, probing, ranges_of, story
+from tests.unit.report.stories import ENDED, SAMPLE, line, planned, probing, ranges_of, story
 
 from belljar.events import Kind
 from belljar.ledger.schema import Line
@@ -17,11 +17,10 @@ from belljar.probe.model import Verdict
 from belljar.report.cells import Call, TranscriptAction, gather_cells
 from belljar.report.reasons import Reason, verdict_of
 from belljar.report.reasons import ReasonCode as Code
-from belljar.report.samples import RunFindings, Transcript, collect, headline
+from belljar.report.samples import RunFindings, collect, headline
 from belljar.report.tools import Outside, ToolCall
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
-SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 LOG = LogRecord(location="l", task="t", transcripts=(SAMPLE,), expected=1)
 RUN = RunRecord(run_id="R", ended=True)
 
