@@ -3,12 +3,15 @@ ready for signals; `belljar run` started quickly."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +36,10 @@ def read_until(terminal: int, words: bytes, deadline_s: float = 120) -> bytes:
         assert ready, seen
         seen += os.read(terminal, 4096)
     return seen
+
+
+def resize(terminal: int, rows: int, cols: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 def quick_command(*arguments: str) -> list[str]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.integration.processes import read_until
+from tests.integration.processes import read_until, resize
 from tests.machine import PATIENCE_S
 from tests.real_packages import ASCIINEMA, npm_package
 from tests.unit.report.test_page import data_of
@@ -36,10 +33,6 @@ RESIZED = b"until [ \"$(stty size)\" = '20 70' ]; do sleep 0.1; done; "
 TYPED = (
     RESIZED + b"stty size; printf '\\033[31mred\\033[0m\\n'; printf 'wrong\\rright\\n'; exit 3\r"
 )
-
-
-def resize(terminal: int, rows: int, cols: int) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 @pytest.fixture

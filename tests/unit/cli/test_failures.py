@@ -100,14 +100,6 @@ def test_an_interrupt_or_a_defect_is_an_object_too(
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "internal_error"
 
 
-def test_interrupts_are_130(failing: Failing, capsys: pytest.CaptureFixture[str]) -> None:
-    """Alone, in a group, or beside an error that the interrupt caused."""
-    group = BaseExceptionGroup("tasks", [KeyboardInterrupt(), CellError("closed")])
-    for error in (KeyboardInterrupt(), click.Abort(), group):
-        assert failing(error) == 130
-        assert "interrupted" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", ["runs --json", "run --help", "export last --format jsonl"])
 def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Path) -> None:
     """The exit code is a shell's for SIGPIPE, not a failed evaluation's; whatever prints."""
@@ -128,12 +120,16 @@ def test_a_reader_that_went_away_ends_a_command_quietly(words: str, tmp_path: Pa
 
 
 @pytest.mark.promise("1.3")
-def test_a_lack_of_descriptors_is_the_hosts(
+def test_interrupts_are_130_and_a_lack_of_descriptors_is_the_hosts(
     failing: Failing, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wherever it comes from."""
+    """Alone, in a group, or beside an error that it caused."""
+    group = BaseExceptionGroup("tasks", [KeyboardInterrupt(), CellError("closed")])
     lack = OSError(errno.EMFILE, "Too many open files")
     caused = caused_by(CellError("it could not be made"), lack)
+    for error in (KeyboardInterrupt(), click.Abort(), group):
+        assert failing(error) == 130
+        assert "interrupted" in capsys.readouterr().err
     for error in (lack, caused, ExceptionGroup("tasks", [lack])):
         assert failing(error) == 3
         assert "ulimit -n" in capsys.readouterr().err
@@ -238,30 +234,25 @@ async def fail_of(error: Exception, number: int | None) -> None:
     raise error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_fails_of_a_signal_is_an_interruption(number: int) -> None:
-    """A child that got the signal may be gone before ours is heard: the interruption says so."""
-    before = signal.signal(
-        number, signal.SIG_DFL
-    )  # one that was ignored at the start (`nohup`) stays so
-    try:
-        with pytest.raises(KeyboardInterrupt) as interrupt:
-            run_async(fail_of, JAIL_DIED, number)
-    finally:
-        signal.signal(number, before)
-    assert interrupt.value.__cause__ is JAIL_DIED
-
-
 @pytest.mark.parametrize(
-    ("error", "number"),
+    ("error", "number", "is_interruption"),
     [
-        (JAIL_DIED, None),
-        (ContainmentBreach("out"), signal.SIGINT),
-        (ZeroDivisionError(), signal.SIGINT),
+        *((JAIL_DIED, number, True) for number in (signal.SIGINT, signal.SIGTERM)),
+        (JAIL_DIED, None, False),
+        (ContainmentBreach("out"), signal.SIGINT, False),
+        (ZeroDivisionError(), signal.SIGINT, False),
     ],
 )
-def test_no_signal_hides_a_breach_or_a_defect(error: Exception, number: int | None) -> None:
-    """Nor is anything an interruption without a signal."""
-    with pytest.raises(type(error)) as raised:
-        run_async(fail_of, error, number)
-    assert raised.value is error
+def test_what_fails_of_a_signal_is_an_interruption(
+    error: Exception, number: int | None, *, is_interruption: bool
+) -> None:
+    """A child that got the signal may be gone before ours is heard: the interruption says so. No
+    signal hides a breach or a defect, and without one nothing is an interruption."""
+    at = number or signal.SIGINT
+    before = signal.signal(at, signal.SIG_DFL)  # one that was ignored at the start (`nohup`) stays
+    try:
+        with pytest.raises(KeyboardInterrupt if is_interruption else type(error)) as raised:
+            run_async(fail_of, error, number)
+    finally:
+        signal.signal(at, before)
+    assert (raised.value.__cause__ if is_interruption else raised.value) is error

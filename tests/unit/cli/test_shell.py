@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -15,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.processes import read_until, resize
 
 import belljar
 from belljar.events import Kind
@@ -45,20 +43,6 @@ belljar.cell.open.open_cell = opening({b"/bin/sh": shell})
 from belljar.cli.main import main
 main(["shell"])
 """
-
-
-def read_until(terminal: int, wanted: bytes) -> bytes:
-    """What the terminal shows, up to these words."""
-    seen = b""
-    while wanted not in seen:
-        if not select.select([terminal], [], [], 60)[0]:
-            pytest.fail(f"{wanted!r} never came, but {seen!r}")
-        seen += os.read(terminal, 4096)
-    return seen
-
-
-def resize(terminal: int, rows: int, cols: int) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 @pytest.fixture

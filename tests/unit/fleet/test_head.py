@@ -132,10 +132,6 @@ def run_of(home: Path, first: Iterable[Any]) -> Ended:
         return ended()
 
 
-def codes(ended: Ended) -> set[ReasonCode]:
-    return {reason.code for reason in ended.outcome.findings.problems}
-
-
 LOST = OSError("connection lost")
 AGAIN: dict[str, Callable[[Path], list[Any]]] = {
     "lost": lambda _: [LOST],
@@ -193,7 +189,8 @@ def test_a_record_that_came_and_can_not_be_judged_is_kept_and_not_tried_again(
     assert ended.tars == ["00001-1.tar"]
     (failed,) = ended.failed
     assert failed["archive"] == hashlib.sha256(first[0]).hexdigest()
-    assert ReasonCode.LEDGER_BAD in codes(ended)
+    problems = ended.outcome.findings.problems
+    assert ReasonCode.LEDGER_BAD in {reason.code for reason in problems}
     assert ended.outcome.exit_code == 2
 
 

@@ -53,10 +53,11 @@ def planned(cell: str, **more: Any) -> Line:  # noqa: ANN401 - JSON values
     return line(Kind.CELL_PLANNED, cell, **{**plan, **more})
 
 
-def probing(phase: str) -> list[Line]:
+def probing(phase: str, cell: str = "c1", **said: Any) -> list[Line]:  # noqa: ANN401 - JSON values
+    """The two lines of one run of the probes."""
     return [
-        line(Kind.PROBE_STARTED, "c1", which="quick", phase=phase, user=""),
-        line(Kind.PROBE_COMPLETED, "c1", **PROBED, phase=phase),
+        line(Kind.PROBE_STARTED, cell, which="quick", phase=phase, user=""),
+        line(Kind.PROBE_COMPLETED, cell, **{**PROBED, "phase": phase, **said}),
     ]
 
 

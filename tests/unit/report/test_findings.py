@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from tests.unit.report import stories
-from tests.unit.report.stories import PROBED, SAMPLE, findings_of, planned
+from tests.unit.report.stories import SAMPLE, findings_of, planned
+from tests.unit.report.stories import probing as probed
 
 from belljar.events import Kind
 from belljar.ledger.schema import BodyRef, Line
@@ -27,10 +28,9 @@ from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, collect
 
 
-def line(kind: Kind, cell: str | None = "c1", /, *, second: int = 0, **data: Any) -> Line:
+def line(kind: Kind, cell: str = "c1", /, **data: Any) -> Line:
     """A ledger line of the sample's cell."""
-    made = stories.line(kind, cell, **data)
-    return replace(made, data=data, time=f"2026-11-20T22:00:{second:02}.000000Z")
+    return stories.line(kind, cell, **data)
 
 
 STDIN = BodyRef(name="stdin", sha256=None, kept_bytes=0, total_bytes=9)
@@ -42,18 +42,9 @@ SIZES: dict[str, Any] = {
 }
 
 
-def probed(phase: str, **data: Any) -> list[Line]:
-    """The two lines of one run of the probes."""
-    said = {**PROBED, "phase": phase, **data}
-    return [
-        line(Kind.PROBE_STARTED, phase=phase, which="quick", user=""),
-        line(Kind.PROBE_COMPLETED, **said),
-    ]
-
-
 STORY = [
     planned("c1", emulated=True),
-    line(Kind.SAMPLE_STARTED, sample="s", epoch=2, task="t", uuid="u1", second=1),
+    line(Kind.SAMPLE_STARTED, sample="s", epoch=2, task="t", uuid="u1"),
     *probed("start"),
     line(Kind.EXEC_STARTED, op=1, argv=["echo", "a b"], user="u", pty=False),
     replace(
@@ -68,9 +59,8 @@ STORY = [
     line(Kind.EXEC_STARTED, op=4, argv=["bash"], user="u", pty=True),
     line(Kind.EXEC_FAILED, op=4, reason="left"),
     *probed("end"),
-    line(Kind.CELL_DESTROYED, clean=True, survivors=[], duration_ms=1.0, second=30),
-    line(Kind.SAMPLE_FINISHED, sample="s", epoch=2, outcome="completed", second=31),
-    line(Kind.RUN_STARTED, None),
+    line(Kind.CELL_DESTROYED, clean=True, survivors=[], duration_ms=1.0),
+    line(Kind.SAMPLE_FINISHED, sample="s", epoch=2, outcome="completed"),
 ]
 
 
@@ -132,7 +122,7 @@ def test_a_destruction_that_is_not_proven_means_void(
 ) -> None:
     """What it left, or what could not be looked for; which is worse than an error."""
     destroyed = line(Kind.CELL_DESTROYED, clean=False, duration_ms=1.0, **end)
-    findings = judged(*STORY[:-3], destroyed, error="too")
+    findings = judged(*STORY[:-2], destroyed, error="too")
     assert (findings.verdict, findings.exit_code) == (Verdict.VOID, 2)
     assert [(each.code, each.detail) for each in findings.rows[0].reasons] == [(code, detail)]
 
@@ -161,7 +151,7 @@ def test_the_worst_of_both_ends_decides(
 ) -> None:
     """Missing, cut off, void, unstarted or breached at either end: verdict, reason, exit code 2."""
     rest = [each for each in STORY if each.data.get("phase") != phase]
-    findings = judged(*rest[:-3], *lines(phase), *rest[-3:])
+    findings = judged(*rest[:-2], *lines(phase), *rest[-2:])
     assert (findings.verdict, findings.exit_code) == (verdict, 2)
     assert any(reason in str(said) for said in findings.rows[0].reasons)
     assert verdict.value in findings.rows[0].probed or verdict is Verdict.BREACHED
@@ -169,7 +159,7 @@ def test_the_worst_of_both_ends_decides(
 
 def test_a_breach_in_a_stray_cell_is_the_runs() -> None:
     """A cell whose sample is not in the log can't hide a breach."""
-    stray = findings_of([], [*STORY[:2], *probed("start", **BREACH), *STORY[-3:]])
+    stray = findings_of([], [*STORY[:2], *probed("start", **BREACH), *STORY[-2:]])
     assert (stray.verdict, stray.exit_code) == (Verdict.BREACHED, 2)
 
 

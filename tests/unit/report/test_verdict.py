@@ -83,7 +83,7 @@ def allowing(*rules: list[str]) -> list[Line]:
 
 def cancelled(without: Kind | None = None) -> list[Line]:
     """The story, and a second sample that ended; all is there but one kind of event."""
-    probed = [replace(each, cell="c2") for phase in ("start", "end") for each in probing(phase)]
+    probed = probing("start", "c2") + probing("end", "c2")
     lines = other_cell(
         "u2", *probed[:2], WORK, DONE, *probed[2:], FINISHED, sample="s2", eval_id="e1"
     )
@@ -399,11 +399,7 @@ def model_cell(*phases: str, verdict: str = "contained", **ended: object) -> lis
     times = {"first_byte_ms": 1.0, "duration_ms": 2.0}
     completed = {**about, **answered, **times}
     lines.append(line(Kind.MODEL_REQUEST_COMPLETED, "c9", request=1, **completed))
-    for phase in phases:
-        probed = {"which": "quick", "phase": phase, "user": ""}
-        lines.append(line(Kind.PROBE_STARTED, "c9", **probed))
-        result = {"verdict": verdict, "probes": 1, "problem": ""}
-        lines.append(line(Kind.PROBE_COMPLETED, "c9", **probed, **result, duration_ms=1.0))
+    lines += [each for phase in phases for each in probing(phase, "c9", verdict=verdict)]
     return [*story(), *lines, line(Kind.CELL_DESTROYED, "c9", **{**ENDED, **ended})]
 
 
@@ -452,7 +448,7 @@ def test_a_reverted_cell_is_of_its_sample() -> None:
     ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
     exchange = {"from": "c1", "to": "c9", "from_pool": False, "duration_ms": 1.0}
     reverted = line(Kind.CELL_REVERTED, "c9", **exchange)
-    probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
+    probed = probing("start", "c9") + probing("end", "c9")
     found = judge(evidence(lines=[*story(), *probed, reverted, ended]))
     assert (found.verdict, found.rows[0].reverts) == (Verdict.CONTAINED, 1)
     for lines in ([reverted, ended], [*probed, reverted]):
@@ -472,7 +468,7 @@ def test_a_reverted_cell_is_of_its_sample() -> None:
 @pytest.mark.promise("3.6")
 def test_a_forked_cell_is_of_its_sample() -> None:
     """Whoever forked it, or a fork of it: without probes and proof of its own the sample is void."""
-    probed = [each for each in model_cell("start", "end") if each.kind.startswith("probe.")]
+    probed = probing("start", "c9") + probing("end", "c9")
     ended = line(Kind.CELL_DESTROYED, "c9", **ENDED)
     between = line(Kind.CELL_FORKED, "c8", **{"snapshot": "s-1", "from": "c1"})
     for source in ("c1", "c8"):

@@ -148,9 +148,6 @@ def test_a_value_is_traced_to_its_cell_and_decoy() -> None:
     assert digest(KEY, "nobody's value") not in known
 
 
-KEY = b"k" * KEY_BYTES
-
-
 def made(kind: DecoyKind, scope: str = "range") -> Minted:
     place = "" if kind is DecoyKind.METADATA else "crm.corp.internal"
     spec = DecoySpec.model_construct(id="crm", kind=kind, place=place, count=3)
