@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.images import put_image
 from tests.unit.ledger.test_verification import link_away, put_pipe
 
 import belljar.bundle
@@ -30,9 +31,7 @@ from belljar.bundle import (
     write_manifest,
 )
 from belljar.errors import HostError
-from belljar.image.config import ImageConfig
 from belljar.image.kernel import REQUIRED_MODULES, Kernel
-from belljar.image.store import Store
 from belljar.ledger.keys import SigningKey, load_or_make_key
 from belljar.model.weights import add_weights, find_weights, verify_weights
 
@@ -198,10 +197,7 @@ def test_a_medium_that_changes_after_it_was_verified_is_caught(
 def test_everything_that_a_bundle_would_lack_is_named_and_none_is_made(tmp_path: Path) -> None:
     """Image, kernel, weights, documentation and lock file, in one message, and with them an image
     that was altered."""
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "made").write_bytes(b"hsqs")
-    image = Store(home).add(home / "made", ImageConfig(), name="odd", source="", created="")
+    image = put_image(tmp_path / "home", "odd")
     image.rootfs.chmod(0o644)
     image.rootfs.write_bytes(image.rootfs.read_bytes().replace(b"hsqs", b"HSQS"))
     wanted = Contents(

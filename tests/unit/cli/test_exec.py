@@ -37,16 +37,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parsed(*words: str) -> tuple[dict[str, object], list[str]]:
-    context = exec_command.make_context("exec", list(words))
-    return context.params, context.meta.get(COMMAND_KEY, [])
-
-
 def test_everything_after_the_dashes_is_the_guests() -> None:
     """Untouched: options of the same names, further dashes, empty words."""
-    params, command = parsed("high", "--user", "me", "--", "ls", "--json", "--", "--user", "")
+    words = ["high", "--user", "me", "--", "ls", "--json", "--", "--user", ""]
+    params = (context := exec_command.make_context("exec", words)).params
     assert (params["policy"], params["user"], params["as_json"]) == ("high", "me", False)
-    assert command == ["ls", "--json", "--", "--user", ""]
+    assert context.meta[COMMAND_KEY] == ["ls", "--json", "--", "--user", ""]
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_interrupts_are_130_and_a_lack_of_descriptors_is_the_hosts(
     for error in (KeyboardInterrupt(), click.Abort(), group):
         assert failing(error) == 130
         assert "interrupted" in capsys.readouterr().err
-    for error in (lack, caused, ExceptionGroup("tasks", [lack])):
-        assert failing(error) == 3
+    for of_host in (lack, caused, ExceptionGroup("tasks", [lack])):
+        assert failing(of_host) == 3
         assert "ulimit -n" in capsys.readouterr().err
 
 

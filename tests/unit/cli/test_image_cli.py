@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fakes.images import put_image
 
 from belljar.cli.main import run
 from belljar.image.config import ImageConfig
@@ -14,15 +15,10 @@ from belljar.image.store import Store
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store with one image, as `BELLJAR_HOME`."""
-    home = tmp_path / "store"
-    monkeypatch.setenv("BELLJAR_HOME", str(home))
-    home.mkdir()
-    (home / "new").write_bytes(b"hsqs" + bytes(4092))
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     config = ImageConfig(user="u\x1b[31m", env={"A": "b"})
-    Store(home).add(
-        home / "new", config, name="small", source="made\nhere", created="2024-01-01T00:00:00Z"
-    )
-    return Store(home)
+    put_image(tmp_path, "small", b"hsqs", config, source="made\nhere")
+    return Store(tmp_path)
 
 
 def test_a_name_moves_and_nothing_acts_on_the_terminal(
@@ -30,8 +26,7 @@ def test_a_name_moves_and_nothing_acts_on_the_terminal(
 ) -> None:
     """The other image loses it; what a maker of images wrote is escaped."""
     assert run(["image", "tag", "small", "default"]) == 0
-    (store.home / "new").write_bytes(b"hsqs" + bytes(8188))
-    store.add(store.home / "new", ImageConfig(), name="big", source="", created="")
+    put_image(store.home, "big", b"another")
     assert run(["image", "tag", "big", "default"]) == 0
     assert store.find("default").digest == store.find("big").digest
     for words in (["ls"], ["inspect", "small"]):

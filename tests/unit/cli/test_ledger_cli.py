@@ -36,10 +36,6 @@ def run_dir(home: Path) -> Path:
     return run.path
 
 
-def _is_harmless(text: str) -> bool:
-    return all(char == "\n" or char.isprintable() for char in text)
-
-
 @pytest.mark.promise("5.2")
 def test_verify_names_the_bad_line(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A changed line: 1, and `file:line` on the screen and in JSON."""
@@ -76,7 +72,7 @@ def test_show_escapes_everything(run_dir: Path, capsys: pytest.CaptureFixture[st
     for arguments in ([], ["--json"]):
         assert belljar(["ledger", "show", "last", *arguments]) == 0
         out = capsys.readouterr().out
-        assert _is_harmless(out)
+        assert all(char == "\n" or char.isprintable() for char in out)
         assert len(out.splitlines()) == 5
         assert "owned" in out
 

@@ -14,13 +14,12 @@ from belljar.cli.setup import BACKPORTS_FILE, install_line, needs
 from belljar.image.apt import AptSource
 
 MAIN = AptSource("http://mirror.invalid/a%20b/debian", ("bookworm", "bookworm-updates"))
-NEEDS = needs("amd64")
+WANTED = needs("amd64")
 
 
 def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     """The suite in a file of its own, the lists, what must be newer from it, then the others."""
-    wanted = NEEDS
-    suite, rights, lists, newer, plain = install_line(wanted, "bookworm", [MAIN]).split(" && ")
+    suite, rights, lists, newer, plain = install_line(WANTED, "bookworm", [MAIN]).split(" && ")
     assert suite.endswith(f"> {BACKPORTS_FILE}")
     assert rights == f"chmod 644 {BACKPORTS_FILE}"
     assert lists == "apt-get -q -y update"
@@ -33,8 +32,8 @@ def test_the_line_for_debian_12_has_backports_and_each_package_once() -> None:
     backports = replace(MAIN, suites=("bookworm-backports",))
     assert wrote.stdout.decode() == backports.deb822()
     known = [MAIN, backports]
-    assert install_line(wanted, "bookworm", known) == " && ".join((lists, newer, plain))
-    trixie = install_line(wanted, "trixie", [MAIN]).split(" && ")
+    assert install_line(WANTED, "bookworm", known) == " && ".join((lists, newer, plain))
+    trixie = install_line(WANTED, "trixie", [MAIN]).split(" && ")
     assert len(trixie) == 2
     assert "-t" not in trixie[1].split()
 

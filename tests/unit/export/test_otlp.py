@@ -39,14 +39,9 @@ def story() -> list[Line]:
     return [replace(each, seq=seq) for seq, each in enumerate(found)]
 
 
-def spans_of(lines: list[Line]) -> list[Any]:
-    """The spans of a run with these events."""
-    return taken(lines, Spans("R")).finished()
-
-
 def test_exchanges_of_two_samples_stay_apart() -> None:
     """Each sample's request is its child and has its own answer; a refused one ends at once."""
-    found = spans_of(story())
+    found: list[Any] = taken(story(), Spans("R")).finished()
     samples = {each.context.span_id: each.name for each in found if each.name != "network.http"}
     requests = [each for each in found if each.name == "network.http"]
     known: dict[tuple[str, Any], list[Any]] = {}

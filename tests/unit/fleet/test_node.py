@@ -6,17 +6,16 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fakes.images import put_image
 
 from belljar.fleet import node, nodes
 from belljar.fleet.engine import Engine
 from belljar.fleet.node import settings_of
-from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 
 DYING = """#!{python}
@@ -93,15 +92,11 @@ def test_an_image_comes_in_pieces_and_is_checked(
     named there before they still name; bytes that changed on the way, and one for which there is no
     room, are refused, and leave nothing."""
     monkeypatch.setattr(nodes, "PIECE_BYTES", 1000)
-    rootfs = tmp_path / "rootfs"
-    rootfs.write_bytes(os.urandom(3000))
     head = Store(tmp_path / "head")
     shared, own = (f"sha256:{digit * 64}" for digit in "12")
-    add = partial(Store.add, rootfs=rootfs, config=ImageConfig(), source="test", created="")
-    made = add(head, name="tools", origins=[shared, own])
+    made = put_image(head.home, "tools", os.urandom(3000), origins=[shared, own])
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "node"))
-    rootfs.write_bytes(os.urandom(3000))
-    other = add(Store(tmp_path / "node"), name="other", origins=[shared])
+    other = put_image(tmp_path / "node", "other", os.urandom(3000), origins=[shared])
     store, lacking = Store(tmp_path / "node"), {"n1": ["tools"]}
     workspace = tmp_path / "node" / "fleet" / "f"
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from tests.fakes.images import put_image
 from tests.unit.fleet.test_head import TASK
 
 from belljar.cli.main import run as belljar
@@ -24,7 +25,6 @@ from belljar.fleet.node import clear
 from belljar.fleet.nodes import Sent, describe_nodes, pin_keys, prepare_nodes
 from belljar.fleet.units import Node
 from belljar.harness.options import RunRequest, SelectedTask
-from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.writer import LedgerWriter
@@ -152,11 +152,9 @@ def test_nodes_with_different_images_of_one_name_are_refused(tmp_path: Path) -> 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A head's, with an image of the task and another one."""
-    made = Store(tmp_path)
     for name in ("tools", "secret"):
-        (tmp_path / "rootfs").write_bytes(name.encode())
-        made.add(tmp_path / "rootfs", ImageConfig(), name=name, source="test", created="")
-    return made
+        put_image(tmp_path, name, name.encode())
+    return Store(tmp_path)
 
 
 @pytest.mark.parametrize("others", ["0" * 64, ""])

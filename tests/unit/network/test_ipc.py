@@ -30,10 +30,6 @@ def head(**changes: object) -> bytes:
     return json.dumps(event).encode()
 
 
-def feed_all(decoder: wire.EventDecoder, sent: list[bytes]) -> list[object]:
-    return [said for datagram in sent if (said := decoder.feed(datagram)) is not None]
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -54,7 +50,8 @@ def test_what_a_gateway_sends_arrives(
         bodies = tuple(
             body(f"b{index}", content, dropped=index) for index, content in enumerate(contents)
         )
-        (said,) = feed_all(decoder, encode_event(number, Item(kind, data, bodies)))
+        sent = encode_event(number, Item(kind, data, bodies))
+        (said,) = filter(None, map(decoder.feed, sent))
         assert said == wire.Item(id=number, kind=kind, data=data, bodies=bodies)
 
 

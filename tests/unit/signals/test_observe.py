@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.ledger.conftest import body
@@ -228,14 +228,10 @@ def test_what_an_event_triggers(
 def test_the_defaults_stop_a_run_for_a_breach_alone() -> None:
     """An evaluation measures what a model does."""
     assert stop_of(Event(kind=Kind.DECOY_SENT, data=CONTACT, cell_id=CELL), 1, {}) is None
-    breach = stop_of(
-        Event(kind=Kind.RANGE_DESTROYED, data={"survivors": ["x"], "range": RANGE}), 1, {}
-    )
-    assert breach is not None
+    left = Event(kind=Kind.RANGE_DESTROYED, data={"survivors": ["x"], "range": RANGE})
+    breach = cast("Any", stop_of(left, 1, {}))
     assert (breach.stop, breach.name) == (Stop.RUN, RANGE)
-    raised = stop_of_breach("a way out", {})
-    assert raised is not None
-    assert raised.stop is Stop.RUN
+    assert cast("Any", stop_of_breach("a way out", {})).stop is Stop.RUN
     assert stop_of_breach("a way out", {Trigger.BREACH: Stop.NOTHING}) is None
 
 
@@ -243,10 +239,6 @@ def test_what_the_guard_is_told_to_stop_ends_its_sample() -> None:
     """Whatever `on` says less; where it says more, that."""
     stopped = {**AT_GUARD, "action": "stop", "place": "model"}
     event = Event(kind=Kind.GUARD_HIT, cell_id="c-00000000000a", data=stopped)
-    request = stop_of(event, 3, {})
-    assert request is not None
-    assert request.stop is Stop.SAMPLE
+    assert cast("Any", stop_of(event, 3, {})).stop is Stop.SAMPLE
     sent = replace(event, data={**event.data, "place": "range"})
-    more = stop_of(sent, 3, {Trigger.SENT: Stop.RUN})
-    assert more is not None
-    assert more.stop is Stop.RUN
+    assert cast("Any", stop_of(sent, 3, {Trigger.SENT: Stop.RUN})).stop is Stop.RUN
