@@ -19,6 +19,7 @@ from belljar.ledger.schema import OMISSIONS
 from belljar.ledger.verification import Status, verify
 
 from .conftest import make_run
+from .test_verification import edited
 
 
 @pytest.fixture
@@ -83,24 +84,17 @@ def _edit(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     return tamper
 
 
-def _other_log(copy: Path) -> None:
-    (copy / "inspect").mkdir()
-    (copy / "inspect/log.eval").write_bytes(b"lie")
-
-
-def _no_end(copy: Path) -> None:
-    lines = (copy / "checkpoints.jsonl").read_bytes().splitlines(keepends=True)
-    (copy / "checkpoints.jsonl").write_bytes(b"".join(lines[:-1]))
-
-
 def _put_back(copy: Path) -> None:
     body = next((copy.parent / "store").glob("runs/*/bodies/*/*"))
-    back = copy / "bodies" / body.parent.name / body.name
-    back.parent.mkdir(parents=True)
-    back.write_bytes(b"lie")
+    put(copy / "bodies" / body.parent.name / body.name)
 
 
-TAMPERS: dict[str, Callable[[Path], None]] = {
+def put(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"lie")
+
+
+TAMPERS: dict[str, Callable[[Path], object]] = {
     "the statement is gone": lambda copy: (copy / OMISSIONS).unlink(),
     "the statement is empty": _edit(lambda _: b""),
     "it has another class": _edit(lambda text: text.replace(b"outputs", b"inputss")),
@@ -111,8 +105,8 @@ TAMPERS: dict[str, Callable[[Path], None]] = {
     "one more file is gone": lambda copy: (copy / "policy.yaml").unlink(),
     "the ledger is gone": lambda copy: (copy / "ledger.jsonl").unlink(),
     "the manifest is gone": lambda copy: (copy / "manifest.json").unlink(),
-    "a file is another": _other_log,
-    "the final checkpoint is gone": _no_end,
+    "a file is another": lambda copy: put(copy / "inspect/log.eval"),
+    "the final checkpoint is gone": edited("checkpoints.jsonl", lambda lines: lines[:-1]),
     "a body is put back changed": _put_back,
 }
 

@@ -26,7 +26,7 @@ Lines = Callable[[list[bytes]], list[bytes]]
 LEDGER_LINES = 12
 
 
-def _edit(name: str, change: Lines) -> Tamper:
+def edited(name: str, change: Lines) -> Tamper:
     """Tampering with a file of lines: the change gets them without their newlines, from 0."""
 
     def tamper(run: Path) -> None:
@@ -130,8 +130,8 @@ FILES: dict[str, tuple[Tamper, str, str]] = {
     "ledger cut within a line": (cut("ledger.jsonl"), LAST, "cut off"),
     "ledger removed": (removed("ledger.jsonl"), "ledger.jsonl", "missing"),
     "the ledger a link": (lambda run: link_away(run / "ledger.jsonl"), "ledger.jsonl", "link"),
-    "the final checkpoint removed": (_edit(POINTS, lambda x: x[:-1]), POINTS, "cut off"),
-    "a second final checkpoint": (_edit(POINTS, lambda x: [*x, x[-1]]), POINTS, "after the run's"),
+    "the final checkpoint removed": (edited(POINTS, lambda x: x[:-1]), POINTS, "cut off"),
+    "a second final checkpoint": (edited(POINTS, lambda x: [*x, x[-1]]), POINTS, "after the run's"),
     "checkpoints cut within a line": (cut(POINTS), POINTS, "cut off"),
     "checkpoints removed": (removed(POINTS), POINTS, "missing"),
     "body changed": (to_body(lambda path: path.write_bytes(b"outpux 1")), LINE, "changed"),
@@ -148,12 +148,12 @@ FILES: dict[str, tuple[Tamper, str, str]] = {
     "policy removed": (removed("policy.yaml"), "policy.yaml", "missing"),
     "log changed": (written("inspect/log.eval", b"log2"), "inspect/log.eval", "changed"),
     "file added": (written("inspect/more"), "inspect/more", "added"),
-    "manifest changed": (_edit("manifest.json", lambda x: [x[0] + b" "]), "manifest", "changed"),
+    "manifest changed": (edited("manifest.json", lambda x: [x[0] + b" "]), "manifest", "changed"),
     "manifest removed": (removed("manifest.json"), "manifest.json", "missing"),
     "a device's name": (written("a\x1b]0;x\x07"), "a\\x1b", "name"),
 }
 TAMPERS = FILES | {
-    f"{name}: {how}": (_edit(name, change), f"{name}:{line}", what)
+    f"{name}: {how}": (edited(name, change), f"{name}:{line}", what)
     for name, rows in (("ledger.jsonl", EVENTS), ("checkpoints.jsonl", CHECKPOINTS))
     for how, (change, line, what) in rows.items()
 }
@@ -260,7 +260,7 @@ def test_a_crashed_run_verifies_to_its_last_event_and_says_so(home: Path, tmp_pa
     result = verify(crashed)
     assert (result.status, result.events) == (Status.UNFINISHED, 4)
     assert "ledger.jsonl:5 is incomplete" in result.warnings[0]
-    _edit("ledger.jsonl", lambda lines: lines[:3])(crashed)
+    edited("ledger.jsonl", lambda lines: lines[:3])(crashed)
     result = verify(crashed)
     assert result.problem is not None
     assert result.problem.where == "ledger.jsonl:4"

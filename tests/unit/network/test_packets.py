@@ -119,7 +119,8 @@ def test_any_frame_is_looked_at(frame: bytes) -> None:
 
 @pytest.mark.promise("5.4")
 def test_each_answered_connection_is_told_once(tmp_path: Path) -> None:
-    """By its first byte and by more than a handshake; a repetition behind its end is none."""
+    """By its first byte and by more than a handshake; a repetition behind its end is none. A
+    reset hides nothing."""
     record = PacketFile(os.open(tmp_path / "packets", os.O_RDWR | os.O_CREAT), MIN_BYTES)
     syn_ack, ack, fin = 0x12, 0x10, 0x11
 
@@ -134,6 +135,9 @@ def test_each_answered_connection_is_told_once(tmp_path: Path) -> None:
     assert [told(ack, 60_000), told(ack, 60_000), told(ack, 60_000)] == [[], [True], []]
     assert [told(fin, 0), told(ack, 5)] == [[], []]
     assert [told(syn_ack, 0), told(ack, 5)] == [[], [False]]
+    # The rules refuse a second SYN of an open connection by a reset, and it goes on
+    seen = [told(flags, size) for flags, size in ((0x14, 0), (ack, 60_000), (ack, 60_000))]
+    assert seen == [[], [], [True]]
     datagram = bytes(12) + b"\x08\x00\x45".ljust(11) + b"\x11"
     for time_ns, frame in enumerate((datagram, datagram, datagram[:23])):
         add(record, time_ns, frame)
@@ -146,15 +150,6 @@ def test_what_cannot_be_written_is_an_error() -> None:
     with pytest.raises(OSError, match=r"No space left|Invalid argument"):
         PacketFile(full, MIN_BYTES)
     os.close(full)
-
-
-@pytest.mark.promise("5.4")
-def test_a_reset_hides_nothing(tmp_path: Path) -> None:
-    """The rules refuse a second SYN of an open connection by a reset, and it goes on."""
-    record = PacketFile(os.open(tmp_path / "packets", os.O_RDWR | os.O_CREAT), MIN_BYTES)
-    for flags, size in ((0x12, 0), (0x10, 5), (0x14, 0), (0x10, 60_000), (0x10, 60_000)):
-        add(record, 1, tcp(flags, 443, size))
-    assert [is_long for _, is_long in record.answered] == [False, True]
 
 
 def test_connections_that_cells_reset_crowd_out_no_other(
