@@ -62,6 +62,13 @@ async def test_nothing_is_received_after_the_record() -> None:
         assert stage.last(Kind.CONNECT_FAILED).bodies == ()
         with pytest.raises(anyio.ClosedResourceError):
             await stream.receive()
+    async with staged({b"sh": greet}) as stage:
+        with suppress(LookupError):
+            async with stage.cell.open_exec(["sh"]) as running:
+                await stage.cell.ping()  # it has come by then
+                raise LookupError
+        assert not any(body.content for body in stage.last(Kind.EXEC_FAILED).bodies)
+        assert [chunk async for chunk in running] == []
 
 
 @pytest.mark.promise("5.3")
