@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import threading
 from collections.abc import Mapping
@@ -104,6 +106,23 @@ def test_what_goes_on_is_by_the_places_action(action: Action, expected: bytes) -
 
 
 @pytest.mark.promise("5.7")
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (base64.b64encode(SECRET.encode()), base64.b64encode(SECRET.encode()).rstrip(b"=")),
+        (SECRET.encode().hex().encode(), SECRET.encode().hex().upper().encode()),
+        (gzip.compress(SECRET.encode(), 9, mtime=0), gzip.compress(SECRET.encode(), 1, mtime=0)),
+    ],
+)
+def test_an_encoded_value_is_redacted_wherever_it_stands(ways: tuple[bytes, bytes]) -> None:
+    """More than once in the same way, and in another."""
+    _, recorder = guarded(output=Action.REDACT)
+    data = b"".join(b"a line of text, %s, and more.\n" % ways[number % 2] for number in range(20))
+    let_out = recorder.let_out(output_part(data, "exec.output"), cell_id="c-1")
+    assert let_out.data == b"a line of text, [redacted], and more.\n" * 20
+
+
+@pytest.mark.promise("5.7")
 def test_a_value_sent_in_single_characters_is_found_whatever_repeats_in_it() -> None:
     """Two messages that are the same are two pieces."""
     inner = MemoryRecorder()
@@ -142,6 +161,31 @@ def test_what_is_being_scanned_at_the_end_is_found_or_not_scanned(
     assert inner.kinds() == [Kind.EXEC_COMPLETED, found]
     assert (inner.events[1].data["evidence"], inner.events[1].cell_id) == (0, "c-1")
     go.set()
+
+
+def test_an_interrupted_end_scans_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the process would end only when it has scanned all that a guest had it queue."""
+    began, go, scanned = threading.Event(), threading.Event(), list[object]()
+
+    def slow(*args: object) -> None:
+        scanned.append(args)
+        began.set()
+        go.wait(60)
+
+    def interrupted(_recorder: GuardedRecorder, _timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GuardedRecorder, "_scan", slow)
+    monkeypatch.setattr(GuardedRecorder, "flush", interrupted)
+    _, recorder = guarded()
+    for op in range(20):
+        recorder.record(output(b"orders rose by eight percent", op=op))
+    assert began.wait(60)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    go.set()
+    recorder._thread.shutdown()
+    assert len(scanned) == 1
 
 
 def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
