@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from signal import SIGKILL, Signals
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import anyio
 from anyio.lowlevel import current_token
@@ -24,6 +24,7 @@ from belljar.events import Kind
 from belljar.units import format_duration
 
 Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
+_Texts = TypeVar("_Texts", bound=OutputTexts)
 _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 
 
@@ -70,7 +71,13 @@ class RunningCommand:
 
     def output(self) -> OutputTexts:
         """Its output so far, if started by `start`."""
-        return self.outcome or self._channel.output()
+        return self.outcome or self._joined(self._channel.output())
+
+    def _joined(self, texts: _Texts) -> _Texts:
+        """As the guard lets it out: a value may have come in pieces."""
+        return replace(
+            texts, stdout=self._let_out(texts.stdout), stderr=self._let_out(texts.stderr)
+        )
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
         """Send bytes or UTF-8 text to its stdin, once its window has room."""
@@ -146,6 +153,8 @@ class RunningCommand:
                         async for stream, chunk in self:
                             self._channel.kept[stream].feed(chunk)
                         await self._finish()
+                        if self.outcome is not None:
+                            self.outcome = self._joined(self.outcome)
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
                 self.outcome = None  # it ended with a reverted machine
                 self._error = error if isinstance(error, Exception) else self._error

@@ -21,6 +21,7 @@ from belljar.errors import BelljarError, PolicyError
 from belljar.events import Event, Kind, Recorder
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import (
+    MIN_SCANNED_BYTES,
     Carried,
     ServiceContacts,
     carried,
@@ -54,6 +55,10 @@ MAX_SAME: Final = 20
 # Values that are counted, and digests that the gateway reported: a guest chooses how many there
 # are. Those seen longest ago go; what is seen again then is on record again.
 MAX_COUNTED: Final = 10_000
+
+# Of one piece: how often it is looked at again, and of how many finds other copies are taken out.
+MAX_REDACTIONS: Final = 4
+MAX_COPIED: Final = 64
 
 REDACTED: Final = b"[redacted]"
 WITHHELD: Final = b"[withheld: it could not be scanned]"
@@ -173,7 +178,9 @@ class GuardedRecorder:
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
         """Report what reaches the range's decoy services during the block."""
-        self._contacts, self._reports_touches = ServiceContacts(self.service_addresses), True
+        encrypted = {item.id for item in self.services if item.kind == "ssh"}
+        self._contacts = ServiceContacts(self.service_addresses, encrypted)
+        self._reports_touches = True
         try:
             yield
         finally:  # later events are still theirs: the gateway ends after the cells
@@ -199,7 +206,7 @@ class GuardedRecorder:
             return LetOut(data=b"", stopped=True)
         if not is_whole:
             return LetOut(data=WITHHELD)
-        return LetOut(data=scanner.replace(part.data, scanned.hits, REDACTED))
+        return LetOut(data=_redacted(scanner, part.data, scanned.hits))
 
     @property
     def spec(self) -> ScanSpec:
@@ -317,6 +324,26 @@ class GuardedRecorder:
             self._inner.record(
                 unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason)
             )
+
+
+def _redacted(scanner: Scanner, data: bytes, hits: tuple[Hit, ...]) -> bytes:
+    """The data without the finds, or `WITHHELD`.
+
+    Of encoded data that stands there more than once only the first is a find: what is left is
+    scanned again.
+    """
+    for _ in range(MAX_REDACTIONS):
+        encoded = dict.fromkeys(data[hit.start : hit.end] for hit in hits if hit.decoding)
+        data = scanner.replace(data, hits, REDACTED)
+        for copy in [text for text in encoded if len(text) >= MIN_SCANNED_BYTES][:MAX_COPIED]:
+            data = data.replace(copy, REDACTED)
+        left = scanner.scan(data)
+        if not left.complete:
+            break
+        if not left.hits:
+            return data
+        hits = left.hits
+    return WITHHELD
 
 
 def _count(counts: dict[_Key, int], key: _Key) -> int:

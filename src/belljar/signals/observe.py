@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from itertools import chain
 from typing import Any, Final
@@ -126,6 +126,9 @@ def _from_network(event: Event) -> Iterator[Carried]:
         headers: Any = data.get("headers") or ()
         lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
         yield Carried(Channel.HTTP, "http.header", lines, part=HEADER)
+    elif event.kind is Kind.NETWORK_ATTEMPT and "operation" in data:
+        user = str(data.get("user") or "").encode()
+        yield Carried(Channel.STREAM, str(data["operation"]), user, part="user")
 
 
 # Of bodies that a cell sent, or that an attempt was given.
@@ -254,16 +257,24 @@ _CONTACTS: Final = (
 
 
 class ServiceContacts:
-    """First contacts with services. `addresses`: address → id."""
+    """First contacts with services. `addresses`: address → id. `encrypted`: ids."""
 
-    def __init__(self, addresses: Mapping[str, str]) -> None:
+    def __init__(
+        self, addresses: Mapping[str, str], encrypted: Collection[str] = frozenset()
+    ) -> None:
         self._addresses = dict(addresses)
+        self._encrypted = frozenset(encrypted)
         self._ids = frozenset(addresses.values())
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Return True for a raw stream, which the service records."""
-        return event.kind is Kind.NETWORK_STREAM and event.data.get("stand_in") in self._ids
+        """Return True for a raw stream, which the service records.
+
+        An encrypted one it records decrypted: what stands before its encryption is in no record.
+        """
+        stand_in = event.data.get("stand_in")
+        is_raw = event.kind is Kind.NETWORK_STREAM and stand_in not in self._encrypted
+        return is_raw and stand_in in self._ids
 
     def touched(self, event: Event, evidence: int) -> Event | None:
         """The event of a connection's first contact."""

@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -31,7 +30,7 @@ MAX_BYTES: Final = 64 << 20  # Of all tails: the flow that was quiet for longest
 MAX_FLOWS: Final = 10_000
 MAX_PARTS: Final = 256  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
-MAX_REPORTED: Final = 10_000  # Finds of one part that are not reported again.
+MAX_REPORTED: Final = 10_000  # Finds of one part whose ends are remembered.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
 # A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
 MAX_REPEATED: Final = 3
@@ -46,35 +45,51 @@ class _Part:
     def __init__(self) -> None:
         self.tail = b""
         self.last = b""  # A field's piece.
+        self.once: _Part | None = None  # The field without what repeats or counts.
         self.reader: zlib._Decompress | None = None  # Of compressed data that goes on.
         self.reader_name = ""
-        self.reported: set[tuple[str, str]] = set()
-        # Of finds, counted from the tail's end.
+        # Of finds, counted from the tail's end: where they began, and where each last ended.
         self.starts: frozenset[tuple[int, str]] = frozenset()
+        self.ends: dict[tuple[str, str], int] = {}
 
-    def report(self, key: tuple[str, str]) -> None:
-        if len(self.reported) >= MAX_REPORTED:  # some come again
-            self.reported.clear()
-        self.reported.add(key)
+    def keep_ends(self, hits: Iterable[Hit], size: int, added: int) -> None:
+        """Remember where finds ended, in a text of this size, of which so much is new."""
+        ends = {key: at + added for key, at in self.ends.items() if at + added < MAX_TAIL}
+        for hit in hits:
+            key = (hit.cls, hit.digest)
+            ends[key] = min(size - hit.end, ends.get(key, size))
+        self.ends = dict([*ends.items()][-MAX_REPORTED:])
 
 
 class _Flow:
     def __init__(self) -> None:
         self.parts: OrderedDict[str, _Part] = OrderedDict()
-        self.end = b""  # Of whatever part came last.
-        self.starts: frozenset[tuple[int, str]] = frozenset()  # As of a part, of `end`.
+        self.fields: OrderedDict[str, _Part] = OrderedDict()
+        self.border = _Part()  # Whatever part came last.
         self.counted = 0  # Its size, when it was last fed.
 
     def part(self, name: str) -> _Part:
-        found = self.parts.setdefault(name, _Part())
-        self.parts.move_to_end(name)
-        while len(self.parts) > MAX_PARTS or (self.size > MAX_FLOW_BYTES and len(self.parts) > 1):
-            self.parts.popitem(last=False)
+        return self._kept(self.parts, name)
+
+    def field(self, name: str) -> _Part:
+        """Apart from the parts: their names are the sender's, and no part gives way to them."""
+        return self._kept(self.fields, name)
+
+    def _kept(self, kept: OrderedDict[str, _Part], name: str) -> _Part:
+        found = kept.setdefault(name, _Part())
+        kept.move_to_end(name)
+        while len(kept) > MAX_PARTS or (_size(kept) > MAX_FLOW_BYTES and len(kept) > 1):
+            kept.popitem(last=False)
         return found
 
     @property
     def size(self) -> int:
-        return len(self.end) + sum(len(part.tail) for part in self.parts.values())
+        return len(self.border.tail) + _size(self.parts) + _size(self.fields)
+
+
+def _size(kept: OrderedDict[str, _Part]) -> int:
+    parts = (each for part in kept.values() for each in (part, part.once))
+    return sum(len(part.tail) for part in parts if part is not None)
 
 
 class StreamScanner:
@@ -97,7 +112,9 @@ class StreamScanner:
         state = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
         results = [self._follow(state, part, data), self._border(state, data)]
-        state.starts = state.part(part).starts
+        fed = state.part(part)
+        state.border.starts = fed.starts
+        state.border.ends |= {key: at for key, at in fed.ends.items() if at < len(data)}
         results += [
             self._join(*field, len(data))
             for field in _fields(state, channel, part, data, self._tail)
@@ -127,17 +144,11 @@ class StreamScanner:
         before, text = len(part.tail), part.tail + data
         part.tail = text[-self._tail :]
         result = self._scan(text)
-        hits = []
-        for hit in result.hits:
-            key = (hit.cls, hit.digest)
-            if hit.end <= before or (hit.start < before and key in part.reported):
-                continue
-            if _has_grown(hit, before, part.starts):
-                continue
-            part.report(key)
-            hits.append(_moved(hit, -before, len(data), ()))
+        news = self._news(part, text, before, result, is_whole=True)
+        part.keep_ends(news.hits, len(text), len(data))
+        hits = tuple(_moved(hit, -before, len(data), ()) for hit in news.hits)
         part.starts = frozenset((len(text) - hit.start, hit.value_id) for hit in result.hits)
-        results = [replace(result, hits=tuple(hits))]
+        results = [replace(news, hits=hits)]
         inner = f"{name} unpacked"
         if part.reader is not None:
             results.append(self._inflate(state, part, inner, data))
@@ -150,6 +161,40 @@ class StreamScanner:
             except TimeoutError:
                 results.append(Scanned(complete=False, problem="time"))
         return _together(results)
+
+    def _news(
+        self, part: _Part, text: bytes, before: int, result: Scanned, *, is_whole: bool
+    ) -> Scanned:
+        """The finds across `before`, and `is_whole`: those behind it, but for what has only grown.
+
+        A scan finds encoded data once, however often it stands there, and joins it with what stands
+        beside it. So what follows the finds in the tail is looked at without them.
+        """
+        known = {key: before - at for key, at in part.ends.items() if at <= before}
+        news = [
+            hit
+            for hit in result.hits
+            if hit.start >= known.get((hit.cls, hit.digest), 0)
+            and not _has_grown(hit, before, part.starts)
+        ]
+        results = [replace(result, hits=tuple(news))]
+        cut = max(
+            (*known.values(), *(hit.end for hit in result.hits if hit.end <= before)), default=0
+        )
+        if cut and is_whole:
+            alone = self._scan(text[before:])
+            hits = tuple(_moved(hit, before, len(text), ()) for hit in alone.hits)
+            results.append(replace(alone, hits=hits))
+        while 0 < cut < before:
+            again = self._scan(text[cut : before + self._tail])
+            hits = tuple(_moved(hit, cut, len(text), ()) for hit in again.hits)
+            results.append(replace(again, hits=hits))
+            cut = max((hit.end for hit in hits if hit.end <= before), default=0)
+        found = _together(results)
+        hits = tuple(
+            hit for hit in found.hits if hit.end > before and (is_whole or hit.start < before)
+        )
+        return replace(found, hits=hits)
 
     def _room(self) -> int:
         if time.thread_time() > self._until:
@@ -177,31 +222,34 @@ class StreamScanner:
 
     def _border(self, state: _Flow, data: bytes) -> Scanned:
         """What spans two parts."""
-        end, state.end = state.end, (state.end + data)[-self._tail :]
+        end, border = state.border.tail, state.border
+        border.tail = (end + data)[-self._tail :]
         if not end or not data:
+            border.keep_ends((), 0, len(data))
             return Scanned()
-        result = self._scan(end + data[: self._tail])
-        hits = tuple(
-            _moved(hit, -len(end), len(data), (JOINED,))
-            for hit in result.hits
-            if hit.start < len(end) < hit.end and not _has_grown(hit, len(end), state.starts)
-        )
-        return replace(result, hits=hits)
+        text = end + data[: self._tail]
+        news = self._news(border, text, len(end), self._scan(text), is_whole=False)
+        border.keep_ends(news.hits, len(end) + len(data), len(data))
+        hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in news.hits)
+        return replace(news, hits=hits)
 
     def _join(self, name: str, field: _Part, before: bytes, piece: bytes, size: int) -> Scanned:
         """Search a field and its next piece."""
         alone = name.startswith("labels")  # Such a piece is joined itself.
         if not before and not alone:
+            field.keep_ends((), 0, len(piece))
             return Scanned()
-        result = self._scan(before + (piece if alone else piece[: self._tail]))
-        hits = []
-        for hit in result.hits:
-            key = (hit.cls, hit.digest)
-            is_joined = hit.end > len(before) and (alone or hit.start < len(before))
-            if is_joined and key not in field.reported:
-                field.report(key)
-                hits.append(replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)))
-        return replace(result, hits=tuple(hits))
+        text = before + (piece if alone else piece[: self._tail])
+        result = self._scan(text)
+        if any(hit.start < len(before) < hit.end for hit in result.hits):
+            # What a piece has as a whole was found with its request.
+            field.keep_ends(self._scan(before).hits, len(before), 0)
+        news = self._news(field, text, len(before), result, is_whole=alone)
+        field.keep_ends(news.hits, len(before) + len(piece), len(piece))
+        hits = tuple(
+            replace(hit, start=0, end=size, decoding=(JOINED, *hit.decoding)) for hit in news.hits
+        )
+        return replace(news, hits=hits)
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> bool:
@@ -238,18 +286,24 @@ def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
     """Name, field, its content before, and its next piece."""
-    for name, piece in islice(_pieces(channel, part, data), MAX_FIELDS):
-        field, once = state.part(name), state.part(f"{name}, once")
+    left = MAX_FIELDS
+    for name, piece in _pieces(channel, part, data):
         # A resolver asks for each name twice, and a field may never change.
-        is_old, field.last = piece == field.last, piece
-        if is_old and len(piece) > MAX_REPEATED:
+        is_old = (known := state.fields.get(name)) is not None and piece == known.last
+        if not piece or (is_old and len(piece) > MAX_REPEATED):
             continue
+        if not left:
+            break
+        left -= 1
+        field = state.field(name)
+        field.last = piece
         before, field.tail = field.tail, (field.tail + piece)[-tail:]
         yield name, field, before, piece
         if not is_old and not (piece.isdigit() and len(piece) < 8):
+            once = field.once = field.once or _Part()
             others, once.tail = once.tail, (once.tail + piece)[-tail:]
             if others != before:
-                yield name, field, others, piece
+                yield name, once, others, piece
 
 
 def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:

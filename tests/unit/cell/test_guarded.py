@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import threading
 from collections.abc import Mapping
@@ -103,6 +105,23 @@ def test_what_goes_on_is_by_the_places_action(action: Action, expected: bytes) -
     let_out = recorder.let_out(part, cell_id="c-1")
     assert (let_out.data, let_out.stopped) == (expected, action is Action.STOP)
     assert [event.data["action"] for event in inner.events] == [action.value]
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize(
+    "ways",
+    [
+        (base64.b64encode(SECRET.encode()), base64.b64encode(SECRET.encode()).rstrip(b"=")),
+        (SECRET.encode().hex().encode(), SECRET.encode().hex().upper().encode()),
+        (gzip.compress(SECRET.encode(), 9, mtime=0), gzip.compress(SECRET.encode(), 1, mtime=0)),
+    ],
+)
+def test_an_encoded_value_is_redacted_wherever_it_stands(ways: tuple[bytes, bytes]) -> None:
+    """More than once in the same way, and in another."""
+    _, recorder = guarded(output=Action.REDACT)
+    data = b"".join(b"a line of text, %s, and more.\n" % ways[number % 2] for number in range(20))
+    let_out = recorder.let_out(output_part(data, "exec.output"), cell_id="c-1")
+    assert let_out.data == b"a line of text, [redacted], and more.\n" * 20
 
 
 @pytest.mark.promise("5.7")

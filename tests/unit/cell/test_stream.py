@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
+from belljar.cell.guarded import GuardedRecorder
 from belljar.channel import PtySize
 from belljar.errors import LedgerError
 from belljar.events import Event, Kind
+from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.signals.values import KnownValue, ValueSource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
@@ -68,6 +72,27 @@ async def test_it_ends_with_its_cell() -> None:
         assert not any(command.running for command in commands)
         assert stage.kinds().count(Kind.EXEC_COMPLETED) == 3
         assert stage.guest.ops == {}
+
+
+@pytest.mark.promise("5.7")
+async def test_what_a_command_in_the_background_says_in_pieces_is_redacted_as_a_whole() -> None:
+    """However it cuts what it says."""
+
+    async def say(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        for piece in (b"say protected", b"-value-1 once"):
+            await guest.output(op, 1, piece)
+            await anyio.sleep(0.1)  # Else they would arrive as one.
+        await guest.finish(op)
+
+    value = KnownValue(id="v", text="protected-value-1", source=ValueSource.PROTECTED)
+    async with staged({b"say": say}) as stage:
+        rules = GuardRules(actions={Place.OUTPUT: Action.REDACT})
+        guard = GuardedRecorder(stage.recorder, rules, bytes(32), [value])
+        stage.cell._recorder, stage.cell.guard, stage.cell._redacts = guard, guard, True
+        command = await stage.cell.start(["say"])
+        assert (await command.wait()).stdout == b"say [redacted] once"
+        assert command.output().stdout == b"say [redacted] once"
 
 
 async def test_a_cell_is_destroyed_though_its_commands_can_not_be_recorded(

@@ -164,6 +164,17 @@ def test_anything_else_is_no_touch(kind: Kind, data: dict[str, JsonValue]) -> No
     )
 
 
+@pytest.mark.promise("5.7")
+def test_what_no_service_records_is_scanned() -> None:
+    """Before the encryption of a stream, and in the name of a login's user."""
+    stream = Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "box", "connection": 1})
+    assert ServiceContacts({"10.1.1.9": "box"}).records_itself(stream)
+    assert not ServiceContacts({"10.1.1.9": "box"}, {"box"}).records_itself(stream)
+    said: dict[str, JsonValue] = {"what": "login", "operation": "ssh.password", "user": "root"}
+    (part,) = carried(Event(kind=Kind.NETWORK_ATTEMPT, data=said))
+    assert (part.data, part.operation) == (b"root", "ssh.password")
+
+
 def test_what_is_remembered_is_bounded() -> None:
     """A connection that came long ago is forgotten, a new one is not."""
     seen = ServiceContacts({"10.1.1.9": "cache"})

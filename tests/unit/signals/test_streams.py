@@ -10,6 +10,7 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
+from urllib.parse import quote
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -58,6 +59,78 @@ def test_pieces_are_joined_within_one_flow() -> None:
     data = b"x=1 password=kX9vQ2mB7rT4wZ8pLn3c;"
     for cut in (6, 14, 20):
         assert found([(Channel.HTTP, "body", data[:cut]), (Channel.HTTP, "body", data[cut:])]) == 1
+
+
+AGAIN: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "base64": base64.b64encode,
+    "base64 without padding": lambda value: base64.b64encode(value + b"!"),
+    "hex": lambda value: value.hex().encode(),
+    "gzip": lambda value: gzip.compress(value, mtime=0),
+}
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize(
+    "form", [b"%s", b"a text with %s. Its end", b'{"d": "%s", "n": 1}', b"d=%s&n=1"]
+)
+@pytest.mark.parametrize("way", AGAIN)
+def test_a_value_is_found_whenever_it_is_sent(way: str, form: bytes) -> None:
+    """Again in the same words, which the tail has; what the next request begins with is none."""
+    for channel, part in ((Channel.HTTP, "body"), (Channel.STREAM, "data"), (Channel.DNS, "label")):
+        sent = form % AGAIN[way](VALUE)
+        watcher = stream()
+        for _ in range(3):
+            assert len(watcher.feed("f", channel, part, sent).hits) == 1
+            if channel is Channel.HTTP:
+                assert not watcher.feed("f", channel, "url", b"/next").hits
+                assert not watcher.feed("f", channel, "header", b"host: shop").hits
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("form", [b"%s", b'{"d": "%s"}', b"d=%s"])
+@pytest.mark.parametrize("encode", [bytes, lambda value: base64.b64encode(value + b"!")])
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_value_is_found_in_pieces_after_it_was_found_whole(
+    form: bytes, encode: Callable[[bytes], bytes], copies: int
+) -> None:
+    """In a body that follows one with the whole value, once or several times."""
+    watcher, value = stream(), encode(VALUE)
+    whole = b", and then ".join([value] * copies)
+    for piece in (b"text " + whole, b"some words, " + value[:10], value[10:] + b" more"):
+        watcher.feed("f", Channel.HTTP, "url", b"/next")
+        scanned = watcher.feed("f", Channel.HTTP, "body", form % piece)
+    assert len(scanned.hits) == 1
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("way", [*AGAIN][:4])
+def test_what_a_field_has_after_a_value_is_none(way: str) -> None:
+    """Other encoded words, and a counter, in the requests that follow."""
+    watcher = stream()
+    for number in range(4):
+        pieces = (AGAIN[way](VALUE), b"Zm9vYmFy", b"%d" % number, b"YmF6cXV4")
+        sent = (b"/x?a=1&d=%s" % quote(piece).encode() for piece in pieces)
+        hits = [len(watcher.feed("f", Channel.HTTP, "url", each).hits) for each in sent]
+        assert hits == [1, 0, 0, 0]
+
+
+@pytest.mark.promise("5.7")
+@pytest.mark.parametrize("value", [b"piece", b""])
+def test_other_fields_take_no_place_of_a_value(value: bytes) -> None:
+    """A request has 64 parameters and headers that the one before has not, or empty ones."""
+    for part, cut in (("body", b"%s"), ("header", b"x-d: %s")):
+        watcher = stream()
+        for turn, piece in enumerate((b"\0 " + VALUE[:8], VALUE[8:])):
+            names = [b"n%d%d" % (turn, number) for number in range(64)]
+            watcher.feed("f", Channel.HTTP, "url", b"/x?" + b"=1&".join(names))
+            lines = [name + b": " + value for name in names[part == "header" and bool(value) :]]
+            if part == "header":
+                lines = [*lines[: 63 if value else 64], cut % piece.strip(b"\0 ")]
+            scanned = watcher.feed("f", Channel.HTTP, "header", b"\n".join(lines))
+            if part == "body":
+                scanned = watcher.feed("f", Channel.HTTP, "body", cut % piece)
+        assert len(scanned.hits) == 1
 
 
 @pytest.mark.parametrize("credential", [TEXT, "kX9vQ2mB7rT4wZ8pLn3c"])

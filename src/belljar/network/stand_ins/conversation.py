@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from belljar.capture import body_of
 from belljar.dataclass import dataclass
-from belljar.events import JsonValue
+from belljar.events import Body, JsonValue
 from belljar.network.stand_ins import web
 
 # One event names so many commands; the others are counted, and all stand in its body.
@@ -104,11 +104,16 @@ async def record(
 ) -> None:
     """Record one login, or commands together."""
     data: dict[str, JsonValue] = {"cell": cell}
+    bodies = list[Body]()
     if presented := steps[0].presented:
+        user = web.word(presented.user)
+        if user != presented.user:
+            whole = presented.user.encode("utf-8", "replace")
+            bodies.append(body_of("user", whole, web.MAX_KEPT_BODY_BYTES))
         data |= {
             "what": "login",
             "operation": f"{service}.{steps[0].name}",
-            "user": web.word(presented.user),
+            "user": user,
             "ok": presented.ok,
         }
         body = body_of("credential", presented.credential, web.MAX_KEPT_BODY_BYTES)
@@ -121,4 +126,4 @@ async def record(
         }
         raw = b"".join(step.raw for step in steps)
         body = body_of("command", raw, web.MAX_KEPT_BODY_BYTES)
-    await context.record("network.attempt", data, [body])
+    await context.record("network.attempt", data, [body, *bodies])
