@@ -99,7 +99,6 @@ class FakeCell:
         self.tier, self.host_pid, self.has_port = "microvm", None, False
         self.last_op = 0
         self.guard: Any = None
-        self.described: dict[str, Any] = {}
         self.healths = [HealthFinding(began=True, ended=True, ran=True)]
         self.image_command, self.image_entrypoint = (), ()
         self.image_health: dict[str, Any] = {}
@@ -124,7 +123,7 @@ class FakeCell:
         """It isn't looked for."""
 
     def describe(self, **said: Any) -> None:
-        self.described |= said
+        """Nobody asks."""
 
     async def start(
         self, argv: Sequence[str], *, service: bool, timeout_s: float | None
@@ -241,7 +240,6 @@ class FakeCells(RealCells):
         self.prepared: list[LoadedPolicy] = []
         self.opened: list[FakeCell] = []
         self.prepare_error: Exception | None = None
-        self.images_error: Exception | None = None
         self.of_images: tuple[Difference, ...] = ()
         self.destroy_error: BaseException | None = None
         self.router: Router | None = None
@@ -268,9 +266,7 @@ class FakeCells(RealCells):
         """Nothing is built."""
 
     def check_images(self, policies: Sequence[LoadedPolicy]) -> None:
-        """Of a fake cell nothing is missing, unless a test says so."""
-        if self.images_error is not None:
-            raise self.images_error
+        """Of a fake cell nothing is missing."""
 
     def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
         return self.of_images

@@ -175,16 +175,12 @@ class Gateway:
             sock.sendall(data)
             return read_all(sock)
 
-    def curl(
-        self, *args: str, name: str = "shop.example", protocol: str = "tls", path: str = "/"
-    ) -> tuple[int, str]:
+    def curl(self, *args: str, path: str = "/") -> tuple[int, str]:
         """curl's exit status, and its output: the body, a line `STATUS VERSION`."""
-        address = NAMES.get(name, WILD if name.endswith(".shop.example") else SHOP)
-        port = self.ports[protocol]
-        scheme = "https" if protocol == "tls" else "http"
+        name, port = "shop.example", self.ports["tls"]
         argv = ["curl", "-sS", "--noproxy", "*", "--cacert", str(self.authority)]
-        argv += ["--resolve", f"{name}:{port}:{address}"]
-        argv += ["-w", "\n%{http_code} %{http_version}", *args, f"{scheme}://{name}:{port}{path}"]
+        argv += ["--resolve", f"{name}:{port}:{SHOP}", "-w", "\n%{http_code} %{http_version}"]
+        argv += [*args, f"https://{name}:{port}{path}"]
         done = subprocess.run(argv, capture_output=True, timeout=60, check=False)
         return done.returncode, done.stdout.decode("latin-1") + done.stderr.decode("latin-1")
 
@@ -223,11 +219,11 @@ def layout() -> RangeLayout:
     )
 
 
-def listener(kind: int = socket.SOCK_STREAM, port: int = 0) -> socket.socket:
+def listener(kind: int = socket.SOCK_STREAM) -> socket.socket:
     """A socket as a supervisor makes it."""
     sock = socket.socket(socket.AF_INET, kind)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((RESOLVER if kind == socket.SOCK_DGRAM else "0.0.0.0", port))  # noqa: S104
+    sock.bind((RESOLVER if kind == socket.SOCK_DGRAM else "0.0.0.0", 0))  # noqa: S104
     if kind == socket.SOCK_STREAM:
         sock.listen(4096)
     return sock

@@ -24,8 +24,8 @@ EXITED, SIGNALED, NOT_STARTED, IO_FAILED = range(4)
 WINDOW = 256 << 10
 
 
-def frame(kind: int, op: int, payload: bytes = b"", *, flags: int = 0, reserved: int = 0) -> bytes:
-    return HEADER.pack(len(payload), kind, flags, reserved, op) + payload
+def frame(kind: int, op: int, payload: bytes = b"") -> bytes:
+    return HEADER.pack(len(payload), kind, 0, 0, op) + payload
 
 
 def text(value: bytes | str) -> bytes:
@@ -247,13 +247,11 @@ class FakeGuest:
     async def started(self, op: GuestOp, info: int = 0) -> None:
         await self.send(frame(STARTED, op.id, struct.pack("<Q", info)))
 
-    async def output(
-        self, op: GuestOp, stream: int, content: bytes, *, chunk_bytes: int = 65_535
-    ) -> None:
+    async def output(self, op: GuestOp, stream: int, content: bytes) -> None:
         """Send output as credit allows; stop when killed."""
         at = 0
         while at < len(content) and not op.killed:
-            room = min(op.credit, chunk_bytes)
+            room = min(op.credit, 65_535)
             if room == 0:
                 await op.news.wait()
                 continue

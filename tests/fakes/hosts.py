@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from belljar.host.model import (
     CgroupFact,
     CgroupVersion,
@@ -15,8 +13,6 @@ from belljar.host.model import (
     TrialState,
     UsernsFact,
 )
-from belljar.image.kernel import Kernel
-from belljar.image.store import Image
 from belljar.plan.model import ImageFacts
 
 _GROUPS = {name: f"/sys/fs/cgroup/{name}" for name in ("cpu", "memory", "pids")}
@@ -84,32 +80,4 @@ def image_with_a_user() -> ImageFacts:
         user="user",
         workdir="/home/user",
         env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-    )
-
-
-def some_image() -> Image:
-    """The image of `image_with_a_user`, as the store would give it."""
-    facts = image_with_a_user()
-    return Image(
-        digest=facts.digest,
-        names=(facts.name,),
-        rootfs=Path("/nowhere/rootfs"),
-        size_bytes=1,
-        env=facts.env,
-        user=facts.user,
-        workdir=facts.workdir,
-        entrypoint=(),
-        cmd=(),
-        created="2026-01-01T00:00:00Z",
-        source="a test",
-    )
-
-
-def some_kernel() -> Kernel:
-    return Kernel(
-        digest="fedcba9876543210" * 4,
-        version="6.12.0",
-        package="linux-image",
-        vmlinuz=Path("/nowhere/vmlinuz"),
-        modules=(),
     )

@@ -24,7 +24,7 @@ from tests.machine import public_folder
 
 import belljar
 from belljar.image.config import ImageConfig
-from belljar.image.store import Store
+from belljar.image.store import Image, Store
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
 Json = dict[str, Any]
@@ -53,9 +53,9 @@ def hard_link(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo
     return entry(name, b"", kind=tarfile.LNKTYPE, linkname=target, **fields)
 
 
-def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+def layer(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w", format=form) as archive:
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for info, content in entries:
             archive.addfile(info, io.BytesIO(content))
     return made.getvalue()
@@ -146,6 +146,20 @@ def docker_archive(
     files |= dict(zip(listed, layers, strict=True))
     path.write_bytes(layer(*(entry(file, content) for file, content in files.items())))
     return path
+
+
+def put_image(
+    home: Path,
+    name: str,
+    content: bytes = b"hsqs",
+    config: ImageConfig | None = None,
+    **about: Any,  # noqa: ANN401 - as the store has it
+) -> Image:
+    """Have these bytes as an image of a store, to which the name then belongs."""
+    home.mkdir(exist_ok=True)
+    (rootfs := home / "rootfs").write_bytes(content)
+    words: dict[str, Any] = {"source": "test", "created": "", **about}
+    return Store(home).add(rootfs, config or ImageConfig(), name=name, **words)
 
 
 SMALL_PROGRAMS = (

@@ -71,7 +71,6 @@ class FakeProgram:
         self.error: Exception | None = None
         self.timed_out = False
         self.asked: list[list[str]] = []
-        self.was_alone: list[bool] = []
 
     async def __call__(
         self,
@@ -83,7 +82,6 @@ class FakeProgram:
         alone: bool = False,
     ) -> ExecOutput:
         self.asked.append(list(argv))
-        self.was_alone.append(alone)
         if self.error is not None:
             raise self.error
         given, words = parameters(input), argv[1:]
@@ -99,10 +97,8 @@ class FakeProgram:
 
 
 class FakeProbed:
-    def __init__(
-        self, *, tier: str = "microvm", host_pid: int | None = None, has_port: bool = False
-    ) -> None:
-        self.id, self.tier, self.host_pid = "c-000000000000", tier, host_pid
+    def __init__(self, *, host_pid: int | None = None, has_port: bool = False) -> None:
+        self.id, self.tier, self.host_pid = "c-000000000000", "microvm", host_pid
         self.has_port = has_port
         self.plan: Any = SimpleNamespace(
             limits=Resources(), oci=None, rights=NOTHING_GRANTED, policy=SimpleNamespace(model=None)

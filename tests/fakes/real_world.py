@@ -34,12 +34,13 @@ class Authority:
             made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
         )
 
-    def server(self, host: str, *, is_expired: bool = False) -> ssl.SSLContext:
+    def server(self, host: str) -> ssl.SSLContext:
         """A server's context, with a certificate for `host`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-        leaf = self._sign(subject, key, days=-1 if is_expired else 1)
-        leaf = leaf.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), False)
+        leaf = self._sign(subject, key).add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(host)]), False
+        )
         pem = leaf.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         form = serialization.PrivateFormat.PKCS8
         pem += key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
@@ -49,9 +50,7 @@ class Authority:
         context.load_cert_chain(path)
         return context
 
-    def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1
-    ) -> x509.CertificateBuilder:
+    def _sign(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
@@ -60,7 +59,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - dt.timedelta(days=2))
-            .not_valid_after(now + dt.timedelta(days=days))
+            .not_valid_after(now + dt.timedelta(days=1))
         )
 
 
@@ -70,7 +69,6 @@ class WebServer:
 
     port: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
-    connections: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
 
     def dial(self) -> socket.socket:
@@ -90,19 +88,13 @@ class _Answers(http.server.BaseHTTPRequestHandler):
             "body": body.decode(),
         }
         self.server.told.requests.append(told)
-        if self.path == "/silent":
-            self.server.told.ended.wait(60)
-            return
         if self.path.startswith("/drip"):
             self._drip()
             return
         content = b"x" * LARGE_BYTES if self.path == "/large" else json.dumps(told).encode()
         self.send_response(200)
-        if self.path == "/short":
-            self.send_header("content-length", str(len(content) + 1))
-        elif self.path != "/open":
-            self.send_header("content-length", str(len(content)))
         for name, value in (
+            ("Content-Length", str(len(content))),
             ("Alt-Svc", 'h3=":443"'),
             ("X-Own", "1"),
             ("X-Hop", "1"),
@@ -138,7 +130,6 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the library's signature
         """In the connection's own thread: it may wait for the handshake."""
-        self.told.connections += 1
         if self._context is not None:
             request = self._context.wrap_socket(request, server_side=True)
         with request:
@@ -150,8 +141,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 @contextmanager
 def web_server(context: ssl.SSLContext | None = None) -> Iterator[WebServer]:
-    """Tells what it was asked; `/large`, `/silent` (never answers), `/short` (less than it
-    promises), `/open` (as long as the connection is)."""
+    """Tells what it was asked; `/large` has 64 KiB, `/drip…` comes byte by byte."""
     told = WebServer()
     server = _Server(told, context)
     told.port = server.server_address[1]

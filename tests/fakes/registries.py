@@ -46,14 +46,14 @@ class Ledger:
         self.bodies.append(tuple(bodies))
 
 
-def context_for(files: Path, ledger: Ledger, *, now_s: float = 1_760_000_000.0) -> StandInContext:
+def context_for(files: Path, ledger: Ledger) -> StandInContext:
     """A context with a clock that stands still and even randomness."""
     return StandInContext(
         id="registry",
         names=("registry.example",),
         settings={},
         files=files,
-        clock=lambda: now_s,
+        clock=lambda: 1_760_000_000.0,
         random=lambda count: hashlib.shake_128(b"seed").digest(count),
         record=ledger.record,
         ask=no_answer,
@@ -179,9 +179,7 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def form(
-    fields: Mapping[str, str], files: Mapping[str, tuple[str, bytes]], boundary: str = "xyzzy"
-) -> tuple[str, bytes]:
+def form(fields: Mapping[str, str], files: Mapping[str, tuple[str, bytes]]) -> tuple[str, bytes]:
     parts = [
         f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
         for name, value in fields.items()
@@ -191,9 +189,9 @@ def form(
         + content
         for name, (filename, content) in files.items()
     ]
-    mark = f"--{boundary}".encode()
+    mark = b"--xyzzy"
     body = b"".join(mark + b"\r\n" + part + b"\r\n" for part in parts) + mark + b"--\r\n"
-    return f"multipart/form-data; boundary={boundary}", body
+    return "multipart/form-data; boundary=xyzzy", body
 
 
 def _urlsafe(digest: bytes) -> str:

@@ -48,19 +48,15 @@ class FakeFileWatch(FileWatch):
 
 
 class FakeVm(Sandbox):
-    """What a `Cell` uses of a `Sandbox`; `cause` is of its death, the counts are the host's."""
+    """What a `Cell` uses of a `Sandbox`; `cause` is of its death."""
 
     def __init__(self, client: GuestClient) -> None:
         self.cell_id, self.client, self.emulated = CELL, client, True
         self.layers = ("jail", "microvm", "container")
         self.timings_ms = {"total": 1.0}
         self.cause = ""
-        self.limit: str | None = None
         self.ended: JailEnd | None = None
         self.jail = None
-        self.order: KillOrder | None = None
-        self.oom_count = self.fork_count = self.destroyed = 0
-        self.full = self.crowded = False
         self.survivors: tuple[str, ...] = ()
         self.watch: FakeFileWatch | None = None
 
@@ -78,22 +74,22 @@ class FakeVm(Sandbox):
         return self.cause
 
     def killed(self) -> KillOrder | None:
-        return self.order
+        return None
 
     def death_limit(self) -> str | None:
-        return self.limit
+        return None
 
     def oom_kills(self) -> int:
-        return self.oom_count
+        return 0
 
     def refused_forks(self) -> int:
-        return self.fork_count
+        return 0
 
     def processes_full(self) -> bool:
-        return self.crowded
+        return False
 
     def disk_full(self) -> bool:
-        return self.full
+        return False
 
     async def watch_files(self, paths: Sequence[str]) -> FakeFileWatch:
         """A sensor that a test makes see."""
@@ -108,7 +104,6 @@ class FakeVm(Sandbox):
         return self.cause
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        self.destroyed += 1
         return Destruction(survivors=self.survivors, looked_for=("everything",), duration_ms=1.0)
 
 

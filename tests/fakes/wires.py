@@ -43,17 +43,11 @@ def renewed() -> HostConnection:
 
 
 def with_exec(
-    *,
-    stdin_open: bool = True,
-    pty: bool = False,
-    caps: tuple[int, int] = (5000, 5000),
-    started: bool = True,
+    *, pty: bool = False, caps: tuple[int, int] = (5000, 5000), started: bool = True
 ) -> HostConnection:
     wire = renewed()
     stderr = None if pty else caps[1]
-    op, _ = wire.start(
-        frames.OpKind.EXEC, b"body", stdout=caps[0], stderr=stderr, stdin_open=stdin_open
-    )
+    op, _ = wire.start(frames.OpKind.EXEC, b"body", stdout=caps[0], stderr=stderr, stdin_open=True)
     assert op == 1
     if started:
         wire.feed(g.frame(g.STARTED, 1, STARTED))
@@ -74,12 +68,12 @@ def with_write() -> HostConnection:
     return wire
 
 
-def data(stream: int, content: bytes, op: int = 1) -> bytes:
-    return g.frame(g.DATA, op, bytes((stream,)) + content)
+def data(stream: int, content: bytes) -> bytes:
+    return g.frame(g.DATA, 1, bytes((stream,)) + content)
 
 
-def result(outcome: int = 0, code: int = 0, op: int = 1, **rest: object) -> bytes:
-    return g.frame(g.RESULT, op, g.result_payload(outcome, code, **rest))  # type: ignore[arg-type]
+def result(outcome: int = 0, code: int = 0, **rest: object) -> bytes:
+    return g.frame(g.RESULT, 1, g.result_payload(outcome, code, **rest))  # type: ignore[arg-type]
 
 
 def refused(wire: HostConnection, said: bytes, why: str) -> None:

@@ -17,13 +17,14 @@ FORMS = r"""# syntax=docker/dockerfile:1
 ARG TAG=12 BASE=small EXT=a.b.c
 FROM ${BASE} AS bin-{arch}
 USER root
+ARG Z=3
 RUN echo {arch} > /arch \
  && echo two > /two
 FROM not-in-the-store AS bin-other
 RUN --security=insecure true
 FROM --platform=$BUILDPLATFORM bin-${TARGETARCH} AS last
 ARG A=1 B=2 EXT
-RUN [ "$A$B" = 12 ]
+RUN [ "$A$B$Z" = 123 ]
 ENV W=${EXT:-none} X=${NO:-x} Y=${A:+y} D="a \$b 'q'" E="back\\slash"
 RUN echo "$W $X $Y $D $E" > /env
 COPY --link --chmod=755 --chown=1000:1000 src/ /srv/
@@ -34,9 +35,11 @@ RUN --mount=type=bind,target=. ls > /seen
 RUN --mount=type=tmpfs,target=/mnt/t,size=10m ls -a /mnt/t > /tmpfs
 RUN --mount=type=secret,id=tok,required=false,env=TOK echo "[$TOK]" > /tok
 RUN --mount=type=cache,target=/c,sharing=locked,id=x,uid=1000,mode=0700 ls -ldn /c > /cache
-COPY <<'EOF' /body
+ADD --chown=1000:1000 f <<'EOF' <<B /docs/
 $W "q"
 EOF
+b
+B
 HEALTHCHECK --start-interval=1s --interval=5s CMD true
 ENTRYPOINT []
 CMD echo $A
@@ -73,7 +76,9 @@ def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
         "f": "content",
         "tmpfs": ". ..",
         "tok": "[]",
-        "body": '$W "q"',
+        "docs/EOF": '$W "q"',
+        "docs/B": "b",
+        "docs/f": "content",
         "seen": "Dockerfile f src",
     }
     found = {name: shown("-cat", str(made.rootfs), name) for name in (*expected, "cache")}
@@ -84,5 +89,6 @@ def test_the_forms_of_buildkit_are_built(home: Path, tmp_path: Path) -> None:
         for line in shown("-lln", str(made.rootfs)).splitlines()
         if (words := line.split())
     }
+    assert listed["squashfs-root/docs/B"][1] == listed["squashfs-root/docs/f"][1] == "1000/1000"
     for name in ("run", "sub/t", "x.pem"):
         assert listed[f"squashfs-root/srv/{name}"][:2] == ["-rwxr-xr-x", "1000/1000"]

@@ -222,8 +222,10 @@ class GuardedRecorder:
         """Wait until all records are scanned, or recorded as not scanned."""
         with self._lock:
             self._is_closed = True
-        self.flush(DRAIN_TIMEOUT_S)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        try:
+            self.flush(DRAIN_TIMEOUT_S)
+        finally:  # an interrupted process waits for this thread at its end
+            self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             late = [job for _, job in self._waiting.values()]
         for each in late:

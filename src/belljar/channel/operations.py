@@ -296,16 +296,19 @@ def judge(
 
 
 class OwnReads:
-    """The host's reads of one guest. `covers`: entered with the path around each; bounded."""
+    """The host's reads of one guest.
+
+    `covers`: entered around each, with the path and whether what is below it is read, too; bounded.
+    """
 
     def __init__(self) -> None:
-        self.covers: list[Callable[[str], AbstractAsyncContextManager[None]]] = []
+        self.covers: list[Callable[[str, bool], AbstractAsyncContextManager[None]]] = []
 
     @asynccontextmanager
-    async def of(self, path: str, cwd: str) -> AsyncIterator[None]:
-        """The block reads this file or directory."""
+    async def of(self, path: str, cwd: str, *, is_tree: bool = False) -> AsyncIterator[None]:
+        """The block reads this file, or all below this directory."""
         whole = posixpath.normpath(posixpath.join("/", cwd, path))
         async with AsyncExitStack() as stack:
             for cover in list(self.covers):
-                await stack.enter_async_context(cover(whole))
+                await stack.enter_async_context(cover(whole, is_tree))
             yield

@@ -231,7 +231,7 @@ async def walk(
     )
     reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
     operating = client.operation(OpKind.WALK, body, timeout_s, stdout=cap)
-    async with client.own_reads.of(path, cwd), operating as operation:
+    async with client.own_reads.of(path, cwd, is_tree=contents), operating as operation:
         while (chunk := await operation.next_chunk()) is not None:
             await take(reader.feed(chunk[1]))
         result = operation.ended()

@@ -216,24 +216,31 @@ class QueueWatch(FileWatch):
 
     def __init__(self, own_reads: OwnReads, thread: QueueThread) -> None:
         super().__init__()
-        self._own_reads, self._thread, self._reads = own_reads, thread, list[str]()
+        self._own_reads, self._thread = own_reads, thread
+        self._reads = list[tuple[str, bool]]()
         own_reads.covers.append(self._cover)
 
     @asynccontextmanager
-    async def _cover(self, path: str) -> AsyncIterator[None]:
+    async def _cover(self, path: str, is_tree: bool) -> AsyncIterator[None]:  # noqa: FBT001
         drain = partial(self._thread.drain, _MAX_SETTLE_S)
         await anyio.to_thread.run_sync(drain)
-        self._reads.append(path)
+        self._reads.append((path, is_tree))
         try:
             yield
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(drain)
-            self._reads.remove(path)
+            self._reads.remove((path, is_tree))
 
     def offer(self, access: Access) -> None:
         """Count it, unless it may be the host's."""
-        if not any(map(Path(access.path).is_relative_to, tuple(self._reads))):
+        path = Path(access.path)
+        # Only a copied tree covers what is below it: a model may have the host read any path
+        is_own = (
+            path.is_relative_to(read) if is_tree else path == Path(read)
+            for read, is_tree in tuple(self._reads)
+        )
+        if not any(is_own):
             self.add(access)
 
     async def _stop(self) -> None:

@@ -100,7 +100,8 @@ class LiveServer:
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
         routes = [
-            *(Route(f"/{name}", self._file) for name in ("", *_FILES)),
+            *(Route(f"/{name}", partial(self._file, name)) for name in _FILES),
+            Route("/", partial(self._file, "live.html")),
             Route("/session", self._session, methods=["POST"]),
             Route("/events", self._events),
             Route("/actions/{action}", self._act, methods=["POST"]),
@@ -175,8 +176,9 @@ class LiveServer:
 
     # --- requests
 
-    async def _file(self, request: Request) -> Response:
-        return FileResponse(_HERE / (request.url.path[1:] or "live.html"))
+    async def _file(self, name: str, _request: Request) -> Response:
+        # Not by the request's URL, which some versions of Starlette make of whatever Host says
+        return FileResponse(_HERE / name)
 
     async def _session(self, request: Request) -> Response:
         """Trade a token, or an old secret, for its role's secret."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tests.fakes.vm import staged
 
 from belljar.cell.guarded import REDACTED, GuardedRecorder
+from belljar.cell.local_tree import TreeManifest, list_source, records_of
+from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.events import Kind
 from belljar.policy.guarding import Action, GuardRules, Place
@@ -83,3 +86,28 @@ async def test_names_that_would_remove_everything_are_refused() -> None:
             with pytest.raises(ValueError, match="removed"):
                 await stage.cell.remove(path)
         assert not stage.guest.started_order
+
+
+def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
+    """Before anything is read: too many, too large, a link out, a pipe."""
+    (tree := tmp_path / "tree").mkdir()
+    (tree / "f").write_text("four")
+    (tree / "z").write_text("last")
+    (tree / "l").symlink_to("z")
+    with pytest.raises(ValueError, match="more than 2"):
+        list_source(tree, max_files=2, max_bytes=100)
+    with pytest.raises(FileTooLargeError):
+        list_source(tree, max_files=100, max_bytes=7)
+    source = list_source(tree, max_files=100, max_bytes=100)
+    for text in ("", "much more than it was"):
+        (tree / "z").write_text(text)
+        with pytest.raises(ValueError, match="z has changed its size"):
+            list(records_of(source, "", TreeManifest()))
+    (tree / "l").unlink()
+    (tree / "l").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match="leads out"):
+        list_source(tree, max_files=100, max_bytes=100)
+    (tree / "l").unlink()
+    os.mkfifo(tree / "l")
+    with pytest.raises(ValueError, match="not a regular file"):
+        list_source(tree, max_files=100, max_bytes=100)

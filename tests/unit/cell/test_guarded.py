@@ -163,6 +163,31 @@ def test_what_is_being_scanned_at_the_end_is_found_or_not_scanned(
     go.set()
 
 
+def test_an_interrupted_end_scans_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the process would end only when it has scanned all that a guest had it queue."""
+    began, go, scanned = threading.Event(), threading.Event(), list[object]()
+
+    def slow(*args: object) -> None:
+        scanned.append(args)
+        began.set()
+        go.wait(60)
+
+    def interrupted(_recorder: GuardedRecorder, _timeout_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GuardedRecorder, "_scan", slow)
+    monkeypatch.setattr(GuardedRecorder, "flush", interrupted)
+    _, recorder = guarded()
+    for op in range(20):
+        recorder.record(output(b"orders rose by eight percent", op=op))
+    assert began.wait(60)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    go.set()
+    recorder._thread.shutdown()
+    assert len(scanned) == 1
+
+
 def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their number counts, not only their bytes."""
     go, feed = threading.Event(), StreamScanner.feed

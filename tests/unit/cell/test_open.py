@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
+from tests.fakes.hosts import capable_host, image_with_a_user
 from tests.fakes.vm import staged
 
 from belljar.cell import open as opens
@@ -17,6 +17,7 @@ from belljar.cell.parts import MachineParts, Parts, describe, start_run
 from belljar.cell.range import Opening
 from belljar.errors import ContainmentBreach, HostError
 from belljar.events import Actor, Kind
+from belljar.image.config import ImageConfig
 from belljar.ledger.listing import read_events
 from belljar.ledger.verification import Status, verify
 from belljar.plan.make import make_plan
@@ -64,7 +65,9 @@ def parts_for(loaded: LoadedPolicy) -> Parts:
     """A policy planned for a capable host."""
     plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
     assert isinstance(plan, MicrovmPlan)
-    return MachineParts(plan=plan, facts=capable_host(), image=some_image(), kernel=some_kernel())
+    image: Any = SimpleNamespace(config=ImageConfig(), digest="", names=(), source="")
+    kernel: Any = SimpleNamespace(version="", digest="", package="")
+    return MachineParts(plan=plan, facts=capable_host(), image=image, kernel=kernel)
 
 
 def test_another_policy_of_the_same_run_has_names_of_its_own(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ async def test_a_read_is_told_before_and_after() -> None:
     own, order = OwnReads(), list[str]()
 
     @asynccontextmanager
-    async def cover(path: str) -> AsyncIterator[None]:
-        order.append(path)
+    async def cover(path: str, is_tree: bool) -> AsyncIterator[None]:
+        order.append(f"{path} {is_tree}")
         try:
             yield
         finally:
@@ -58,7 +58,7 @@ async def test_a_read_is_told_before_and_after() -> None:
         async with own.of("../b/./c", "/a"):
             order.append("read")
             raise FileNotFoundError("gone")
-    assert order == ["/b/c", "read", "ended"]
+    assert order == ["/b/c False", "read", "ended"]
 
 
 async def test_a_guest_that_dribbles_does_not_evade_the_deadline() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -87,40 +88,20 @@ def test_hostile_bytes(parts: list[bytes]) -> None:
         pass
 
 
+HOSTILE_NAMES = (b"..", b".", b"/etc", b"a/b", b"a\0b", b"", b"x" * 256)
+ODD: list[dict[str, Any]] = [
+    *({"link": b"x"}, {"size": 10_001}, {"size": 1 << 63}, {"mode": 0o10000}, {"ns": 10**9})
+]
+INSIDE = [
+    *(raw(1, name) for name in HOSTILE_NAMES),
+    *(raw(1, b"f", **odd) for odd in ODD),
+    *(raw(3, b"l"), raw(3, b"l", link=b"a\0b"), raw(4, b"f", size=1), raw(6, b"named")),
+    *(raw(6) + raw(6), raw(6) + raw(1, b"after"), raw(1, b"f") * 100, raw(5, b"d") * 64),
+    raw(2, b"d"),
+]
 DISHONEST = [
-    raw(1, b"named"),
-    raw(6),
-    raw(0),
-    raw(7),
-    raw(3, link=b"x"),
-    raw(4),
-    raw(2),
-    *(
-        raw(5) + inside
-        for inside in (
-            raw(1, b".."),
-            raw(1, b"."),
-            raw(1, b"/etc"),
-            raw(1, b"a/b"),
-            raw(1, b"a\0b"),
-            raw(1, b""),
-            raw(1, b"x" * 256),
-            raw(3, b"l"),
-            raw(3, b"l", link=b"a\0b"),
-            raw(1, b"f", link=b"x"),
-            raw(1, b"f", size=10_001),
-            raw(1, b"f", size=1 << 63),
-            raw(4, b"f", size=1),
-            raw(1, b"f", mode=0o10000),
-            raw(1, b"f", ns=10**9),
-            raw(6, b"named"),
-            raw(6) + raw(6),
-            raw(6) + raw(1, b"after"),
-            raw(1, b"f") * 100,
-            raw(5, b"d") * 64,
-            raw(2, b"d"),
-        )
-    ),
+    *(raw(1, b"named"), raw(6), raw(0), raw(7), raw(3, link=b"x"), raw(4), raw(2)),
+    *(raw(5) + inside for inside in INSIDE),
 ]
 
 

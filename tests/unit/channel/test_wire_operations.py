@@ -1,10 +1,11 @@
-"""The rules of one operation as short dialogues."""
+"""The rules of one operation and of watched files as short dialogues."""
 
 from __future__ import annotations
 
 import errno
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.fakes import guest as g
@@ -15,6 +16,7 @@ from tests.fakes.wires import (
     ready_read,
     ready_write,
     refused,
+    renewed,
     result,
     unstarted,
     with_exec,
@@ -23,7 +25,18 @@ from tests.fakes.wires import (
 )
 
 from belljar.channel import frames
-from belljar.channel.frames import FrameType, Progress, Result, ResultFlag, SignalScope
+from belljar.channel.frames import (
+    Answer,
+    FrameType,
+    Outcome,
+    Progress,
+    Result,
+    ResultFlag,
+    SignalScope,
+    Stage,
+    Touched,
+)
+from belljar.channel.outcomes import ExecRequest, exec_body, file_error
 from belljar.channel.wire import HostConnection
 
 # ---- operations
@@ -101,36 +114,25 @@ def test_started() -> None:
     refused(with_read(), g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 63)), "STARTED")
 
 
-IMPOSSIBLE: tuple[tuple[Callable[[], HostConnection], bytes], ...] = (
-    (with_exec, result(0, 256)),
-    (with_exec, result(0, -1)),
-    (with_exec, result(1, 0)),
-    (with_exec, result(1, 65)),
-    (with_exec, result(3, errno.EIO)),
-    (with_exec, result(2, errno.ENOENT)),
-    (unstarted, result(0, 0)),
-    (unstarted, result(2, 0)),
-    (unstarted, result(2, 4096)),
-    (unstarted, result(2, -2)),
-    (with_read, result(0, 0)),
-    (with_write, result(0, 0)),
-    (ready_read, result(0, 1)),
-    (ready_write, result(0, 1)),
-    (ready_write, result(3, 0)),
-    (with_exec, result(4, 0)),
-    (with_exec, result(0, 0, flags=64)),
-    (with_exec, result(0, 0, stage=11)),
-    (with_exec, result(0, 0, dropped=(1 << 51, 0))),
-    (with_exec, result(0, 0, dropped=(0, 1 << 63))),
-    (with_exec, result(0, 0, duration_ns=1 << 63)),
-    (with_exec, result(0, 0, detail="x" * 4097)),
-)
+CODES: list[tuple[Callable[[], HostConnection], list[tuple[int, int]]]] = [
+    (with_exec, [(0, 256), (0, -1), (1, 0), (1, 65), (3, errno.EIO), (2, errno.ENOENT), (4, 0)]),
+    (unstarted, [(0, 0), (2, 0), (2, 4096), (2, -2)]),
+    *((with_read, [(0, 0)]), (with_write, [(0, 0)]), (ready_read, [(0, 1)])),
+    (ready_write, [(0, 1), (3, 0)]),
+]
+FIELDS: list[dict[str, Any]] = [
+    *({"flags": 64}, {"stage": 11}, {"dropped": (1 << 51, 0)}, {"dropped": (0, 1 << 63)}),
+    *({"duration_ns": 1 << 63}, {"detail": "x" * 4097}),
+]
 
 
 def test_results_that_can_not_be() -> None:
     """An ending whose code, outcome, flags, stage or counts can't be is refused."""
-    for make, said in IMPOSSIBLE:
-        refused(make(), said, "outcome|count|text of|runs on")
+    for make, endings in CODES:
+        for outcome, code in endings:
+            refused(make(), result(outcome, code), "outcome|count|text of|runs on")
+    for fields in FIELDS:
+        refused(with_exec(), result(0, 0, **fields), "outcome|count|text of|runs on")
 
 
 # ---- the host's side
@@ -143,3 +145,81 @@ def test_a_program_that_is_let_go() -> None:
     (ended,) = wire.feed(result(flags=64))
     assert isinstance(ended, Result)
     assert ResultFlag.RUNS_ON in ended.flags
+
+
+# ---- watched files
+
+
+def asked(paths: int = 2, touches: int = 3) -> HostConnection:
+    wire = renewed()
+    assert wire.send_watch(["/a"] * paths, touches)
+    return wire
+
+
+def watching() -> HostConnection:
+    """It was answered: the second file can't be watched."""
+    wire = asked()
+    assert wire.feed(watched(0, 0, 2)) == [Answer(kind=FrameType.WATCHED, errors=(0, 2))]
+    return wire
+
+
+def watched(code: int, *errors: int) -> bytes:
+    return g.frame(g.WATCHED, 0, struct.pack(f"<{2 + len(errors)}I", code, len(errors), *errors))
+
+
+def touched(index: int = 0, operation: int = 1, count: int = 1, name: str = "cat") -> bytes:
+    return g.frame(g.TOUCHED, 0, struct.pack("<IHII", index, operation, count, 7) + g.text(name))
+
+
+def test_touches_are_reported_until_the_watch_ends() -> None:
+    """With their file's place; what comes between the host's WATCH and its answer counts, too."""
+    wire = watching()
+    touch = Touched(index=1, operation=2, count=5, pid=7, process="cat")
+    assert wire.feed(touched(1, 2, 5)) == [touch]
+    wire.send_watch([], 0)
+    assert wire.feed(touched(1, 2, 5) + watched(0)) == [touch, Answer(kind=FrameType.WATCHED)]
+    refused(wire, touched(), "on file 0")
+
+
+@pytest.mark.promise("5.6")
+def test_what_a_guest_may_not_report() -> None:
+    """Files that nobody named, counts that can't be, more than it was allowed."""
+    cases: tuple[tuple[Callable[[], HostConnection], bytes, str], ...] = (
+        (renewed, watched(0), "not asked for"),
+        (renewed, touched(), "on file 0"),
+        (asked, touched(), "on file 0"),
+        (asked, watched(0, 0), "1 answers for 2"),
+        (asked, watched(0, 0, 0, 0), "3 answers for 2"),
+        (asked, watched(0), "0 answers for 2"),
+        (asked, watched(4096), "errno 4096"),
+        (asked, watched(0, 0, 4096), "errno"),
+        (watching, touched(2), "on file 2"),
+        (watching, touched(0, 0), "operation 0"),
+        (watching, touched(0, 4), "operation 4"),
+        (watching, touched(0, 1, 0), "0 times"),
+        (watching, touched(name="x" * 257), "too long"),
+        (watching, touched() * 4, "more touches"),
+    )
+    for make, said, why in cases:
+        refused(make(), said, why)
+
+
+# ---- as its caller reads it
+
+
+def test_a_file_nobody_looked_at_is_not_missing() -> None:
+    """An unknown user, or a helper that could not start, says nothing of the file."""
+    for stage in (Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS):
+        words: dict[str, Any] = {"flags": ResultFlag(0), "stage": stage, "detail": "\x1b[2J"}
+        words |= dict.fromkeys(("stdout_dropped_bytes", "stderr_dropped_bytes", "duration_ns"), 0)
+        ended = Result(op=1, outcome=Outcome.NOT_STARTED, code=errno.ENOENT, **words)
+        error = file_error(ended, "p")
+        assert (type(error), error.errno) == (OSError, errno.EIO), stage
+        assert "\x1b" not in str(error)
+
+
+def test_a_nul_ends_no_word() -> None:
+    """The guest would run another command than the one on record."""
+    for request in (ExecRequest(argv=["a\0b"]), ExecRequest(argv=["a"], env={"A": "b\0"})):
+        with pytest.raises(ValueError, match="NUL"):
+            exec_body(request)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.images import put_image
 from tests.unit.bundle.test_bundle import FILES, install, kernel_in, written
-from tests.unit.harness.test_preview import add
 
 from belljar.bundle import Contents, Report, store_files
 from belljar.cli.main import run
@@ -42,10 +42,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "task.py").write_text(TASK)
     store, folder = tmp_path / "store", tmp_path / "two"
     for name in ("default", "own", "db:1", "base", "other"):
-        add(store, name)
+        put_image(store, name, name.encode())
     request = BuildRequest(context=folder, name="x", dockerfile=folder / "Dockerfile")
     recipe = read_recipe(Store(store), request)
-    add(store, "two-default", recipe.provenance(has_network=False, keep_setuid=True))
+    built = recipe.provenance(has_network=False, keep_setuid=True)
+    put_image(store, "two-default", b"two", built=built)
     monkeypatch.setenv("BELLJAR_HOME", str(store))
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)  # nothing is built
     monkeypatch.chdir(tmp_path)

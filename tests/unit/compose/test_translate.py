@@ -171,24 +171,12 @@ def test_times_alone_are_of_the_images_check() -> None:
     assert read_health({"test": [], "retries": 5}) == read_health({"retries": 5})
 
 
-def joined(**networks: list[str]) -> dict[str, Any]:
-    """A compose file whose services join these."""
-    declared = {network: None for of in networks.values() for network in of}
-    services = {name: {"image": name, "networks": of} for name, of in networks.items()}
-    return {"services": services, "networks": declared}
-
-
 @pytest.mark.promise("1.5")
-@pytest.mark.parametrize(
-    "apart",
-    [
-        {"default": ["front"], "web": ["front", "back"], "db": ["back"]},
-        {"default": ["a", "b"], "web": ["b", "c"], "db": ["a", "c"]},
-    ],
-)
-def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) -> None:
+def test_services_that_are_kept_apart_stay_apart() -> None:
     """Each cell has its service's networks."""
-    network = read_compose(joined(**apart)).network
+    apart = {"default": ["a", "b"], "web": ["b", "c"], "db": ["a", "c"]}
+    services = {name: {"image": name, "networks": of} for name, of in apart.items()}
+    network = read_compose({"services": services, "networks": dict.fromkeys("abc")}).network
     assert network is not None
     assert network["own_cell"]["networks"] == apart["default"]
     assert {name: words["networks"] for name, words in network["stand_ins"].items()} == {

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes.cell import FakeCells
 
 from belljar.harness.session import Session, session_scope
+from belljar.host import settings
 
 
 @pytest.fixture
@@ -27,3 +28,13 @@ def session(cells: FakeCells, tmp_path: Path) -> Iterator[Session]:
 def _no_random_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inspect waits up to a second before each sample, for the sake of other tasks: not here."""
     monkeypatch.setattr("inspect_ai._eval.task.sandbox.random", lambda: 0.0, raising=False)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment that this process was started with: no settings and policy of this host's."""
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
+    monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
+    monkeypatch.delenv("BELLJAR_POLICY", raising=False)
+    return environ

@@ -12,14 +12,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.util import SandboxEnvironmentSpec as Spec
 
 from belljar.errors import PolicyError
-from belljar.harness.config import (
-    BelljarConfig,
-    TaskRefused,
-    adapt_task,
-    of_active_sample,
-    of_compose,
-    of_sample,
-)
+from belljar.harness.config import BelljarConfig, adapt_task, of_active_sample, of_compose
 from belljar.policy.network import Network
 from belljar.policy.sections import Rights
 from belljar.policy.stand_ins import ServiceProgram
@@ -28,36 +21,9 @@ AS_IN_DOCKER = Rights(setuid_programs="auto")
 NOTHING = BelljarConfig()
 
 
-def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
-    return {"services": {"default": fields}}
-
-
-FLAGGED = service(
-    image="ctf",
-    environment={"FLAG": "${SAMPLE_METADATA_FLAG}", "PORT": "${PORT:-80}"},
-    working_dir="/w",
-)
-
-
-def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
-    """It is kept whole, as Inspect can keep it in its log."""
-    assert of_compose(FLAGGED, NOTHING, where="").compose == FLAGGED
-    for_it = of_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"}, NOTHING)
-    assert for_it.env == (("FLAG", "f$$SAMPLE_METADATA_X"), ("PORT", "80")), (
-        "a reference in data means nothing"
-    )
-    with pytest.raises(TaskRefused):
-        of_sample(FLAGGED, {}, NOTHING)
-    assert of_sample(FLAGGED, {}, NOTHING, blanks=True).image == "ctf"
-
-
-def adapted(
-    tmp_path: Path,
-    sandbox: Any,  # noqa: ANN401 - Inspect's union
-    sample_sandbox: Any = None,  # noqa: ANN401 - likewise
-) -> Task:
+def adapted(tmp_path: Path, sandbox: Any) -> Task:  # noqa: ANN401 - Inspect's union
     """A task as `belljar run` changes it. Raises what refuses its sample."""
-    task = Task(dataset=[Sample(input="x", id=1, sandbox=sample_sandbox)], sandbox=sandbox)
+    task = Task(dataset=[Sample(input="x", id=1)], sandbox=sandbox)
     (sample,) = adapt_task(task, directory=tmp_path)
     if sample.error is not None:
         raise sample.error
@@ -109,7 +75,7 @@ def test_set_user_id_programs_are_as_in_docker() -> None:
     assert plain.rights == AS_IN_DOCKER
     assert isinstance(plain.network, Network)
     assert getattr(plain.network.stand_ins["web"], "rights", None) == AS_IN_DOCKER
-    refusing = service(image="x", security_opt=["no-new-privileges:true"])
+    refusing = {"services": {"x": {"image": "x", "security_opt": ["no-new-privileges:true"]}}}
     assert of_compose(refusing, NOTHING, where="").rights == Rights(setuid_programs="off")
 
 

@@ -32,7 +32,7 @@ from contextlib import suppress
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, system_message
+from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox
 
 @solver
@@ -61,10 +61,6 @@ def good(n: int = 1) -> Task:
 def differs() -> Task:
     samples = [Sample(id=n, input="x", sandbox=("docker", "own-compose.yaml") if n == 3 else None) for n in (1, 2, 3)]
     return Task(dataset=samples, solver=work(), scorer=points(), sandbox=("docker", "compose.yaml"))
-
-@task
-def asks() -> Task:
-    return Task(dataset=[Sample(id="a", input="x")], solver=[system_message("x"), generate()])
 
 @task
 def refused() -> Task:

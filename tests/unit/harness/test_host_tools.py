@@ -83,8 +83,6 @@ def by_hand():
     return solve
 
 @task
-def known_search(): return one([use_tools(bash(), web_search("tavily")), generate()])
-@task
 def late_mcp(): return one(late("mcp"))
 @task
 def late_renamed(): return one(late("renamed"), ("web_search", {"title": "t", "message": "m"}))
@@ -127,7 +125,6 @@ needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp
 @pytest.mark.parametrize(
     ("task", "policy", "said"),
     [
-        ("known_search", "high", "web_search"),
         ("called_by_hand", "high", "outside of the cell"),
         pytest.param("late_mcp", "high", "outside of the cell", marks=needs_mcp),
         ("late_renamed", "named.yaml", "notify_user"),

@@ -72,10 +72,10 @@ def test_a_scorers_word_makes_a_verdict_worse() -> None:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe"
 
 
-def findings(text: str, *, emulated: bool = True) -> RunFindings:
+def findings(text: str) -> RunFindings:
     """A run whose every word may be the guest's."""
     cell = CellFindings(
-        cell_id="c-1", uuid="u", destroyed=True, clean=True, emulated=emulated, sample=text
+        cell_id="c-1", uuid="u", destroyed=True, clean=True, emulated=True, sample=text
     )
     transcript = Transcript(
         task=text, sample=text, epoch=2, uuid="u", scores={text: text}, error=text, notes=(text,)

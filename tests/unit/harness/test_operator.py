@@ -12,7 +12,6 @@ from belljar.differences import DifferenceKind
 from belljar.errors import PolicyError
 from belljar.harness.config import BelljarConfig
 from belljar.harness.operator import Operator, sample_policy
-from belljar.host import settings
 from belljar.policy.loaded import LoadedPolicy
 
 TASK = (
@@ -44,16 +43,6 @@ def of_compose() -> Task:
 )
 UPSTREAM = "{host: a.example, ports: [443], methods: [GET], budget: 1MiB, reason: because it is so}"
 REAL = f"belljar: 1\nrisk: low\nresources: {{memory: 1GiB}}\nnetwork: {{upstreams: [{UPSTREAM}]}}\n"
-
-
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The environment that this process was started with."""
-    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
-    monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
-    monkeypatch.delenv("BELLJAR_POLICY", raising=False)
-    return environ
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from tests.fakes.hosts import capable_host
+from tests.fakes.images import put_image
 
 from belljar.compose.document import ServiceBuild
 from belljar.differences import DifferenceKind
@@ -25,13 +26,12 @@ from belljar.harness.preview import (
     preview,
 )
 from belljar.harness.source import RealCells, build_missing
-from belljar.host import settings
 from belljar.host.settings import Settings
 from belljar.image.buildah import BuildRequest, read_recipe
-from belljar.image.config import ImageConfig
 from belljar.image.store import SetuidPrograms, Store
 from belljar.policy.load import load_policy
 
+pytestmark = pytest.mark.usefixtures("start")
 OPERATOR = Operator(settings=Settings(), run_policy="low")
 
 
@@ -83,9 +83,7 @@ def test_what_becomes_of_set_user_id_programs(
     tier: str, asks: str, programs: SetuidPrograms, kinds: list[DifferenceKind], tmp_path: Path
 ) -> None:
     """Of each image that has some, where the task asks for their rights."""
-    (tmp_path / "made").write_bytes(b"hsqs")
-    about: dict[str, Any] = {"name": "i:1", "source": "", "created": ""}
-    Store(tmp_path).add(tmp_path / "made", ImageConfig(), setuid_programs=programs, **about)
+    put_image(tmp_path, "i:1", setuid_programs=programs)
     rights = f"rights: {{setuid_programs: '{asks}'}}\n"
     text = f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\n{rights}"
     (tmp_path / "policy.yaml").write_text(text)
@@ -93,26 +91,9 @@ def test_what_becomes_of_set_user_id_programs(
     assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds
 
 
-@pytest.fixture(autouse=True)
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings and no policy of this host's."""
-    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
-    monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
-    monkeypatch.delenv("BELLJAR_POLICY", raising=False)
-
-
 def outlooks_of(previews: list[Preview], home: Path) -> list[Outlook]:
     """On a host that can run cells, with the images of `home`."""
     return outlooks(previews, home, facts=capable_host, image_of=lambda _name: None)
-
-
-def with_image(home: Path, *names: str) -> Path:
-    home.mkdir()
-    for name in names:
-        (home / "file").write_bytes(b"x")
-        Store(home).add(home / "file", ImageConfig(), name=name, source="test", created="now")
-    return home
 
 
 def check(directory: Path, text: str, *, home: Path) -> Outlook:
@@ -124,7 +105,7 @@ def check(directory: Path, text: str, *, home: Path) -> Outlook:
 @pytest.mark.promise("1.5")
 def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
     """0 as written or with differences, 3 what this host lacks, 4 refused; the author's first."""
-    home = with_image(tmp_path / "home", "here")
+    put_image(home := tmp_path / "home", "here")
     runs = check(tmp_path, "services: {a: {image: here}}", home=home)
     differs = check(tmp_path, "services: {a: {image: here, tty: true}}", home=home)
     missing = check(tmp_path, "services: {a: {image: gone}}", home=home)
@@ -164,33 +145,17 @@ def spec(tmp_path: Path, *, image: str = "made", context: str = ".", arg: str = 
     )
 
 
-def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
-    home.mkdir(exist_ok=True)
-    (home / "rootfs").write_bytes(name.encode())
-    Store(home).add(
-        home / "rootfs", ImageConfig(), name=name, source="test", created="", built=built
-    )
-
-
-@pytest.mark.promise("1.8")
-def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
-    """Nor is one built that no cell runs."""
-    add(tmp_path / "home", "made")
-    build_missing([spec(tmp_path)], {"made"}, tmp_path / "home")
-    build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
-
-
 @pytest.mark.promise("1.8")
 def test_an_image_of_the_same_files_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was built of these files, with network or not, is used without buildah."""
     home, text = tmp_path / "home", spec(tmp_path)
-    add(home, "base")
+    put_image(home, "base", b"base")
     root = tmp_path / "task"
     about: dict[str, Any] = {"context": root, "dockerfile": root / "Dockerfile"}
     recipe = read_recipe(Store(home), BuildRequest(name="made", has_network=True, **about))
-    add(home, "made", recipe.provenance(has_network=True, keep_setuid=False))
+    put_image(home, "made", b"made", built=recipe.provenance(has_network=True, keep_setuid=False))
     build_missing([text], {"made"}, home)
     (root / "more").touch()
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
@@ -201,14 +166,15 @@ def test_an_image_of_the_same_files_is_used(
 
 @pytest.mark.promise("1.8")
 def test_what_is_never_built(tmp_path: Path) -> None:
-    """No sample runs in the image of another."""
+    """No image that was imported, that no cell runs or that another sample needs."""
     home = tmp_path / "home"
-    add(home, "made")
+    put_image(home, "made", b"made")
+    build_missing([spec(tmp_path, image="other")], {"made"}, home)
     texts = [spec(tmp_path), spec(tmp_path, arg="1")]
     with pytest.raises(PolicyError):
         build_missing(texts, {"made"}, home)
     build_missing([texts[0], texts[0]], {"made"}, home)
-    add(home, "base")
+    put_image(home, "base", b"base")
     (tmp_path / "task" / "out").symlink_to("/etc")
     with pytest.raises(BelljarError, match="leads out"):
         build_missing([spec(tmp_path, image="other", context="out")], {"other"}, home)

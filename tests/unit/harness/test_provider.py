@@ -20,7 +20,7 @@ from belljar.harness.evidence import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Session) -> None:

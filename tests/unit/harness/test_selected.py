@@ -117,7 +117,6 @@ def ran(directory: Path) -> list[str]:
 @pytest.mark.parametrize(
     "options",
     [
-        [],
         ["--limit", "6-20"],
         ["--limit", "2-4", "--sample-shuffle", "7"],
         ["--sample-id", "s1,3,seven:s6"],

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.cell import FakeCells
+from tests.fakes.images import put_image
 from tests.unit.harness.runs import close, opened
 
 from belljar.errors import CellError, ContainmentBreach, HostError, PolicyError
@@ -29,8 +30,6 @@ from belljar.harness.attach import (
 )
 from belljar.harness.session import CloseModels, ModelCells, Session
 from belljar.harness.source import RealCells
-from belljar.image.config import ImageConfig
-from belljar.image.store import Store
 from belljar.isolation.hold import give_order, new_order
 from belljar.ledger.rundir import RunDirectory
 from belljar.model.serve import load_model
@@ -39,24 +38,17 @@ from belljar.policy.load import load_policy, policy_of
 from belljar.policy.loaded import LoadedPolicy
 
 
-def add(home: Path, name: str, content: bytes) -> None:
-    """An image of a few bytes, to which the name then belongs."""
-    home.mkdir(exist_ok=True)
-    (home / "rootfs").write_bytes(content)
-    Store(home).add(home / "rootfs", ImageConfig(), name=name, source="test", created="")
-
-
 @pytest.mark.promise("1.8")
 def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     """A name that is given to another image meanwhile is an error for the samples that follow."""
     home = tmp_path / "home"
     cells = RealCells(home)
-    add(home, "team/tool", b"one")
+    put_image(home, "team/tool", b"one")
     (tmp_path / "p.yaml").write_text("belljar: 1\nrisk: low\nimage: team/tool\n")
     policy = load_policy(tmp_path / "p.yaml")
     cells.check_unchanged(policy)
     cells.check_unchanged(policy)
-    add(home, "team/tool", b"two")
+    put_image(home, "team/tool", b"two")
     with pytest.raises(HostError, match="team/tool"):
         cells.check_unchanged(policy)
     RealCells(home).check_unchanged(policy)

@@ -25,7 +25,6 @@ from belljar.harness.boundary import LookAtSamples, controlled, look_at
 from belljar.harness.evaluate import RunOutcome
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
-from belljar.report.reasons import ReasonCode
 
 TASK = """
 from pathlib import Path
@@ -33,21 +32,12 @@ from inspect_ai import Task, eval, task
 from inspect_ai.dataset import Sample
 from inspect_ai.solver import solver
 from inspect_ai.util import sandbox
-from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
 @solver
 def work():
     async def solve(state, generate):
         Path("solved").touch()
         await sandbox().exec(["sh", "-c", "pwd"])
-        return state
-    return solve
-
-@solver
-def own_local():
-    async def solve(state, generate):
-        box = (await LocalSandboxEnvironment.sample_init("t", None, {}))["default"]
-        await box.exec(["touch", str(Path("on_the_host").absolute())])
         return state
     return solve
 
@@ -64,11 +54,6 @@ def one(**given):
 @task
 def plain():
     return one()
-
-@task
-def makes_a_local_one():
-    return Task(dataset=[Sample(id="s", input="x")], solver=own_local())
-
 """
 AT_LOAD = (
     "\neval(Task(dataset=[Sample(input='x')], solver={solver}(), sandbox={sandbox!r}),"
@@ -161,15 +146,6 @@ def test_a_sample_that_can_not_be_looked_at_does_not_begin(monkeypatch: pytest.M
     with controlled(session), pytest.raises(LimitExceededError):
         anyio.run(LookAtSamples().on_sample_attempt_start, data)
     assert isinstance(session.stopped, ContainmentBreach)
-
-
-@pytest.mark.promise("1.5", "1.9")
-def test_a_solver_that_makes_a_sandbox_of_its_own(here: Path) -> None:
-    """The run stops, exit 2; nothing ran on the host."""
-    outcome = run(here, "makes_a_local_one")
-    assert outcome.exit_code == 2
-    assert ReasonCode.OTHER_PROVIDER in {reason.code for reason in outcome.findings.problems}
-    assert not (here / "on_the_host").exists()
 
 
 @pytest.mark.promise("1.9")

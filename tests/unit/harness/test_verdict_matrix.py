@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,6 @@ def points():
     async def score(state, target):
         said = state.metadata.get("says")
         leaves = state.metadata.get("leaves")
-        if leaves == "scorer":
-            sys.exit(0)
         return Score(value=1, answer=leaves, metadata={"containment": said} if said else None)
     return score
 
@@ -201,23 +199,8 @@ CAUSES: dict[str, Cause] = {
 }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Judged]]:
-    """The run of each cause, made once."""
-    made: dict[str, Judged] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        home = tmp_path_factory.mktemp("matrix")
-        patch.setenv("BELLJAR_HOME", str(home))
-
-        def run_of(name: str) -> Judged:
-            if name not in made:
-                made[name] = suffer(CAUSES[name], home, patch)
-            return made[name]
-
-        yield run_of
-
-
 def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
+    patch.setenv("BELLJAR_HOME", str(home))
     task = home / "task.py"
     task.write_text(TASK)
     cells, probings, invoke = RecordedCells(), iter(range(100)), evaluate.invoke
@@ -245,9 +228,13 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
 
 @pytest.mark.promise("7.1", "7.5")
 @pytest.mark.parametrize("name", CAUSES)
-def test_each_place_says_the_same(runs: Callable[[str], Judged], name: str) -> None:
-    """Verdict and exit code of the run, and the sample's verdict."""
-    judged, cause = runs(name), CAUSES[name]
+def test_each_place_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Verdict and exit code of the run, the sample's verdict, and the cause's codes, when the run
+    is judged and when it is judged again."""
+    cause = CAUSES[name]
+    judged = suffer(cause, tmp_path, monkeypatch)
     for place, run_said in RUN_PLACES.items():
         assert run_said(judged) == (cause.verdict, cause.exit_code), place
     scored = judged.logged is not None and "points" in (judged.logged.scores or {})
@@ -258,16 +245,9 @@ def test_each_place_says_the_same(runs: Callable[[str], Judged], name: str) -> N
         is_hidden = judged.logged is None or (place == "scorer's view" and not scored)
         assert said == expected or (said is None and is_hidden), place
     assert all(words == {"cell_verdict"} for words in cell_verdicts(judged))
-
-
-@pytest.mark.promise("7.1")
-@pytest.mark.parametrize("name", CAUSES)
-def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: str) -> None:
-    """The same codes when the run is judged and when it is judged again."""
-    judged = runs(name)
     findings = judged.outcome.findings
     reasons = [*findings.problems, *(reason for row in findings.rows for reason in row.reasons)]
-    assert {reason.code for reason in reasons} == CAUSES[name].codes
+    assert {reason.code for reason in reasons} == cause.codes
     again = dict(judged.said("verdict", judged.outcome.run_id)[1])
     recorded = json.loads((judged.path / "findings.json").read_text())
     recorded.pop("not_in_metrics")
@@ -292,7 +272,6 @@ def test_a_breach_is_told_though_its_verdict_can_not_be_kept(
             raise LedgerError("no space left on device")
         return record(ledger, event)
 
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     monkeypatch.setattr(RunDirectory, "write_json", full)
     monkeypatch.setattr(LedgerWriter, "record", full_ledger)
     with pytest.raises(LedgerError):
@@ -307,7 +286,6 @@ def test_a_task_that_leaves_by_sys_exit_chooses_no_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, *, breached: bool
 ) -> None:
     """Its 0 would read as "contained": the run ends as any that failed, and a breach stays one."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     cause = Cause("", 0, set(), options=("-T", f"leaves={place}"))
     if breached:
         cause = replace(cause, arm=at(0, escaped))

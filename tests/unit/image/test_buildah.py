@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.fakes.images import put_image
 
 from belljar.errors import HostError, PolicyError
+from belljar.image.build import build_packages
 from belljar.image.buildah import BuildRequest, build_dockerfile, read_recipe
 from belljar.image.config import HealthCheck, ImageConfig
 from belljar.image.storage import base_config
@@ -18,12 +19,9 @@ CHECK = HealthCheck(test=("CMD", "true"), retries=3)
 
 
 def add(home: Path, name: str, content: bytes = b"x", *, on_build: tuple[str, ...] = ()) -> Image:
-    home.mkdir(exist_ok=True)
-    rootfs = home / "rootfs"
-    rootfs.write_bytes(content)
     config = ImageConfig(env={"A": "1"}, user="user", workdir="/w", cmd=("sh",), healthcheck=CHECK)
     config = replace(config, on_build=on_build, volumes=("/v",))
-    return Store(home).add(rootfs, config, name=name, source="test", created="")
+    return put_image(home, name, content, config)
 
 
 def request_for(tmp_path: Path, text: str, name: str = "made:1") -> BuildRequest:
@@ -71,9 +69,7 @@ def test_the_same_recipe_is_not_built_again(
         return str(read.provenance(has_network=False, keep_setuid=False)["recipe"])
 
     recipes = [recipe()]
-    (rootfs := home / "rootfs").write_bytes(b"made")
-    about: dict[str, Any] = {"source": "build", "created": "", "name": "old"}
-    made = Store(home).add(rootfs, ImageConfig(), built={"recipe": recipes[0]}, **about)
+    made = put_image(home, "old", b"made", built={"recipe": recipes[0]})
     found, is_new = build_dockerfile(home, request)
     assert (found.digest, is_new, found.names) == (made.digest, False, ("made:1", "old"))
     (request.context / "file").write_text("1")
@@ -101,3 +97,12 @@ def test_a_base_with_triggers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="eager has instructions of ONBUILD"):
         read_recipe(Store(home), request_for(tmp_path, "FROM eager"))
     read_recipe(Store(home), request_for(tmp_path, "FROM base\nCOPY --from=eager /x /y"))
+
+
+def test_what_is_no_package_reaches_no_shell(tmp_path: Path) -> None:
+    """A word that is no package's name is refused before anything is built."""
+    for word in ("jq; id", "-o=x", "a b", "$(id)", "a'b", "", "a\nb", "--pre"):
+        for apt, pip in (([word], []), ([], [word])):
+            with pytest.raises(PolicyError):
+                build_packages(tmp_path, "x", base="default", apt=apt, pip=pip)
+    assert not list(tmp_path.iterdir())

@@ -77,7 +77,8 @@ def test_nothing_is_lost_and_no_interval_has_too_many(
 @pytest.mark.promise("5.6")
 @pytest.mark.anyio
 async def test_a_host_read_covers_its_files_while_the_queue_is_emptied() -> None:
-    """Also a directory's, and no others'; neither what came before nor what comes after."""
+    """Also all of a copied directory, and no others': not those below a path that is to be read
+    as a file. Neither what came before nor what comes after."""
     source, sink = os.pipe2(os.O_NONBLOCK)
     queued, own, told = ["/root/before"], OwnReads(), list[str]()
 
@@ -90,9 +91,9 @@ async def test_a_host_read_covers_its_files_while_the_queue_is_emptied() -> None
     thread = QueueThread(lambda: source, read, print)
     watch = QueueWatch(own, thread)
     watch.begin(lambda access: told.append(access.path), print)
-    async with own.of("/srv", "/"):
+    async with own.of("/srv/a", "/"), own.of("/", "/"):
         thread.start()
-        async with own.of("/root", "/"):
+        async with own.of("/root", "/", is_tree=True):
             queued += ["/root/a", "/srv/a", "/rootless"]
         queued += ["/root/after"]
     await watch.aclose()

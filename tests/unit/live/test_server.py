@@ -16,6 +16,8 @@ from belljar.live.feed import Feed
 
 pytest.importorskip("starlette", reason="the extra `web` is not installed")
 import httpx2 as httpx
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from belljar.errors import HostError
 from belljar.live.server import OPERATOR, VIEWER, LiveServer, load_token
@@ -79,6 +81,25 @@ async def test_another_site_cannot_act(tmp_path: Path) -> None:
                 assert answer.status_code == 421
             assert not any(name.startswith("access-control") for name in preflight.headers)
         assert server.feed.state()["held"] == ""
+
+
+@pytest.mark.anyio
+async def test_no_host_name_leads_to_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some versions of Starlette take a request's URL from its Host, which a socket's client may
+    choose.
+    """
+    (tmp_path / "f").write_text("of this host")
+    monkeypatch.setattr(Request, "url", URL(f"http://x/{tmp_path}/f?"))
+    async with client(server_of(tmp_path)) as browser:
+        for path, kind in (("/", "text/html"), ("/live.js", "text/javascript")):
+            answer = await browser.get(path)
+            assert (answer.status_code, answer.headers["content-type"]) == (
+                200,
+                f"{kind}; charset=utf-8",
+            )
+            assert "of this host" not in answer.text
 
 
 @pytest.mark.anyio

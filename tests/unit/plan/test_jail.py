@@ -39,23 +39,6 @@ def test_golden() -> None:
     assert [*jail.jail_argv("/p/jail", SPEC, fds, ("/usr/bin/vmm", "-x"))] == expected.split()
 
 
-RUNTIME = replace(
-    SPEC,
-    binds=(),
-    cgroups=(),
-    ids=jail.JailIds(
-        uid_map=((0, 1000, 1), (1, 100000, 65536)),
-        gid_map=((0, 1001, 1), (1, 200000, 65536)),
-        newuidmap=Path("/u/newuidmap"),
-        newgidmap=Path("/u/newgidmap"),
-    ),
-    keep_capabilities=True,
-    init=True,
-    environment=(("PATH", "/usr/bin"),),
-    hostname="vm",
-)
-
-
 def words_of(spec: jail.JailSpec, **more: int) -> str:
     """What the launcher is told of this jail."""
     return " ".join(
@@ -65,14 +48,14 @@ def words_of(spec: jail.JailSpec, **more: int) -> str:
 
 def test_limits_that_were_given_hold() -> None:
     """Limits replace the built-in ones, and no core is dumped in any case."""
-    said = words_of(replace(RUNTIME, rlimits=(("nofile", 1024),), memory_by_rlimit=True))
+    said = words_of(replace(SPEC, rlimits=(("nofile", 1024),), memory_by_rlimit=True))
     assert said.count("--rlimit") == 3
     assert "--rlimit core 1 --rlimit nofile 1024 --rlimit as" in said
 
 
 def test_a_jail_below_another_user_namespace() -> None:
     """0 is the user, then his subordinate ids, mapped already; nobody's help is asked."""
-    words = words_of(replace(RUNTIME, ids=jail.nested_cell_ids()), user_namespace=9)
+    words = words_of(replace(SPEC, ids=jail.nested_cell_ids()), user_namespace=9)
     assert "--user-namespace 9" in words
     assert "--uid-map 0 0 1 --uid-map 1 1 65536" in words
     assert words.count("--uid-map") == 2

@@ -33,16 +33,11 @@ RUNSC = RuntimeFact(
 CELL = OciCell(hostname="host-1")
 
 
-def shape_of(tier: Tier, *, open_files_max: int = 1 << 20) -> OciShape:
-    """With the resources that a policy has when it says none."""
-    return oci_shape(tier, RUNC, Resources(), arch="x86_64", open_files_max=open_files_max)
-
-
-def made(runtime: RuntimeFact, rights: Granted = NOTHING_GRANTED) -> OciShape:
-    """As this runtime makes it, with these rights."""
-    return oci_shape(
-        Tier.GVISOR, runtime, Resources(), arch="x86_64", open_files_max=1024, rights=rights
-    )
+def shape_of(
+    tier: Tier, runtime: RuntimeFact = RUNC, rights: Granted = NOTHING_GRANTED
+) -> OciShape:
+    """As this runtime makes it, with these rights and the resources of a policy that says none."""
+    return oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024, rights=rights)
 
 
 @pytest.mark.promise("2.2")
@@ -129,14 +124,14 @@ def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
 def test_the_command_line_is_the_runtimes_own() -> None:
     """gVisor gets no network and no socket of the host; both end once the container runs."""
     argv = partial(runtime_argv, program="/r", state="/s", bundle="/b", name="c")
-    runc, runsc = argv(made(RUNC)), argv(made(RUNSC))
+    runc, runsc = (argv(shape_of(Tier.GVISOR, runtime)) for runtime in (RUNC, RUNSC))
     assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
     assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= {*runsc}
     assert runsc[-5:] == runc[-5:]
-    assert argv(made(RUNC), has_port=True) == runc
+    assert argv(shape_of(Tier.GVISOR, RUNC), has_port=True) == runc
     raw = Granted(capabilities=("NET_ADMIN",))
     for rights, words in ((NOTHING_GRANTED, []), (raw, ["--net-raw"])):
-        told = argv(made(RUNSC, rights), has_port=True)
+        told = argv(shape_of(Tier.GVISOR, RUNSC, rights), has_port=True)
         asked = [word for word in told if word.startswith(("--network", "--net-raw"))]
         assert asked == ["--network=sandbox", *words]
 
@@ -144,7 +139,7 @@ def test_the_command_line_is_the_runtimes_own() -> None:
 @pytest.mark.parametrize(("tier", "runtime"), [*zip(TIERS, (RUNC, RUNSC), strict=True)])
 def test_a_port_is_in_the_stages_network_namespace(tier: Tier, runtime: RuntimeFact) -> None:
     """A container has none of its own then, and so no right over it."""
-    shape = oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024)
+    shape = shape_of(tier, runtime)
     alone, connected = oci_config(shape, CELL), oci_config(shape, replace(CELL, has_port=True))
     theirs = [item for item in connected["linux"]["namespaces"] if item["type"] == "network"]
     copied = [{"type": "network", "path": "/proc/self/ns/net"}]

@@ -182,14 +182,3 @@ def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
     changed = [each.key for each in differences if each.kind is DifferenceKind.CHANGED]
     assert changed == ["risk", "resources", "network"]
     assert under_policy(operator, None, {"network": NO_NETWORK})[0].policy.network is None
-
-
-@pytest.mark.promise("1.4")
-@pytest.mark.parametrize(("task", "operator"), [(ONE, LESS), (LESS, ONE)])
-def test_of_a_real_host_each_bound_is_the_tighter(task: str, operator: str) -> None:
-    """Whoever of both wrote it."""
-    made = bounded(policy(upstreams(task)), policy(upstreams(operator))).policy.network
-    tighter = policy(upstreams(LESS)).policy.network
-    assert made is not None
-    assert tighter is not None
-    assert made.upstreams == tighter.upstreams

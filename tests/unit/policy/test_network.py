@@ -1,12 +1,15 @@
-"""A policy's network as a whole: what is refused, and exactly where."""
+"""A policy's network: what is refused, and exactly where; and each kind of stand-in's own fields."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from belljar.policy.load import examine
+from belljar.policy.stand_ins import AnyStandIn, StandIn
 
 
 def problems(
@@ -109,3 +112,46 @@ def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None
         assert (line, field.rpartition(".")[0]) == (4, "network.stand_ins.a")
         assert told in message, network
     assert "no directory of its own" in problems(git % "shop", base=None)[0][3]
+
+
+ADAPTER: TypeAdapter[StandIn] = TypeAdapter(AnyStandIn)
+LEAST: dict[str, dict[str, Any]] = {
+    "http": {"routes": [{"path": "/"}]},
+    "har": {"recording": "site/a.har"},
+    "python": {"ports": [8000], "app": "shop.main:app", "files": "shop"},
+    "cell": {"ports": [5432]},
+    "metadata": {},
+}
+
+
+def read(kind: str, **fields: Any) -> StandIn:  # noqa: ANN401 - JSON values
+    """A stand-in of the kind with what it needs at least, and these fields."""
+    return ADAPTER.validate_python({"kind": kind, "names": ["a.example"], **LEAST[kind], **fields})
+
+
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "http": [
+        ({"ports": ["25/smtp"]}, "serves `http`, `tls`, not `smtp`"),
+        ({"names": []}, "at least 1 item"),
+        ({"routes": None}, "routes"),
+        *(({"routes": wrong}, "routes") for wrong in (5, ["a"], "a/b.yaml")),
+    ],
+    "har": [({"any_host": True}, "any_host")],
+    "python": [({"app": "shop"}, "is not an app")],
+    "cell": [
+        ({"directories": []}, "at least 1 item"),
+        ({"health": {}}, "exactly one of `command`, `http`"),
+        ({"health": {"http": "/"}}, "both `http` and `port`"),
+        ({"health": {"http": "/", "port": 80, "interval": True}}, "such as `1h30m`"),
+    ],
+    "metadata": [({"cloud": "gcp"}, "cloud"), ({"dat": {}}, "dat")],
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_a_kind_does_not_know_is_refused(kind: str) -> None:
+    """With what is allowed."""
+    for fields, told in REFUSED[kind]:
+        with pytest.raises(ValidationError) as refused:
+            read(kind, **fields)
+        assert told in str(refused.value)
