@@ -114,6 +114,10 @@ class CellStream(ByteStream):
             await self._running.signal(SIGTERM)
             await self._running.wait()
 
+    def end(self) -> None:
+        """Take and send no more."""
+        self._closed = True
+
     @contextmanager
     def _death_reported(self) -> Iterator[None]:
         try:
@@ -274,8 +278,11 @@ class Cell(ExecOperations, FileOperations):
             async with AsyncExitStack() as stack:
                 stream = await self._connected(stack, kind, name, who, timeout_s)
                 seen += stream.sent, stream.received
-                yield stream
-                await stream.aclose()
+                try:
+                    yield stream
+                    await stream.aclose()
+                finally:
+                    stream.end()  # what was not received is in no record, and must not be later
             result |= {f"{each.name}_bytes": each.total_bytes for each in seen}
 
     async def _connected(

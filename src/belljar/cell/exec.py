@@ -54,7 +54,8 @@ class RunningCommand:
         return self
 
     async def __anext__(self) -> tuple[Stream, bytes]:
-        if (found := await self._channel.next_chunk()) is None:
+        # After its block its end is on record: what had come and was not taken is given to nobody
+        if not self.running or (found := await self._channel.next_chunk()) is None:
             raise StopAsyncIteration
         self._seen.output(*found)
         return found[0], self._let_out(found[1])

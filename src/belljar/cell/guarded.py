@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import anyio
+import anyio.to_thread
 
 from belljar.dataclass import dataclass, replace
 from belljar.errors import BelljarError, PolicyError
@@ -351,11 +354,12 @@ def _count(counts: dict[_Key, int], key: _Key) -> int:
     return counts[key]
 
 
-@contextmanager
-def guarded_recorder(
+@asynccontextmanager
+async def guarded_recorder(
     inner: Recorder, loaded: LoadedPolicy, *, upstreams: frozenset[str] = frozenset()
-) -> Iterator[GuardedRecorder]:
-    """A recorder for one cell or range; leaving the block waits for its scans.
+) -> AsyncIterator[GuardedRecorder]:
+    """A recorder for one cell or range; leaving the block waits for its scans, in a thread: what a
+    cell has sent holds up no other.
 
     `upstreams`: ids of the range's real services. Raises `PolicyError`, and `HostError` for a class
     whose package isn't installed.
@@ -376,4 +380,6 @@ def guarded_recorder(
     try:
         yield recorder
     finally:
-        recorder.close()
+        with anyio.CancelScope(shield=True):
+            # A thread of its own: many cells that end would have all that the others need
+            await anyio.to_thread.run_sync(recorder.close, limiter=anyio.CapacityLimiter(1))

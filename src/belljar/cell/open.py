@@ -116,7 +116,7 @@ async def _machine(opening: Opening, snapshot: Snapshot | None = None) -> AsyncI
                 parts = await prepare(loaded, recorder=run.recorder, home=home)
                 describe(run, loaded, parts)
                 rules = stack.enter_context(stop_rules(run, loaded.policy, home))
-                recorder = stack.enter_context(guarded_recorder(rules, loaded))
+                recorder = await stack.enter_async_context(guarded_recorder(rules, loaded))
                 since = FileClock.now()
                 made = ready_cell(opening, loaded, parts, recorder=recorder, snapshot=snapshot)
                 opened = Range(cell=await stack.enter_async_context(made), rules=rules)

@@ -106,7 +106,8 @@ async def open_with_network(stack: AsyncExitStack, opening: Opening, make: MakeC
         raise RuntimeError("the policy has no network")
     rules = stack.enter_context(stop_rules(run, loaded.policy, home))
     upstreams = frozenset(upstream.id for upstream in plan.upstreams)
-    recorder = stack.enter_context(guarded_recorder(rules, loaded, upstreams=upstreams))
+    guarded = guarded_recorder(rules, loaded, upstreams=upstreams)
+    recorder = await stack.enter_async_context(guarded)
     recorder.services = mint_services(loaded.policy.decoys, run)
     cells: dict[str, Cell] = {}
     network = model_requests = None

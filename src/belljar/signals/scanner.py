@@ -211,8 +211,9 @@ class _Scan:
         self._deadline = time.thread_time() + spec.bounds.time_s
         self._wall_deadline = time.monotonic() + spec.bounds.time_s * WALL_FACTOR
         self._left = spec.bounds.decoded_bytes
-        self._seen: set[bytes] = set()
-        self._runs: set[bytes] = set()
+        # What was looked at, and how: see `_is_new`.
+        self._seen: dict[bytes, int] = {}
+        self._runs: dict[bytes, int] = {}
         self._views: deque[_View] = deque()
         self._problem = ""
 
@@ -289,8 +290,7 @@ class _Scan:
         if view.depth >= self._spec.bounds.depth:
             return
         for run in runs(view.data):
-            if run.text not in self._runs:
-                self._runs.add(run.text)
+            if _is_new(self._runs, run.text, view.depth, view.names):
                 yield from decode_run(run)
         yield from decoders.escapes(view.data)
         yield from decoders.compressed(view.data, self._room)
@@ -308,15 +308,28 @@ class _Scan:
         size = len(data)
         depth = parent.depth + len(names) - ("split" in names and len(names) > 1)
         is_deep = depth > self._spec.bounds.depth
-        if size < MIN_DECODED or data in self._seen or is_deep:
+        if size < MIN_DECODED or is_deep:
+            return None
+        # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
+        # searched.
+        if size < SLICE and not _is_new(self._seen, data, depth, parent.names + names):
             return None
         if size > self._left:
             self._problem = self._problem or "decoded_bytes"
             return None
         self._left -= size
-        # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
-        # searched.
-        if size < SLICE:
-            self._seen.add(data)
         place = (decoded.start, decoded.end, decoded.locate)
         return _View(data, parent.names + names, depth, parent, *place)
+
+
+def _is_new(seen: dict[bytes, int], data: bytes, depth: int, names: tuple[str, ...]) -> bool:
+    """Whether more can be found in it now: it is less deep, or neither reversed nor rotated.
+
+    `seen`: a bit for each depth, and one for each where it is reversed or rotated.
+    """
+    is_turned, known = not _TURNED.isdisjoint(names), seen.get(data, 0)
+    as_much = (4 << 2 * depth) - 1
+    if known & (as_much if is_turned else as_much & 0x5555_5555):
+        return False
+    seen[data] = known | (1 + is_turned) << 2 * depth
+    return True

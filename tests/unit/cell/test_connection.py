@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 
+import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
@@ -40,6 +42,33 @@ async def test_a_stream_is_on_record() -> None:
         assert {key: ended.data[key] for key in counts} == counts
         bodies = {body.name: body.content for body in ended.bodies}
         assert bodies == {"sent": b"you", "received": b"he"}
+
+
+@pytest.mark.promise("5.3")
+async def test_nothing_is_received_after_the_record() -> None:
+    """Also when the block failed: what had come and was not taken by then is never given out."""
+
+    async def greet(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"\0hello")
+        while not op.signals:
+            await op.news.wait()
+        await guest.finish(op, g.SIGNALED, 9)
+
+    async with staged({b"connect": greet}) as stage:
+        with suppress(LookupError):
+            async with stage.cell.connect(8080) as stream:
+                raise LookupError
+        assert stage.last(Kind.CONNECT_FAILED).bodies == ()
+        with pytest.raises(anyio.ClosedResourceError):
+            await stream.receive()
+    async with staged({b"sh": greet}) as stage:
+        with suppress(LookupError):
+            async with stage.cell.open_exec(["sh"]) as running:
+                await stage.cell.ping()  # it has come by then
+                raise LookupError
+        assert not any(body.content for body in stage.last(Kind.EXEC_FAILED).bodies)
+        assert [chunk async for chunk in running] == []
 
 
 @pytest.mark.promise("5.3")

@@ -9,14 +9,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import pytest
 from tests.fakes.recorder import MemoryRecorder
 
 from belljar.capture import body_of
 from belljar.cell import guarded as guarded_module
-from belljar.cell.guarded import GuardedRecorder
+from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.policy.load import policy_of
 from belljar.signals.observe import output_part
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
@@ -186,6 +188,25 @@ def test_an_interrupted_end_scans_nothing_more(monkeypatch: pytest.MonkeyPatch) 
     go.set()
     recorder._thread.shutdown()
     assert len(scanned) == 1
+
+
+@pytest.mark.anyio
+async def test_the_last_scans_hold_up_no_other_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are waited for in a thread: here nothing else would let them go on."""
+    go, feed, inner = threading.Event(), StreamScanner.feed, MemoryRecorder()
+
+    def slow(*args: Any) -> object:  # noqa: ANN401 - it only forwards
+        go.wait(60)
+        return feed(*args)
+
+    monkeypatch.setattr(StreamScanner, "feed", slow)
+    monkeypatch.setattr(guarded_module, "DRAIN_TIMEOUT_S", 5)
+    guard = {"protect": [{"id": "value", "value": VALUE}]}
+    loaded = policy_of({"belljar": 1, "risk": "low", "image": "default", "guard": guard})
+    async with anyio.create_task_group() as others, guarded_recorder(inner, loaded) as recorder:
+        recorder.record(output(VALUE.encode()))
+        others.start_soon(anyio.to_thread.run_sync, go.set)
+    assert inner.kinds() == [Kind.EXEC_COMPLETED, Kind.GUARD_HIT]
 
 
 def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:

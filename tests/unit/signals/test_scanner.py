@@ -186,6 +186,19 @@ def test_no_data_raises(data: bytes) -> None:
         assert 0 <= hit.start <= hit.end <= len(data)
 
 
+@pytest.mark.promise("5.7")
+def test_nothing_that_stands_before_it_hides_a_find() -> None:
+    """Turned, less is looked for in the same data, and fewer encodings are left."""
+    credential = base64.b64encode(b"AKIAQ3EGR7ZLK2PV5M4X")
+    stack = TEXT.encode()
+    for _ in range(5):
+        stack = base64.b64encode(stack)
+    for data in (credential, stack):
+        rotated = codecs.encode(data.decode(), "rot13").encode()
+        for before in (b"", data[::-1], rotated, rotated[::-1]):
+            assert scanner(TEXT).scan(b"a word, %s, and then %s." % (before, data)).hits
+
+
 def test_replacing_takes_every_hit_out() -> None:
     """What was found, plain or encoded, is replaced, and the rest stays."""
     watcher = scanner()

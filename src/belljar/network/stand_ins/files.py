@@ -33,6 +33,7 @@ from belljar.policy.yaml_tree import field_name
 from belljar.units import format_size, printable, quoted
 
 MAX_FILES: Final = 50_000
+MAX_DEPTH: Final = 64  # `os.walk` calls itself for each.
 # So long may one answer keep the others waiting: a millisecond of reading.
 CHUNK_BYTES: Final = 256 << 10
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
@@ -52,16 +53,19 @@ class StoredFile(NamedTuple):
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
     """Return regular files by name, without links. Raises `PolicyError` beyond the bounds."""
-    found = list[StoredFile]()
+    found, is_deep = list[StoredFile](), False
     for place, folders, names in os.walk(directory):  # which follows no link
-        folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(directory)
+        is_deep |= len(below.parts) > MAX_DEPTH
+        folders[:] = [name for name in folders if not (is_deep or name.startswith("."))]
         for name in names:
             if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
                 found.append(stored_file(Path(place) / name, str(below / name)))
         if len(found) > MAX_FILES:
             what = f"more than {MAX_FILES} files"
             raise PolicyError(what, where=str(directory), hint="serve fewer files")
+    if is_deep:
+        raise PolicyError(f"more than {MAX_DEPTH} directories deep", where=str(directory))
     return tuple(sorted(found, key=lambda file: file.name))
 
 

@@ -36,6 +36,13 @@ def test_lists_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         files.list_files(tmp_path)
 
 
+def test_directories_are_bounded_in_depth(tmp_path: Path) -> None:
+    """A directory of an author's that no function may follow by calling itself."""
+    (tmp_path / "/".join("a" * 70)).mkdir(parents=True)
+    with pytest.raises(PolicyError, match="64 directories deep"):
+        files.list_files(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name", ["", "../a", "/etc/passwd", "none", "dir", "out", "pipe", "a\0b", 3, None, "large"]
 )
