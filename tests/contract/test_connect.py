@@ -187,6 +187,6 @@ async def test_a_hostile_server_costs_its_own_stream(cell: Cell, port: str) -> N
                     await stream.send(b"x" * 65536)
         for _ in range(10):
             with suppress(*ended):
-                async with cell.connect(int(port)):
-                    pass
+                async with cell.connect(int(port)) as stream:
+                    stream.end()
         assert (await cell.exec(["echo", "fine"])).stdout == b"fine\n"

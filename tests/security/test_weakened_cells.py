@@ -21,6 +21,7 @@ from belljar.isolation.oci.container import Container
 from belljar.plan.jail import JailMount
 from belljar.plan.model import OciPlan, Plan
 from belljar.policy.loaded import with_tier
+from belljar.probe import witness
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import probe_cell
 
@@ -78,7 +79,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     mounts = Container.jail_mounts
     shared = JailMount(kind="bind", source=directory, target=IN_JAIL, writable=True)
     monkeypatch.setattr(Container, "jail_mounts", lambda self: (*mounts(self), shared))
-    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setattr(witness, "PLACE", directory)
     yield directory
     shutil.rmtree(directory)
 

@@ -38,7 +38,7 @@ _MAX_PROCESSES: Final = 64
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
 # Open to escaped processes of any user, and short, as a socket's path must be (unix(7)). A
 # directory of our own with a random name is made in it.
-_PLACE: Final = Path("/tmp")  # noqa: S108
+PLACE: Final = Path("/tmp")  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ def _own_directory() -> Iterator[Path]:
     sweep_watches()
     # A sweep in another PID namespace takes every name's process for dead, and only the lock keeps
     # it away: so the name that a sweep finds comes after the lock.
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_PLACE))
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=PLACE))
     with claimed(made):
         made.chmod(0o755)
         name = owned_name(_PREFIX, made.name.removeprefix(_PREFIX))
@@ -297,7 +297,7 @@ def _own_directory() -> Iterator[Path]:
 
 def sweep_watches() -> list[str]:
     """Remove this user's watches of dead processes; return the removed."""
-    return [str(each) for each in sweep(_PLACE, prefix=_PREFIX)]
+    return [str(each) for each in sweep(PLACE, prefix=_PREFIX)]
 
 
 # IN_ALL_EVENTS of inotify(7) but IN_CLOSE_WRITE and IN_CLOSE_NOWRITE: any touch counts, and each
