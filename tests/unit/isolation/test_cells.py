@@ -17,13 +17,7 @@ from belljar.errors import CellError
 from belljar.isolation.oci.trees import inner_tmp
 from belljar.isolation.renewal import PortSettings, Renewal, renew
 
-ALL = (
-    RenewedBit.RNG
-    | RenewedBit.CLOCK
-    | RenewedBit.MACHINE_ID
-    | RenewedBit.BOOT_ID
-    | RenewedBit.HOSTNAME
-)
+ALL = ~RenewedBit.NETWORK
 SETTINGS = PortSettings(
     address=IPv4Address("10.0.0.2"),
     gateway=IPv4Address("10.0.0.1"),
