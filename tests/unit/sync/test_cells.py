@@ -27,7 +27,7 @@ NOT_OFFERED = {
     "Cell": "disconnect failure mark_failed record_death run_probe_program make_directory last_op"
     " guard",
     "RunningCommand": "leave take_output left end",
-    "CellStream": "aclose extra extra_attributes",
+    "CellStream": "aclose end extra extra_attributes",
     "Range": "disconnect routers model_requests killed rules",
     "Pool": "aclose refill",
 }
