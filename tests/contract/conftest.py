@@ -70,7 +70,6 @@ def tier(carrier: str) -> str:
 async def cell(
     tier: str, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Cell]:
-    """The carrier's cell. A module's, no longer."""
     policy = tmp_path_factory.mktemp("contract") / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier))
     async with open_cell(load_policy(policy), home=vm_home) as cell:

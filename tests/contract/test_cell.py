@@ -39,7 +39,6 @@ def small(tier: str, folder: Path) -> Path:
 
 
 async def shell(cell: Cell, script: str, **options: object) -> ExecOutput:
-    """A script run by the image's shell."""
     return await cell.exec(["sh", "-c", script], **options)  # type: ignore[arg-type]
 
 

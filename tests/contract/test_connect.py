@@ -65,7 +65,6 @@ async def serving(
 
 
 async def rest(stream: CellStream) -> bytes:
-    """All that comes until the server's end."""
     return b"".join([chunk async for chunk in stream])
 
 

@@ -15,7 +15,6 @@ CLOSED = "/var/closed"
 
 @pytest.fixture
 async def closed(cell: Cell) -> str:
-    """What everybody could use, below what is closed."""
     script = (
         f"mkdir -p {CLOSED}/open && echo text > {CLOSED}/open/file && chmod 700 {CLOSED} && chmod"
         f" 755 {CLOSED}/open"

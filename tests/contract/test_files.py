@@ -34,7 +34,6 @@ def project(folder: Path) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    """What a directory of this host holds."""
     return sorted(path.name for path in folder.iterdir())
 
 

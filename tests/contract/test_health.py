@@ -43,7 +43,6 @@ BUSY = "for i in $(seq {}); do (while :; do :; done) > /dev/null 2>&1 & done"
 async def fresh(
     tier: str, anyio_backend: str, vm_home: Path, tmp_path: Path
 ) -> AsyncIterator[Cell]:
-    """A cell that a test may break."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier))
     async with open_cell(load_policy(policy), home=vm_home) as cell:
@@ -51,7 +50,6 @@ async def fresh(
 
 
 async def baseline_of(cell: Cell) -> HealthFinding:
-    """What the check finds in a healthy cell."""
     found = await cell.check_health()
     assert found == HealthFinding(began=True, ended=True, ran=True)
     return found

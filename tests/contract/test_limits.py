@@ -62,7 +62,6 @@ async def usable(tight: Cell) -> AsyncIterator[Cell]:
 
 
 async def sh(cell: Cell, script: str, **options: Any) -> ExecOutput:  # noqa: ANN401 - as Cell.exec takes them
-    """A script run by the image's shell."""
     return await cell.exec(["sh", "-c", script], **options)
 
 
@@ -309,7 +308,6 @@ async def test_the_time_of_a_command(usable: Cell, vm_home: Path) -> None:
 
 
 async def first_line(running: Any) -> bytes:  # noqa: ANN401 - a RunningCommand
-    """Output up to the first line's end."""
     seen = b""
     with anyio.fail_after(PATIENCE_S):
         async for _, chunk in running:

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.anyio
 
 
 async def run(cell: Cell, script: str, **settings: Any) -> None:  # noqa: ANN401 - a plan's settings
-    """Have a shell's script be the cell's program."""
     words = {"command": ["sh", "-c", script, "program-of-the-image"], **settings}
     await serve(cell, StandInPlan(id="agent", kind="cell", names=(), ports=(), settings=words))
 

@@ -51,13 +51,11 @@ class Revertible:
     run: RunDirectory
 
     def lines(self, *kinds: Kind) -> list[Line]:
-        """Its events of these kinds so far."""
         return [line for line in read_events(self.run.path) if line.kind in kinds]
 
 
 @asynccontextmanager
 async def revertible(tier: str, home: Path, folder: Path) -> AsyncIterator[Revertible]:
-    """A cell with a file of its policy's."""
     (folder / "notes").write_text("as the policy has it\n")
     (folder / "policy.yaml").write_text(POLICY.format(tier=tier))
     with start_run("test", None, [], home=home) as run:

@@ -11,7 +11,6 @@ from belljar.channel import ExecRequest, GuestClient, Operation
 
 
 def sh(script: str, *args: str, **rest: object) -> ExecRequest:
-    """A shell script with arguments, as an exec."""
     return ExecRequest(argv=["sh", "-c", script, "sh", *args], **rest)  # type: ignore[arg-type]
 
 
@@ -22,7 +21,6 @@ async def is_alive(client: GuestClient, pid: bytes) -> bool:
 
 
 async def read_until(running: Operation, wanted: bytes) -> bytes:
-    """Output up to and with what is wanted."""
     seen = b""
     with anyio.fail_after(PATIENCE_S):
         async for _, chunk in running:

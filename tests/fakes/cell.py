@@ -128,7 +128,6 @@ class FakeCell:
     async def start(
         self, argv: Sequence[str], *, service: bool, timeout_s: float | None
     ) -> EndedProgram:
-        """A service's program, run to its end."""
         return EndedProgram(await self.exec(argv, timeout_s=timeout_s))
 
     async def exec(
@@ -223,7 +222,6 @@ class FakeCell:
         self.die()
 
     async def destroy(self, *, reason: str = "closed") -> None:
-        """As the real one: the first reason stays."""
         self.reason = self.reason or reason
 
     def _alive(self) -> None:

@@ -107,7 +107,6 @@ class Owner:
             self._held = True
 
     def release(self) -> None:
-        """Acknowledge what waits, and all from now on."""
         with self._changed:
             self._held = False
             for number in self._unacknowledged:
@@ -186,7 +185,6 @@ class Gateway:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """Until the end; a reset is one."""
     got = b""
     with contextlib.suppress(ConnectionResetError):
         while data := sock.recv(65536):
@@ -195,7 +193,6 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 def is_silent(sock: socket.socket) -> bool:
-    """Whether nothing has come, not even an end."""
     sock.setblocking(False)
     try:
         sock.recv(1, socket.MSG_PEEK)
@@ -220,7 +217,6 @@ def layout() -> RangeLayout:
 
 
 def listener(kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """A socket as a supervisor makes it."""
     sock = socket.socket(socket.AF_INET, kind)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((RESOLVER if kind == socket.SOCK_DGRAM else "0.0.0.0", 0))  # noqa: S104

@@ -41,8 +41,6 @@ def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or
 
 
 def greeter(context: StandInContext) -> StreamApp:
-    """Speaks first, then gives back each line."""
-
     async def app(stream: Stream, cell: str) -> None:
         await stream.send(b"220 ready " + cell.encode() + b"\r\n")
         while data := await stream.receive():

@@ -75,7 +75,6 @@ class GuestOp:
         return words
 
     def path(self) -> str:
-        """The path of a read or write."""
         at = 4
         for _ in range(2):
             at += 4 + int.from_bytes(self.body[at : at + 4], "little")
@@ -83,7 +82,6 @@ class GuestOp:
         return self.body[at + 4 : at + 4 + length].decode()
 
     def wake(self) -> None:
-        """Tell whoever plays this operation that something came."""
         self.news.set()
         self.news = anyio.Event()
 
@@ -248,7 +246,6 @@ class FakeGuest:
         await self.send(frame(STARTED, op.id, struct.pack("<Q", info)))
 
     async def output(self, op: GuestOp, stream: int, content: bytes) -> None:
-        """Send output as credit allows; stop when killed."""
         at = 0
         while at < len(content) and not op.killed:
             room = min(op.credit, 65_535)

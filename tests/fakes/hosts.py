@@ -73,7 +73,6 @@ def _runtime(tier: str, name: str, version: str) -> RuntimeFact:
 
 
 def image_with_a_user() -> ImageFacts:
-    """An image with a user of its own."""
     return ImageFacts(
         digest="0123456789abcdef" * 4,
         name="default",

@@ -76,7 +76,6 @@ def sha256(content: bytes) -> str:
 
 
 def blob_of(media_type: str, content: bytes) -> Json:
-    """What a manifest says of a blob."""
     return {"mediaType": media_type, "digest": sha256(content), "size": len(content)}
 
 
@@ -213,7 +212,6 @@ class UsersFolder:
     gid: int
 
     def run(self, program: str, *arguments: object) -> str:
-        """What a Python program writes that this user runs."""
         words = ["/usr/bin/python3", "-Bc", program, *(str(word) for word in arguments)]
         environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": str(self.path)}
         done = subprocess.run(
@@ -230,7 +228,6 @@ class UsersFolder:
         return done.stdout.strip()
 
     def own(self) -> None:
-        """All that was put there is this user's."""
         for place in (self.path, *self.path.rglob("*")):
             os.chown(place, self.uid, self.gid, follow_symlinks=False)
 

@@ -57,7 +57,6 @@ class Judged:
         return self._said[arguments]
 
     def of(self, findings: Mapping[str, Any]) -> str | None:
-        """The sample's verdict in findings as JSON."""
         found = [each["verdict"] for each in findings["samples"] if each["sample"] == self.sample]
         return found[0] if found else None
 
@@ -94,7 +93,6 @@ def scorers_view(judged: Judged) -> str | None:
 
 
 def required(judged: Judged) -> str | None:
-    """`--require-contained`: the sample counts, or it does not."""
     if judged.logged is None:
         return None
     return "not contained" if f"{judged.sample} #1" in judged.outcome.dropped else "contained"

@@ -23,7 +23,6 @@ def blocks(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def options(data: bytes) -> dict[int, bytes]:
-    """The options of a block by their codes."""
     found, at = {}, 0
     while at < len(data):
         code, length = struct.unpack_from("=HH", data, at)

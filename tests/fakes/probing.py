@@ -44,7 +44,6 @@ PROBES: tuple[Probe, ...] = (
 
 
 def parameters(said: bytes) -> dict[str, str]:
-    """The parameters, as the program reads them."""
     return dict(line.split("=", 1) for line in said.decode().splitlines())
 
 

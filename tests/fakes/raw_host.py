@@ -56,7 +56,6 @@ class Wire:
         self.sock.sendall(struct.pack("<IBBHI", len(payload), kind, 0, 0, op) + payload)
 
     def frame(self, timeout_s: float = 60) -> tuple[int, int, bytes]:
-        """The next frame; its header is checked."""
         self.sock.settimeout(timeout_s)
         while len(self.buffer) < 12 + struct.unpack("<I", self.buffer[:4].ljust(4, b"\0"))[0]:
             got = self.sock.recv(MIB)
@@ -86,7 +85,6 @@ class Wire:
         return self.last_op
 
     def absorb(self, ended: Ended, kind: int, payload: bytes) -> None:
-        """Adds one frame to what an operation sent."""
         ended.types.append(kind)
         if kind == DATA:
             ended.output[payload[0]] += payload[1:]
@@ -109,7 +107,6 @@ class Wire:
         return ended
 
     def finish_all(self, ops: dict[int, Ended]) -> None:
-        """The same of several at once, without credit."""
         while any(one.outcome < 0 for one in ops.values()):
             kind, op, payload = self.frame()
             self.absorb(ops[op], kind, payload)

@@ -35,7 +35,6 @@ class Authority:
         )
 
     def server(self, host: str) -> ssl.SSLContext:
-        """A server's context, with a certificate for `host`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         leaf = self._sign(subject, key).add_extension(

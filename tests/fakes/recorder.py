@@ -14,5 +14,4 @@ class MemoryRecorder:
         return len(self.events) - 1
 
     def kinds(self) -> list[Kind]:
-        """The kinds recorded so far, in order."""
         return [event.kind for event in self.events]

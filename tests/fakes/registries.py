@@ -199,7 +199,6 @@ def _urlsafe(digest: bytes) -> str:
 
 
 def ar_of(members: Sequence[tuple[str, bytes]]) -> bytes:
-    """An ar archive (ar(5)) of these members."""
     parts = [b"!<arch>\n"]
     for name, content in members:
         header = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"

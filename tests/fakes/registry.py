@@ -152,11 +152,9 @@ class Docker:
         self._at(name).write_bytes(archive.read_bytes())
 
     def cut(self, name: str, size_bytes: int) -> None:
-        """Have it give the beginning of an image alone."""
         os.truncate(self._at(name), size_bytes)
 
     def hang(self, word: str) -> None:
-        """Have it say nothing more to this command."""
         (self.directory / f"hangs-in-{word}").touch()
 
     def _at(self, name: str) -> Path:

@@ -92,7 +92,6 @@ class FakeVm(Sandbox):
         return False
 
     async def watch_files(self, paths: Sequence[str]) -> FakeFileWatch:
-        """A sensor that a test makes see."""
         if self.watch is None:
             raise HostError(f"no sensor for {len(paths)} file(s)", where="fake")
         return self.watch

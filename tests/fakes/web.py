@@ -94,7 +94,6 @@ class Client:
         return anyio.run(lambda: self.send(method, url, **how))
 
     def get(self, url: str, **headers: str) -> Reply:
-        """A GET; names of headers with `_` for `-`."""
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.ask("GET", url, headers=fields)
 
@@ -129,7 +128,6 @@ class Client:
 def request_to(
     method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
 ) -> Request:
-    """A request as the gateway shows it."""
     raw = path.encode("latin-1", "replace")
     return Request(
         method=method,

@@ -55,14 +55,12 @@ def with_exec(
 
 
 def with_read(max_bytes: int = 100) -> HostConnection:
-    """A connection with read 1 live and not started."""
     wire = renewed()
     wire.start(frames.OpKind.READ, b"body", stdout=max_bytes + 1)
     return wire
 
 
 def with_write() -> HostConnection:
-    """A connection with write 1 live and not started."""
     wire = renewed()
     wire.start(frames.OpKind.WRITE, b"body", stdin_open=True)
     return wire

@@ -51,14 +51,12 @@ class UsersBelljar(Belljar):
     groups: HandedGroups | None = None
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """A login's, with nothing of this process's."""
         words = {"PATH": PATH, "LANG": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": "200"}
         python = {"PYTHONPATH": str(self.libraries), "PYTHONDONTWRITEBYTECODE": "1"}
         homes = {"HOME": str(self.home.parent), "BELLJAR_HOME": str(self.home)}
         return {**words, **python, **homes, **extra}
 
     def argv(self, *args: str) -> list[str]:
-        """The command line, without the change of user."""
         return [self.python, "-m", "belljar", *args]
 
     def __call__(
@@ -319,6 +317,5 @@ def _closure(requirements: Sequence[str]) -> Iterator[importlib.metadata.Distrib
 
 
 def own(path: Path, uid: int, gid: int) -> None:
-    """Hand a tree over to the user."""
     for one in (path, *path.rglob("*")):
         os.chown(one, uid, gid, follow_symlinks=False)

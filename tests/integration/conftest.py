@@ -129,14 +129,12 @@ class Belljar:
 
 @pytest.fixture(scope="session", autouse=True)
 def _preloaded_ends(_nothing_left_behind: None) -> Iterator[None]:
-    """The process that `quick_command` may have started."""
     yield
     end_preloaded()
 
 
 @pytest.fixture
 def belljar(home: Path) -> Iterator[Belljar]:
-    """The command line on the session's store."""
     made = Belljar(home)
     with made.ending_what_it_started():
         yield made
@@ -165,7 +163,6 @@ def clean_after(belljar: Belljar) -> Iterator[Callable[[], Path]]:
 def installed(
     prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates
 ) -> Iterator[UsersBelljar]:
-    """An ordinary user's Belljar, without control groups."""
     from tests.integration.as_user import installed_for
 
     with (

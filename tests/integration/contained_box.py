@@ -22,7 +22,6 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def must(result: int) -> None:
-    """Raise what a call of libc failed with."""
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

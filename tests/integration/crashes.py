@@ -51,11 +51,9 @@ class Owners:
         return dict(json.loads(talk(self.fork_server, json.dumps(request))))
 
     def held_answers(self) -> bool:
-        """The living owner's cell still runs commands."""
         return talk(self.held, "still here") == "still here"
 
     def watch(self) -> None:
-        """From now on anything new is a leftover."""
         self.remains = Remains.since_now(self.home, self.fork_server.pid, self.scratch)
 
     def runs(self) -> set[Path]:
@@ -63,7 +61,6 @@ class Owners:
 
 
 def talk(process: subprocess.Popen[str], line: str) -> str:
-    """A line to the process and one back."""
     write, read = _ends(process)
     write.write(line + "\n")
     write.flush()
@@ -194,7 +191,6 @@ def kill_at(owners: Owners, sites: Sequence[Site]) -> tuple[set[str], list[str]]
 def faults_of(
     owners: Owners, died: dict[str, Any], cells: set[str], runs: set[Path]
 ) -> Iterator[str]:
-    """Everything that is wrong after one owner's death."""
     if "error" in died:
         yield f"it failed: {died['error']}"
     reaped = owners.ask(do="reap")

@@ -145,7 +145,6 @@ def failures(run: Path, node: str) -> list[str]:
 
 
 def placed(run: Path, sample: str) -> list[tuple[int, int, str]]:
-    """The attempts at a sample: unit, attempt, node."""
     return [
         (line.data["unit"], line.data["attempt"], line.data["node"])
         for line in read_events(run)

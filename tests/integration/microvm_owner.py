@@ -13,7 +13,6 @@ from belljar.policy.load import load_preset
 
 
 def parts(home: Path) -> tuple[MicrovmPlan, Image, Kernel]:
-    """The preset `high`, emulated, on this host."""
     policy = load_preset("high").policy
     image = Store(home).find(policy.image)
     image_facts = ImageFacts(

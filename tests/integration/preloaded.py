@@ -60,7 +60,6 @@ def client(path: str, arguments: list[str]) -> int:
 
 
 def server(path: str) -> None:
-    """Import, listen, fork, until standard input ends."""
     import gc
     import importlib
 

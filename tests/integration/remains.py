@@ -40,7 +40,6 @@ class Remains:
 
     @classmethod
     def since_now(cls, home: Path, ancestor: int, scratch: Path) -> Remains:
-        """With the store as it is now."""
         return cls(home, ancestor, scratch, frozenset(_listing(home)))
 
     def of(self, cells: Iterable[str], owners: Collection[int]) -> list[str]:

@@ -50,7 +50,6 @@ def missing() -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

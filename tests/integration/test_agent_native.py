@@ -21,7 +21,6 @@ BIN = Path(belljar.__file__).parent / "_bin"
 
 @pytest.fixture
 def fresh(request: pytest.FixtureRequest) -> Iterator[Wire]:
-    """An agent that has said nothing yet."""
     agent = BIN / f"agent-{platform.machine()}"
     if not agent.exists():
         pytest.fail(f"{agent.name} is not built: run `python hatch_build.py`", pytrace=False)
@@ -43,7 +42,6 @@ def fresh(request: pytest.FixtureRequest) -> Iterator[Wire]:
 
 @pytest.fixture
 def wire(fresh: Wire) -> Wire:
-    """An agent that is ready for operations."""
     fresh.expect(READY)
     fresh.renew()
     return fresh

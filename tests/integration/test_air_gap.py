@@ -64,7 +64,6 @@ def opens() -> Task:
 
 
 def ip(*words: str) -> None:
-    """The tool `ip`; `-n PLACE`: in that namespace."""
     inside = ["nsenter", f"--net={words[1]}", "--"] if words[0] == "-n" else []
     rest = words[2:] if inside else words
     subprocess.run([*inside, "ip", *rest], check=True, capture_output=True)
@@ -109,7 +108,6 @@ def belljar(*words: str) -> list[str]:
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, str]]:
-    """Each finding of `airgap check --json`, by name."""
     assert done.returncode in (0, 3), done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)["findings"]}
 

@@ -91,7 +91,6 @@ class Agent:
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """One loop: the clients are in the cell."""
     return "asyncio"
 
 

@@ -28,7 +28,6 @@ def anyio_backend() -> str:
 
 
 async def sh(cell: Cell, script: str) -> str:
-    """What a script says; it must end well."""
     done = await cell.exec(["sh", "-c", script])
     assert done.success, (done.stdout_text, done.stderr)
     return done.stdout_text

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Inspect's loader does for a task's directory."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
 
 

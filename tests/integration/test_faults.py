@@ -80,7 +80,6 @@ def store_with(prepared_home: Path, folder: Path, free_mib: int) -> Iterator[Hos
 
 
 def fill(folder: Path, *, but_bytes: int) -> Path:
-    """A file that leaves so much room."""
     found = os.statvfs(folder)
     file = folder / "filling"
     with file.open("wb") as filling:

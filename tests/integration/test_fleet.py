@@ -87,7 +87,6 @@ class Nodes(Fleet):
             self._process.communicate(timeout=120)
 
     def close(self) -> None:
-        """End the cluster, and remove its files."""
         self.stop()
         self._ray.cleanup()
 

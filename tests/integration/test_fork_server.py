@@ -24,7 +24,6 @@ from belljar.plan.network import NetworkPlan
 
 @contextmanager
 def ready(home: Path) -> Iterator[ForkServer]:
-    """One that has imported everything, ended afterwards."""
     with started_fork_server(home, PLAIN) as started:
         started.wait_ready()
         yield started

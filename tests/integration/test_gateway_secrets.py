@@ -22,7 +22,6 @@ POST = b"POST /x HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 33\r\n\r\n"
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    """One that keeps next to nothing of bodies."""
     if None in (shutil.which("tshark"), shutil.which("tcpdump")):
         pytest.skip("apt-get install tshark tcpdump")
     with running(tmp_path, bounds=Bounds(kept_body_bytes=1)) as found:

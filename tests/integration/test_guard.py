@@ -67,7 +67,6 @@ print(send("the plan is {SECRET}"), send("lunch?"), send("x" * 300_000 + "{SECRE
 
 
 def found(run: Path) -> list[dict[str, Any]]:
-    """What the guard has put on record."""
     return [event.data for event in read_events(run) if event.kind is Kind.GUARD_HIT]
 
 

@@ -75,7 +75,6 @@ def listing(rootfs: Path) -> dict[str, str]:
 
 
 def content(rootfs: Path, path: str) -> str:
-    """A file out of a packed image."""
     return output("unsquashfs", "-cat", rootfs, path)
 
 

@@ -34,7 +34,6 @@ def small(vm_home: Path) -> str:
 
 
 def context(directory: Path, text: str, **files: str) -> Path:
-    """A directory with a Dockerfile and other files."""
     directory.mkdir()
     for name, content in {"Dockerfile": text, **files}.items():
         (directory / name).write_text(content)
@@ -190,7 +189,6 @@ print(made.rootfs)
 
 
 def copy_small(home: Path, small: str, target: Path) -> None:
-    """Another store, with this image of the first."""
     digest = Store(home).find(small).digest
     shutil.copytree(home / "images" / digest, target / "images" / digest)
     shutil.copy2(home / "image-names.json", target)
@@ -330,6 +328,5 @@ def test_the_root_of_a_build_changes_no_kept_base(home: Path, small: str, tmp_pa
 
 
 def _state(directory: Path) -> bytes:
-    """All of a tree: names, owners, modes, contents."""
     argv = ["tar", "--format=gnu", "--sort=name", "-C", str(directory), "-c", "."]
     return hashlib.sha256(subprocess.run(argv, capture_output=True, check=True).stdout).digest()

@@ -192,7 +192,6 @@ class Finished:
 
 
 def belljar_run(tasks: Path, home: Path, *arguments: str, **variables: str) -> Finished:
-    """`belljar run --json …`, to its end."""
     done = ended(
         quick_command("run", "--json", *arguments),
         cwd=tasks,
@@ -212,7 +211,6 @@ def ordinary(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Finishe
 
 
 def logs_of(finished: Finished) -> dict[str, EvalLog]:
-    """Inspect's logs of a run, by task."""
     logs = (finished.run_dir / "inspect").glob("*.eval")
     return {log.eval.task: log for log in map(read_eval_log, map(str, logs))}
 

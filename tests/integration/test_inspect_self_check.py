@@ -51,7 +51,6 @@ def anyio_backend(setting: str) -> str:
 async def shared_env(
     setting: str, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SandboxEnvironment]:
-    """One cell for all checks of a setting."""
     tier, user, _ = setting.split("-")
     policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
     account = "user: root\n" if user == "root" else ""

@@ -47,7 +47,6 @@ def served(*words: str, port: str = "0") -> Iterator[str]:
 
 
 def told(number: int) -> Event:
-    """An event with a number and hostile text."""
     return Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": f"{EVIL} number {number}"})
 
 

@@ -37,13 +37,11 @@ Parts = tuple[MicrovmPlan, Image, Kernel]
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Nothing here depends on the event loop."""
     return "asyncio"
 
 
 @pytest.fixture(scope="session")
 def made_of(vm_home: Path) -> Parts:
-    """MicrovmPlan, image and kernel for every cell here."""
     return parts(vm_home)
 
 
@@ -62,14 +60,12 @@ def left_of(home: Path) -> list[str]:
 
 
 def cgroups_of(cell_id: str) -> list[Path]:
-    """The cell's control groups, wherever they are mounted."""
     return list(control_groups(cell_id))
 
 
 def opened(
     home: Path, made: Parts, recorder: MemoryRecorder | None = None
 ) -> AbstractAsyncContextManager[Vmm]:
-    """One machine, without a cell around it."""
     return open_vm(*made, home=home, recorder=recorder or MemoryRecorder(), planned={})
 
 
@@ -97,7 +93,6 @@ async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
 
 
 async def shell(vm: Vmm, script: str, pty: PtySize | None = None) -> bytes:
-    """What a script says that ends well."""
     outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script), pty=pty))
     assert (outcome.code, outcome.stderr) == (0, b""), outcome
     return outcome.stdout

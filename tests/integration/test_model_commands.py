@@ -23,7 +23,6 @@ def empty(tmp_path: Path) -> Iterator[Belljar]:
 
 
 def left(belljar: Belljar) -> list[str]:
-    """Weights, and what was fetched, below the store."""
     found = (path for name in ("weights", "tmp") for path in (belljar.home / name).rglob("*"))
     return [str(path) for path in found]
 

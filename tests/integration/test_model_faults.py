@@ -106,7 +106,6 @@ class World:
                 yield served
 
     async def asked(self) -> None:
-        """Wait until a request is on record."""
         assert self.run is not None
         ledger = self.run / "ledger.jsonl"
         with anyio.fail_after(PATIENCE_S):

@@ -45,7 +45,6 @@ POLICY = (
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """One loop here: the contract runs under both."""
     return "asyncio"
 
 
@@ -57,7 +56,6 @@ def policy_file(folder: Path, tier: str) -> Path:
 
 
 async def parts_of(home: Path, folder: Path, tier: str) -> ContainerParts:
-    """What `open_cell` would make a cell of."""
     parts = await anyio.to_thread.run_sync(
         gather_parts, load_policy(policy_file(folder, tier)), home
     )
@@ -79,7 +77,6 @@ def sleeper(uid: int) -> subprocess.Popen[bytes]:
 async def container(
     home: Path, parts: ContainerParts, recorder: MemoryRecorder
 ) -> AsyncIterator[Container]:
-    """A container without a cell around it."""
     planned: dict[str, object] = {"policy_sha256": "0" * 64, "tier": parts.plan.tier.value}
     planned |= {"emulated": False, "layers": []}
     async with open_container(
@@ -93,13 +90,11 @@ def cell_of(live: Container, parts: ContainerParts, recorder: MemoryRecorder) ->
 
 
 def quota_of(group: Path) -> str:
-    """The processor's, in microseconds of 100,000, either version."""
     files = (group / "cpu.max", group / "cpu.cfs_quota_us")
     return next(file.read_text().split()[0] for file in files if file.exists())
 
 
 def nothing_left(home: Path) -> bool:
-    """No entry, no directory of a cell."""
     return not Journal(home).entries() and not list((home / "cells").glob("*"))
 
 

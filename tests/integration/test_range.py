@@ -131,7 +131,6 @@ def who(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def talked(who: Who) -> dict[str, Any]:
-    """What the scenario `talk` saw: for several tests."""
     return who.run("talk")
 
 
@@ -363,7 +362,6 @@ def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
 
 
 def fresh(who: Who) -> Who:
-    """The same, with a store of its own."""
     home = Path(tempfile.mkdtemp(dir=who.home))
     if who.user is not None:
         own(home, who.user.uid, who.user.gid)

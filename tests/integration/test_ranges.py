@@ -120,7 +120,6 @@ async def text(cell: Cell, *words: str) -> str:
 
 
 def supervisor_of(home: Path, range_id: str) -> int:
-    """Its pid, as the journal has it."""
     entry: Mapping[str, Any] = json.loads((home / "journal" / f"{range_id}.json").read_text())
     return int(entry["processes"][0]["pid"])
 
@@ -139,7 +138,6 @@ def within(pid: int, *argv: str) -> str:
 
 
 async def until_dead(cell: Cell) -> BelljarError:
-    """What its operations raise from now on."""
     await anyio.to_thread.run_sync(wait_for, lambda: " dead" in repr(cell), "the cell's end")
     with pytest.raises(BelljarError) as caught:
         await cell.exec(["true"])

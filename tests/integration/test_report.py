@@ -255,7 +255,6 @@ class _Sketch:
         self.api = self.session = self
 
     def post(self, _url: str, *, data: object, files: dict[str, Any]) -> SimpleNamespace:
-        """Answer as a server does that took all."""
         assert data
         self.events += map(json.loads, files["events"][1].splitlines())
         return SimpleNamespace(status_code=200, json=lambda: {"objects": [{"id": 1}]})
@@ -308,7 +307,6 @@ class _Collector(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[str]:
-    """The address of a collector on loopback."""
     with HTTPServer(("127.0.0.1", 0), _Collector) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -98,7 +98,6 @@ def who(request: pytest.FixtureRequest) -> list[str]:
 
 
 def world(who: list[str], *words: str) -> Any:  # noqa: ANN401 - what the program prints
-    """What it found in namespaces of its own."""
     argv = ["unshare", *who, "--net", sys.executable, "-c", PROGRAM, *words]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, timeout=300)
     return json.loads(done.stdout)

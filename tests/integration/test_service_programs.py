@@ -118,7 +118,6 @@ async def ready(cell: Cell, **settings: object) -> None:
 
 
 async def said(cell: Cell, script: str) -> str:
-    """What a shell in the cell says."""
     output = await cell.exec(["sh", "-c", script], timeout_s=300)
     return (output.stdout_text + output.stderr_text).strip()
 

@@ -252,7 +252,6 @@ def test_what_is_refused(vm_home: Path, tmp_path: Path) -> None:
 
 
 async def refused_while_busy(cell: Cell) -> None:
-    """While a command runs; it goes on."""
     background = await cell.start(["sleep", "999"])
     with pytest.raises(CellError, match="busy"):
         await cell.snapshot()

@@ -70,7 +70,6 @@ def task(tmp_path: Path) -> Path:
 
 
 async def said(cell: Cell, command: str) -> str:
-    """What a shell in the cell prints."""
     output = await cell.exec(["sh", "-c", command])
     return output.stdout.decode().strip()
 

@@ -203,7 +203,6 @@ def test_an_owner_that_is_killed(who: UsersBelljar) -> None:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Nothing here depends on the event loop."""
     return "asyncio"
 
 
@@ -233,7 +232,6 @@ Parts = tuple[MicrovmPlan, Image, Kernel]
 
 @pytest.fixture(scope="module")
 def made_of(vm_home: Path) -> Parts:
-    """Of a machine with a network device."""
     plan, image, kernel = parts(vm_home)
     return replace(plan, vm=replace(plan.vm, nic=True)), image, kernel
 

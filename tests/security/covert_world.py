@@ -67,7 +67,6 @@ class Side:
         return supervisor, gateway
 
     def address(self, pattern: str = "board.example") -> str:
-        """Where a name is in this range."""
         return next(name.address for name in self.network.layout.names if name.pattern == pattern)
 
     async def talk(self, *asked: tuple[str, str, int, bytes]) -> list[bytes]:
@@ -116,7 +115,6 @@ class Side:
 
 
 def request_bytes(method: str, path: str, body: bytes, *, host: str) -> bytes:
-    """One request on a connection of its own."""
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\nConnection:"
         " close\r\n\r\n"
@@ -125,7 +123,6 @@ def request_bytes(method: str, path: str, body: bytes, *, host: str) -> bytes:
 
 
 def query(name: str) -> bytes:
-    """A question for a name's A records."""
     labels = b"".join(bytes((len(label),)) + label.encode() for label in name.split("."))
     return b"\x2a\x2a\x01\x00\x00\x01\0\0\0\0\0\0" + labels + b"\0\0\x01\0\x01"
 

@@ -197,7 +197,6 @@ async def look(jail: Jail) -> None:
 
 
 async def connect(jail: Jail, altered: str) -> None:
-    """Say that a link is there, or never."""
     print("waiting", (await jail.wait_network()).pid, flush=True)
     if altered == "network":
         jail.go_on()
@@ -216,7 +215,6 @@ def relay(said: BinaryIO) -> None:
 
 
 def feed(channel: socket.socket) -> None:
-    """One line of ours to the probe."""
     if select.select([sys.stdin], [], [])[0] and (line := sys.stdin.readline()):
         with contextlib.suppress(BrokenPipeError):
             channel.sendall(line.encode())

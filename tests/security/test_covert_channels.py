@@ -55,7 +55,6 @@ network:
 async def pair(
     request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path
 ) -> AsyncIterator[Pair]:
-    """Two ranges of one policy, in one run."""
     policy = policy_of(POLICY.format(tier=request.param))
     async with AsyncExitStack() as stack:
         run = stack.enter_context(start_run("covert", "pair", [], home=vm_home))

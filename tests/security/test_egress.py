@@ -274,7 +274,6 @@ def _sent(part: NeverSent) -> dict[str, Any]:
 
 
 def _otherwise(seen: Seen) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """The events with another verdict, reason and answer."""
     other = {"reason": "another", "answer": "203.0.113.200", "verdict": "other"}
     return tuple(
         (kind, {**data, **{field: word for field, word in other.items() if field in data}})
@@ -289,7 +288,6 @@ PORTS: Final = {
 
 
 def _answering(layout: RangeLayout) -> frozenset[tuple[str, str, int]]:
-    """(protocol, address, port) of everything that may answer."""
     resolver = {(protocol, layout.resolver, 53) for protocol in ("tcp", "udp")}
     stand_ins = {
         ("tcp", name.address, port) for name in layout.names for port in PORTS[name.stand_in]

@@ -261,7 +261,6 @@ async def test_attacks_on_the_walls(cell: Attacker) -> None:
 
 
 async def shell(cell: Attacker, script: str, user: str = "0") -> bytes:
-    """What a shell script in the cell prints."""
     return bytes((await cell.exec(["sh", "-c", script], user=user)).stdout)
 
 

@@ -35,7 +35,6 @@ RECORDS = st.one_of(
 
 
 def names(folder: Path) -> list[str]:
-    """What a directory of this host holds."""
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -34,7 +34,6 @@ class Stage(UserStage):
 
     @property
     def image(self) -> Path:
-        """What the jailed program must not change."""
         return self.directory / "image"
 
     def start(self, mode: str, lifetime_s: float = 60) -> subprocess.Popen[str]:

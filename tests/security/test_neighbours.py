@@ -138,7 +138,6 @@ async def pair(anyio_backend: str, vm_home: Path) -> AsyncIterator[Pair]:
 
 
 async def python(cell: Cell, code: str, *words: str, given: Any = None) -> str:  # noqa: ANN401 - JSON
-    """What a program in the cell says."""
     output = await cell.exec(
         ["python3", "-I", "-c", code, *words], input=json.dumps(given).encode()
     )

@@ -147,7 +147,6 @@ except OSError:
 
 
 async def probed(made: Range, cell: Cell, *which: str, phase: str = "") -> ProbeReport:
-    """What the probes say of the cell."""
     router = made.routers[cell.id]
     return await probe_cell(
         cell, which=which, recorder=MemoryRecorder(), user="0", phase=phase, router=router

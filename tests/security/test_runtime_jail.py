@@ -196,7 +196,6 @@ def give(directory: Path, uid: int, gid: int) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Of all its threads; it has one."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

@@ -21,7 +21,6 @@ _STATUS = "grep -E '^(Uid|CapInh|CapPrm|CapEff|CapBnd|CapAmb|Seccomp):' /proc/se
 
 
 def policy(tier: str, word: str) -> LoadedPolicy:
-    """A policy of that tier with the right."""
     rights = f"rights: {{setuid_programs: '{word}'}}"
     resources = "resources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64}"
     return policy_of(f"belljar: 1\nrisk: low\ntier: {tier}\n{rights}\n{resources}\n")

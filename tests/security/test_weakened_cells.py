@@ -58,7 +58,6 @@ def mount_of(target: str, kind: str, source: str, *options: str) -> dict[str, An
 
 
 def weakened(plan: Plan) -> Plan:
-    """The plan without some of its walls."""
     assert isinstance(plan, OciPlan)
     linux = {**plan.oci.config["linux"], "maskedPaths": []}
     mounts = [
@@ -94,7 +93,6 @@ def host_directory(config: dict[str, Any], place: Path, *, how: str) -> None:
 
 
 def shared_directory(config: dict[str, Any], place: Path) -> None:
-    """With propagation, as `docker run -v …:shared`."""
     host_directory(config, place, how="rshared")
 
 
@@ -183,7 +181,6 @@ WEAKNESSES = (
 
 
 def check(report: ProbeReport, breached: Collection[str], standing: Collection[str]) -> None:
-    """Just these are breached, and these contained."""
     assert report.problem == ""
     assert report.verdict is Verdict.BREACHED
     assert {finding.name for finding in report.of(Verdict.BREACHED)} == set(breached)

@@ -58,7 +58,6 @@ def ip(at: int, *commands: str) -> None:
 
 
 def open_tap() -> socket.socket:
-    """All frames of the link's outer end."""
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES))
     tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 32 << 20)
     tap.bind(("outer", ALL_FRAMES))
@@ -77,7 +76,6 @@ class WayCounters(NamedTuple):
 
     @property
     def judged(self) -> int:
-        """All that came but what the kernel refused."""
         return self.frames + self.runts + self.oversized
 
     def since(self, before: WayCounters) -> WayCounters:
@@ -127,7 +125,6 @@ class Relay:
 
 
 def start() -> Relay:
-    """The program by itself, waiting for its link."""
     guest, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     control, controls = socket.socketpair()
     read, write = os.pipe()
@@ -188,13 +185,11 @@ def relaying() -> Iterator[Relay]:
 
 @pytest.fixture(scope="module")
 def relay() -> Iterator[Relay]:
-    """One for all that leaves it usable."""
     with relaying() as made:
         yield made
 
 
 def frame_of(size: int, seed: int) -> bytes:
-    """Nothing that a kernel would answer to."""
     head = struct.pack("!6s6sH", b"\x02\0\0\0\0\x01", b"\x02\0\0\0\0\x02", 0x88B5)
     return (head + random.Random(seed).randbytes(size))[:size]  # noqa: S311 - a test's dice
 

@@ -112,8 +112,6 @@ def listen(family: int, kind: int, address: Any) -> int:  # noqa: ANN401 - as so
 
 
 def child(*argv: str) -> int:
-    """A process that sleeps, with SIGUSR1 blocked."""
-
     def block() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
@@ -129,7 +127,6 @@ def command(*argv: str) -> None:
 
 
 def loopback_up() -> None:
-    """The loopback interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         # SIOCSIFFLAGS: up, running
         fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))

@@ -39,7 +39,6 @@ class Plain:
 
 
 def plain(cls: object) -> str:
-    """How the two classes differ in their names only."""
     return str(cls).replace("Plain", "Late")
 
 

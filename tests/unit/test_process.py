@@ -32,7 +32,6 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
 
 @contextlib.contextmanager
 def headless(*prefix: str) -> Iterator[subprocess.Popen[str]]:
-    """A process whose leader is dead and which lives."""
     words = [*prefix, sys.executable, "-c", HEADLESS]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -22,7 +22,6 @@ SCENARIOS: dict[str, Any] = {name: run for part in PARTS for name, run in part.S
 
 
 def play(home: Path, *names: str) -> dict[str, Any]:
-    """What each saw; of one that failed, how."""
     seen: dict[str, Any] = {}
     for name in names:
         try:

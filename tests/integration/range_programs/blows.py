@@ -173,7 +173,6 @@ class Stuck(MemoryRecorder):
 
 
 def small_pairs() -> AbstractContextManager[object]:
-    """Sockets as the kernel's, but full sooner."""
     pair = ipc.pair
 
     def small() -> tuple[socket.socket, socket.socket]:
@@ -186,7 +185,6 @@ def small_pairs() -> AbstractContextManager[object]:
 
 
 async def deaf(home: Path) -> dict[str, Any]:
-    """The owner takes in nothing any more."""
     scene = Scene(home)
     scene.recorder = recorder = Stuck()
     with small_pairs():

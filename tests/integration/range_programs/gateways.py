@@ -73,7 +73,6 @@ STREAM: Final = {"stand_in": "", "verdict": "allowed", "reason": "", "bytes": 0}
 
 
 def connection(config: GatewayConfig, sock: Any, number: int) -> dict[str, Any]:  # noqa: ANN401 - of asyncio or not
-    """The data of a `network.connection`."""
     (source, source_port), (address, port) = sock.getpeername(), sock.getsockname()
     cell = next(port.name for port in config.layout.cells if port.address == source)
     place = {"cell": cell, "connection": number, "address": address, "port": port}
@@ -252,7 +251,6 @@ def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
 
 
 def tried(action: Callable[[], object]) -> str:
-    """What came of it, or the error's name."""
     try:
         return repr(action())
     except OSError as exc:

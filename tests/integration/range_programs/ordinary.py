@@ -169,7 +169,6 @@ async def violation(home: Path, gateway: str) -> dict[str, Any]:
 
 
 async def unrecorded(home: Path) -> dict[str, Any]:
-    """A record that can't be written any more."""
     scene = Scene(home)
 
     class Full(MemoryRecorder):
@@ -226,7 +225,6 @@ async def broken(home: Path) -> dict[str, Any]:
 
 
 async def full_disk(home: Path) -> dict[str, Any]:
-    """The packet record's directory has no room left."""
     scene = Scene(home)
     scene.directory = home / "small"
     async with scene.open() as made:

@@ -152,7 +152,6 @@ class Scene:
             yield made
 
     def data(self, kind: str) -> list[dict[str, Any]]:
-        """The data of events of a kind."""
         return [dict(event.data) for event in self.recorder.events if event.kind == kind]
 
     def address(self, name: str = "shop.example") -> str:
@@ -179,7 +178,6 @@ def processes(made: NetworkRange) -> tuple[ProcessId, ProcessId]:
 
 
 def fork_server_of(made: NetworkRange) -> int:
-    """Pid of the parent of its processes."""
     status = status_of(processes(made)[0])
     return int(status.partition("\nPPid:")[2].split()[0])
 

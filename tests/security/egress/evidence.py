@@ -36,7 +36,6 @@ class Seen:
         return [each for each in told if all(each.get(name) == it for name, it in having.items())]
 
     def sent(self, cell: str) -> list[Frame]:
-        """The frames that came from a cell's port."""
         return [frame for frame in self.frames if frame.from_mac == self.macs[cell]]
 
     def forged(self) -> list[Frame]:
@@ -45,7 +44,6 @@ class Seen:
         return [frame for frame in self.frames if frame.from_mac not in known]
 
     def got(self, cell: str) -> list[Frame]:
-        """The frames that were sent to a cell."""
         return [frame for frame in self.frames if frame.to_mac == self.macs[cell]]
 
 

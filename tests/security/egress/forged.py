@@ -41,7 +41,6 @@ EXPECTED: Final[Mapping[str, str]] = {
 
 
 def frames(port: CellPort, resolver: str) -> Mapping[str, bytes]:
-    """Each of `EXPECTED`, from this cell's port."""
     return dict(_frames(port, resolver))
 
 

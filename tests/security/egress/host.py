@@ -79,7 +79,6 @@ def entering(pid: int) -> Iterator[tuple[list[str], list[int]]]:
 
 
 def within(pid: int, *argv: str) -> bytes:
-    """What a program says there. Raises `OSError`, `CalledProcessError`."""
     with entering(pid) as (enter, fds):
         words = [*enter, *argv]
         return subprocess.run(words, check=True, capture_output=True, pass_fds=fds).stdout

@@ -40,7 +40,6 @@ def word(error: OSError) -> str:
 
 
 def made(kind: int, family: int = socket.AF_INET, protocol: int = 0) -> socket.socket:
-    """A socket that does not wait for ever."""
     sock = socket.socket(family, kind, protocol)
     sock.settimeout(TIMEOUT_S)
     return sock
@@ -62,7 +61,6 @@ def tcp(address: str, port: str, said: str = "", family: str = "4") -> str:
 
 
 def each(addresses: str, port: str, said: str = "") -> str:
-    """`tcp` and `udp` to each of several addresses."""
     return " ".join(
         word_of(kind, [address, port, said])
         for address in addresses.split(",")
@@ -110,7 +108,6 @@ def from_address(source: str, address: str, port: str, option: str, said: str) -
 
 
 def packet_info(source: str, address: str, port: str, said: str) -> str:
-    """The same by IP_PKTINFO, datagram by datagram."""
     with made(socket.SOCK_DGRAM) as sock:
         info = struct.pack("=I4s4s", 0, socket.inet_aton(source), bytes(4))
         sock.sendmsg([said.encode()], [(socket.IPPROTO_IP, 8, info)], 0, (address, int(port)))
@@ -231,13 +228,11 @@ def resolve(name: str) -> str:
 
 
 def resolve_and_connect(name: str, port: str) -> str:
-    """By name, whatever that name gives here."""
     with socket.create_connection((name, int(port)), TIMEOUT_S) as sock:
         return heard(sock)
 
 
 def reply(sock: socket.socket) -> str:
-    """The first line of what comes back."""
     data = b""
     while b"\r\n" not in data and (more := sock.recv(4096)):
         data += more

@@ -13,7 +13,6 @@ FIRST_PORT: Final = 41_000
 
 
 def token(case: Case) -> str:
-    """What stands in everything that a case sends."""
     return f"c{CASES.index(case):03}x"
 
 
@@ -50,7 +49,6 @@ _PLACES: Final = {
 
 
 def looks(case: Case) -> str:
-    """Where the evidence of a case is."""
     return ", ".join(dict.fromkeys(_places(case.evidence)))
 
 

@@ -257,7 +257,6 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(
 
 
 def kernel_in(folder: Path) -> Kernel:
-    """A guest kernel of this one file."""
     folder.mkdir()
     (folder / "vmlinuz").write_bytes(b"")
     return Kernel(

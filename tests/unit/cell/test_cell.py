@@ -19,14 +19,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 async def die(guest: FakeGuest, op: GuestOp) -> None:
-    """Say a word, and end the whole guest."""
     await guest.started(op)
     await guest.output(op, 1, b"last words")
     guest.close()
 
 
 async def lie(guest: FakeGuest, op: GuestOp) -> None:
-    """End as a success without having started."""
     await guest.send(g.frame(g.RESULT, op.id, g.result_payload()))
 
 

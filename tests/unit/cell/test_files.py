@@ -26,7 +26,6 @@ ENTER = encode(TreeRecord(path="", kind=RecordKind.ENTER, mode=0o755))
 
 
 def names(folder: Path) -> list[str]:
-    """What a directory of this host holds."""
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -62,7 +62,6 @@ async def test_a_refused_cell_leaves_a_sealed_run(tmp_path: Path) -> None:
 
 
 def parts_for(loaded: LoadedPolicy) -> Parts:
-    """A policy planned for a capable host."""
     plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
     assert isinstance(plan, MicrovmPlan)
     image: Any = SimpleNamespace(config=ImageConfig(), digest="", names=(), source="")

@@ -63,12 +63,10 @@ class Stand:
         self.open = open_
 
     async def filled(self) -> None:
-        """Until the shelf is full, or can't be filled."""
         self.pool.refill()
         await self.pool.filled()
 
     def taken(self) -> list[str | None]:
-        """The cells that were given out, by the record."""
         events = self.run.recorder.events
         return [event.cell_id for event in events if event.kind is Kind.CELL_TAKEN]
 

@@ -49,7 +49,6 @@ class World:
         return StopRulesRecorder(inner, run_id=RUN, home=self.home, stops=stops)
 
     def ended(self, *names: str) -> bool:
-        """Whether these end, and no other has."""
         return all(self.processes[name].wait(60) == -9 for name in names) and {
             name for name, process in self.processes.items() if process.poll() is not None
         } == set(names)

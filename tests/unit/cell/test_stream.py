@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.thorough_in("trio")]
 
 
 async def lasting(guest: FakeGuest, op: GuestOp) -> None:
-    """Say a little, then run until it is killed."""
     await guest.started(op)
     await guest.output(op, 1, b"hello")
     await guest.until_killed(op)

@@ -35,7 +35,6 @@ network:
 
 
 def loaded_of(folder: Path) -> tuple[LoadedPolicy, dict[str, StandInPlan]]:
-    """The policy, and its stand-ins by id."""
     (folder / "a.txt").write_text("a")
     (folder / "app").mkdir(exist_ok=True)
     (folder / "policy.yaml").write_text(POLICY)

@@ -55,7 +55,6 @@ async def test_violations_end_everything(said: list[bytes]) -> None:
 
 
 async def _start(client: GuestClient, request: ExecRequest) -> None:
-    """Start a command and take none of its output."""
     with suppress(ProtocolViolation):
         async with client.open_exec(request):
             await _ping_until_it_fails(client)

@@ -61,8 +61,6 @@ def test_frames_that_a_guest_may_not_send() -> None:
 def asked(
     what: Callable[[HostConnection], object], make: Callable[[], HostConnection] = greeted
 ) -> Callable[[], HostConnection]:
-    """A connection on which this was asked."""
-
     def asking() -> HostConnection:
         wire = make()
         what(wire)
@@ -172,7 +170,6 @@ def conversation() -> list[bytes]:
 
 
 def listener() -> HostConnection:
-    """A connection to which `conversation` may be said."""
     wire = with_exec(started=False, caps=(frames.NO_CAP, frames.NO_CAP))
     wire.send_ping(7)
     wire.send_data(1, bytes(10))

@@ -157,7 +157,6 @@ def asked(paths: int = 2, touches: int = 3) -> HostConnection:
 
 
 def watching() -> HostConnection:
-    """It was answered: the second file can't be watched."""
     wire = asked()
     assert wire.feed(watched(0, 0, 2)) == [Answer(kind=FrameType.WATCHED, errors=(0, 2))]
     return wire

@@ -36,7 +36,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, object]]:
-    """Exit code and JSON of a check."""
     code = run(["check", *arguments, "--json"])
     out = capsys.readouterr().out
     said = json.loads(out[out.index("{") :])  # Inspect's own banner goes past pytest's capture

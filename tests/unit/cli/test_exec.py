@@ -16,7 +16,6 @@ from belljar.cli.main import run
 
 
 async def speak(guest: FakeGuest, op: GuestOp) -> None:
-    """Say its arguments: standard output, standard error, status."""
     _, out, err, status = op.argv()
     await guest.started(op)
     for stream, content in ((1, out), (2, err)):

@@ -14,7 +14,6 @@ from belljar.image.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A store with one image, as `BELLJAR_HOME`."""
     monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     config = ImageConfig(user="u\x1b[31m", env={"A": "b"})
     put_image(tmp_path, "small", b"hsqs", config, source="made\nhere")

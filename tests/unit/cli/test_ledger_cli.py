@@ -18,7 +18,6 @@ HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\n"
 
 @pytest.fixture
 def run_dir(home: Path) -> Path:
-    """A finished run with something hostile in it."""
     content = HOSTILE.encode()
     output = body_of("stdout", content)
     with RunDirectory(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:

@@ -22,8 +22,6 @@ Said = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
-    """Exit code and JSON of `belljar verdict …`."""
-
     def ask(*arguments: str) -> tuple[int, dict[str, Any]]:
         capsys.readouterr()
         code = belljar(["verdict", *arguments, "--json"])
@@ -33,7 +31,6 @@ def said(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 def under_inspect(home: Path, act: Callable[[], Any]) -> Path:
-    """The run directory of something that plain Inspect does."""
     with session_scope(Session(source=RecordedCells(), home=home)):
         act()
     return sorted((home / "runs").iterdir())[-1]
@@ -44,7 +41,6 @@ def plain(file: str, **more: Any) -> list[inspect_ai.log.EvalLog]:  # noqa: ANN4
 
 
 def codes(findings: dict[str, Any]) -> set[str]:
-    """All causes, of the run and of its samples."""
     of_samples = [each for sample in findings["samples"] for each in sample["reasons"]]
     return {reason["code"] for reason in (*findings["problems"], *of_samples)}
 

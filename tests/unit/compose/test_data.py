@@ -63,7 +63,6 @@ def test_any_other_is_refused_by_the_services_name(written: Any) -> None:  # noq
 
 @pytest.fixture
 def files(tmp_path: Path) -> TaskFiles:
-    """A task's directory with an `app` and a file."""
     (tmp_path / "app" / "sub").mkdir(parents=True)
     (tmp_path / "app" / "sub" / "f").write_text("four")
     (tmp_path / "one").write_text("1")
@@ -71,7 +70,6 @@ def files(tmp_path: Path) -> TaskFiles:
 
 
 def data_of(files: TaskFiles | None, *mounts: Any) -> Composed:  # noqa: ANN401 - YAML
-    """What a service with these volumes comes to."""
     return read_compose({"services": {"s": {"image": "i", "volumes": list(mounts)}}}, files)
 
 

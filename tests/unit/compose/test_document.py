@@ -132,7 +132,6 @@ def task(tmp_path: Path) -> Path:
 
 
 def read(task: Path, text: str) -> dict[str, Any]:
-    """The compose file of the task with this text."""
     (task / "compose.yaml").write_text(text)
     return read_document(task / "compose.yaml")
 

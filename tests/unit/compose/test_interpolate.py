@@ -21,7 +21,6 @@ GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
 
 
 def put(text: str) -> str:
-    """One value of a file, with its references replaced."""
     return str(interpolate({"a": text}, GIVEN).document["a"])
 
 

@@ -43,7 +43,6 @@ def test_what_a_text_means(text: str, value: object) -> None:
 
 
 def doubling(levels: int) -> str:
-    """Each list has the one before it twice."""
     return "a0: &a0 [x]\n" + "".join(
         f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, levels)
     )

@@ -54,7 +54,6 @@ class Scripted:
         return chain([{"node": nodes[0]}], items)
 
     def ready(self, units: Sequence[Any], **_: float) -> Iterator[tuple[Any, Any]]:
-        """Give the next item of each unit."""
         for unit in units:
             yield unit, next(unit, None)
 
@@ -127,7 +126,6 @@ def fleet(
 
 
 def run_of(home: Path, first: Iterable[Any]) -> Ended:
-    """The fleet's run whose first unit sends this."""
     with fleet(home, first) as (_, ended):
         return ended()
 

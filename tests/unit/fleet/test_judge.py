@@ -27,7 +27,6 @@ def found(*rows: Row | str, **more: object) -> RunFindings:
 
 
 def tried(unit: Unit, node: str, *rows: Row | str, **more: object) -> Try:
-    """An attempt that came back with these rows."""
     return Try(unit=unit, node=node, findings=found(*rows, **more))
 
 

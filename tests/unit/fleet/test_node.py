@@ -81,7 +81,6 @@ class Here:
 
 
 def flipped(piece: bytes) -> bytes:
-    """A piece of which a bit is another."""
     return bytes([piece[0] ^ 1]) + piece[1:]
 
 

@@ -54,7 +54,6 @@ class Offering:
         }
 
     def on_each(self, nodes: Sequence[str], *call: object, **_: float) -> dict[str, Any]:
-        """Each describes itself, or gives its answer."""
         self.called.append(call)
         about = {"version": __version__, "inspect": version("inspect-ai"), "has_token": True}
         named = zip(nodes, self.said, strict=True)

@@ -19,7 +19,6 @@ def cells() -> FakeCells:
 
 @pytest.fixture
 def session(cells: FakeCells, tmp_path: Path) -> Iterator[Session]:
-    """The session that providers in this test use."""
     with session_scope(Session(source=cells, home=tmp_path / "home")) as scoped:
         yield scoped
 

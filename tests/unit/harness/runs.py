@@ -39,7 +39,6 @@ def evaluated(
     cells: RecordedCells | None = None,
     **more: Any,  # noqa: ANN401 - fields of a request
 ) -> RunOutcome:
-    """`belljar run WORDS`, with a store below the directory."""
     source = cells or RecordedCells()
     home = directory / "home"
     return run_evaluation(
@@ -53,7 +52,6 @@ def one_sample(directory: Path, **more: Any) -> RunOutcome:  # noqa: ANN401 - fi
 
 
 async def opened() -> BelljarSandboxEnvironment:
-    """A sample's cell, as Inspect opens it."""
     environments = await BelljarSandboxEnvironment.sample_init(
         "task", None, {"__sample_id__": "s1"}
     )

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.anyio
 
 
 def messages_of(messages: list[Any]) -> list[ChatMessage]:
-    """The conversation of a request with these."""
     body = json.dumps({"messages": messages}).encode()
     return [message_of(each) for each in read_request(body).messages]
 
@@ -51,7 +50,6 @@ async def ask(bridge: ModelBridge, **request: Any) -> Any:  # noqa: ANN401 - JSO
 
 
 def use(output: ModelOutput) -> None:
-    """Make a model that says this the sample's."""
     output.usage = ModelUsage(
         input_tokens=1, output_tokens=2, total_tokens=3
     )  # else Inspect would count, with a file from the network
@@ -277,7 +275,6 @@ TOOL = ToolInfo(name="say", description="Says it.", parameters=PARAMETERS)
 
 
 def parsed(arguments: str) -> Any:  # noqa: ANN401 - a JSON value
-    """As each provider of Inspect has it."""
     return parse_tool_call("1", "say", arguments, [TOOL]).arguments.get("text")
 
 

@@ -64,8 +64,6 @@ def test_the_worst_is_the_verdict(
 
 
 def at(wanted: str, touch: Callable[[dict[str, str]], object]) -> Callable[[FakeCell, str], None]:
-    """An escape at one end of the sample."""
-
     def arm(cell: FakeCell, phase: str) -> None:
         cell.run_probe_program.touch = touch if phase == wanted else lambda _: None
 

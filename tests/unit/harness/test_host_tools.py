@@ -104,7 +104,6 @@ def hosted():
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the tasks in it."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "named.yaml").write_text(
         "belljar: 1\nrisk: high\nhost_tools: {allow: [web_search]}\n"

@@ -30,7 +30,6 @@ def outcome(tmp_path: Path) -> RunOutcome:
 
 
 def codes(outcome: RunOutcome, *, key: str | None = None) -> set[Code]:
-    """All causes that are found in its directory now."""
     key = key or local_fingerprint(outcome.path.parents[1])
     findings = judge(stored_evidence(outcome.path, expected_key=key))
     assert bool(findings.exit_code) == bool(findings.problems)
@@ -73,7 +72,6 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe"
 
 
 def findings(text: str) -> RunFindings:
-    """A run whose every word may be the guest's."""
     cell = CellFindings(
         cell_id="c-1", uuid="u", destroyed=True, clean=True, emulated=True, sample=text
     )

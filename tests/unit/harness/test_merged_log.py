@@ -58,7 +58,6 @@ def reduced(log: EvalLog) -> list[object]:
 
 
 def merged(tmp_path: Path, *parts: LogPart) -> tuple[EvalLog, str]:
-    """The merged log, and how the parts differ."""
     folder = tmp_path / "merged"
     folder.mkdir()
     return (merge_logs(parts, NAMES, folder, epochs=2), log_in(folder))[::-1]

@@ -218,7 +218,6 @@ def test_never_looser_than_the_operator(case: dict[str, Any]) -> None:
 
 
 def beyond_settings(made: Policy, operator: Operator, *, is_named: bool) -> list[str]:
-    """Where it goes beyond the host's settings and options."""
     upstreams = made.network.upstreams if made.network is not None else ()
     may = operator.settings.upstreams
     is_allowed = is_named or operator.allow_upstreams or may is Upstreams.ALLOW
@@ -231,12 +230,10 @@ def beyond_settings(made: Policy, operator: Operator, *, is_named: bool) -> list
 
 
 def tier_of(policy: Policy) -> Tier:
-    """The least tier that its cell may have."""
     return demanded_tier(policy.risk, policy.tier)
 
 
 def beyond(made: Policy, bound: Policy) -> list[str]:
-    """Where it goes beyond a policy of the operator's."""
     tools, allowed = made.host_tools_rule.allow, bound.host_tools_rule.allow
     faults = {
         "risk": made.risk < bound.risk,

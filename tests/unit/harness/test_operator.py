@@ -76,7 +76,6 @@ def opened_policy(
 
 
 def real_hosts(loaded: LoadedPolicy) -> list[str]:
-    """What of the world a policy reaches."""
     network = loaded.policy.network
     return [] if network is None else [item.host for item in network.upstreams]
 

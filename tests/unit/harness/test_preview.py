@@ -36,7 +36,6 @@ OPERATOR = Operator(settings=Settings(), run_policy="low")
 
 
 def previews(directory: Path, *samples: Sample, sandbox: str = "docker") -> list[Preview]:
-    """What `preview` says of a task of these samples."""
     task = Task(dataset=list(samples), sandbox=sandbox, name="t")
     return list(preview(adapt_task(task, directory=directory), OPERATOR))
 

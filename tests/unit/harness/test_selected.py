@@ -38,7 +38,6 @@ def other():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The task's directory, which is the current one."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "low.yaml").write_text("belljar: 1\nrisk: low\n")
     monkeypatch.chdir(tmp_path)
@@ -102,7 +101,6 @@ def seven() -> Task:
 
 
 def chosen(selection: Selection, task: Task) -> list[str]:
-    """The ids of the samples that run."""
     selection.order(task)
     return sorted(str(task.dataset[each].id) for each in selection.positions(task, ["seven"]))
 

@@ -63,7 +63,6 @@ AT_LOAD = (
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the tasks in it."""
     (tmp_path / "task.py").write_text(TASK)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -88,12 +88,10 @@ class Cause:
 
     @property
     def sample_verdict(self) -> str:
-        """Of the sample; by default the run's."""
         return self.sample or self.verdict
 
 
 def at(number: int, act: Callable[[FakeCell], object]) -> Callable[[FakeCell, int], object]:
-    """Something that happens before one of the probings."""
     return lambda cell, now: act(cell) if now == number else None
 
 
@@ -125,12 +123,10 @@ def log_of(run: RunDirectory) -> Path:
 
 
 def cut(path: Path) -> None:
-    """Leave the first half of a file."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def unfinish(run: RunDirectory) -> None:
-    """As Inspect leaves its log when it dies."""
     (info,) = list_eval_logs(str(run.inspect_log_dir))
     log = read_eval_log(info)
     log.status = "started"
@@ -148,7 +144,6 @@ def without_samples(run: RunDirectory) -> None:
 
 
 def change_a_byte(run: RunDirectory) -> None:
-    """Somebody edits the record while it is written."""
     path = run.path / "ledger.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"sample":"s"', b'"sample":"t"', 1))
 

@@ -65,7 +65,6 @@ def run(
 
 
 def of(cell: FakeCell) -> str:
-    """The sample that worked in this cell."""
     return next((path.name.removeprefix("is-") for path in cell.directory.glob("is-*")), "")
 
 

@@ -17,7 +17,6 @@ from belljar.host.model import CgroupVersion
 
 
 def v2_tree(root: Path, own: str, controllers: str) -> None:
-    """A version 2 tree with one group."""
     parent = (root / own.lstrip("/")).parent
     (root / own.lstrip("/")).mkdir(parents=True)
     for directory in {root, parent}:

@@ -29,8 +29,6 @@ def program(directory: Path, name: str, says: str) -> Path:
 def facts(
     home: Path, runtime: Path, *, prove: ProveRuntime | None = None, doubt: bool = False
 ) -> RuntimeFact:
-    """What is known of the container tier's runtime."""
-
     def of_the_container_tier(runtime: RuntimeFact) -> Trial:
         return prove(runtime) if prove and runtime.tier == "container" else Trial.of("")
 

@@ -17,7 +17,6 @@ from belljar.image.kernel import adopt_kernel, build_initramfs, current_kernel, 
 
 
 def module(*needed: str) -> bytes:
-    """A module that needs others, as its `.modinfo` says."""
     return b"\x7fELF\0license=GPL\0depends=" + ",".join(needed).encode() + b"\0retpoline=Y\0"
 
 
@@ -38,7 +37,6 @@ def test_dependencies_come_first_and_once() -> None:
 
 
 def kernel_of_another_store(tmp_path: Path) -> Path:
-    """A kernel's directory, named by its digest."""
     directory = tmp_path / "tmp/kernel"
     (directory / "modules").mkdir(parents=True)
     for name, content in (("vmlinuz", b"kernel"), ("modules/00-a.ko", module())):

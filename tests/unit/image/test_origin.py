@@ -63,7 +63,6 @@ def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
 
 
 def in_archive(path: Path, work: Path) -> origin.ImageParts:
-    """The only image of what `docker save` wrote."""
     with origin.files_of_archive(path, work, LIMITS) as files:
         return origin.image_in_archive(files, LIMITS)
 

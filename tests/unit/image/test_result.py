@@ -34,7 +34,6 @@ class Forger:
 
 
 def honest(work: Path, **forged: bytes) -> None:
-    """Write what the tools would, but for these."""
     config = {"architecture": debian_arch(), "os": "linux", "config": {}}
     written = {
         "layer": layer(entry("etc/issue", b"made")),

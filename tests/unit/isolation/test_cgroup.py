@@ -24,7 +24,6 @@ LIMITS = JailLimits(
 
 
 def planned(names: Iterable[str], parents: dict[str, Path], *, unified: bool) -> cgroup.CellGroups:
-    """Groups on a host with these parents."""
     with patch.object(cgroup, "host_parents", lambda: (parents, unified)):
         return cgroup.plan_groups(CELL, names)
 

@@ -44,7 +44,6 @@ def _forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @contextmanager
 def a_process(*words: str) -> Iterator[ProcessId]:
-    """A process that does nothing, its words in place."""
     with waiting(*words) as child:
         found = identify(child.pid)
         assert found is not None
@@ -126,7 +125,6 @@ def test_an_owner_that_acts_during_the_look_stops_the_removal(
 
 
 def of_the_dead(entry: JournalEntry) -> JournalEntry:
-    """The same with an owner that is gone."""
     return replace(entry, owner=replace(entry.owner, start_ticks=entry.owner.start_ticks - 1))
 
 
@@ -203,7 +201,6 @@ def no_descriptors() -> Iterator[None]:
 
 
 def without_descriptors(act: Callable[..., Any], *, times: int) -> Callable[..., Any]:
-    """The same, which so many times can open nothing."""
     calls = itertools.count()
 
     def scarce(*args: object, **named: object) -> object:
@@ -245,7 +242,6 @@ def test_want_of_descriptors_is_waited_out(
 
 @pytest.fixture
 def _in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can never be done is given up soon."""
     monkeypatch.setattr(kill_module, "HALT_TIMEOUT_S", 0.3)
     monkeypatch.setattr(kill_module, "REMOVE_TIMEOUT_S", 0.05)
 

@@ -42,14 +42,12 @@ def part_of(home: Path, name: str, key: str, used_s_ago: float) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A store of the test's own, with a kernel."""
     part_of(tmp_path, "kernels", KERNEL, 99 * DAY_S)
     return tmp_path
 
 
 @contextmanager
 def held_by_another(path: Path, how: str = "LOCK_SH") -> Iterator[None]:
-    """Another process has the lock on it."""
     argv = [sys.executable, "-c", HOLD, str(path), how]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

@@ -19,7 +19,6 @@ PLACES = ("tmp/{}", "templates/" + MAKING + "{}", "vmm/" + MAKING + "{}", "journ
 
 
 def dead_name(what: str) -> str:
-    """As `owned_name` of a process that is gone."""
     with subprocess.Popen(["sleep", "60"]) as process:
         start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
         process.kill()

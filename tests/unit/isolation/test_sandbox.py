@@ -154,7 +154,6 @@ async def has_ended() -> None:
 
 
 def jailed(sandbox: Sandbox, child: object, released: Callable[[], None]) -> None:
-    """What the sandbox uses of its jail."""
     jail: Any = SimpleNamespace(child=child, end=has_ended, release_namespaces=released)
     sandbox.make()
     sandbox.jail = jail

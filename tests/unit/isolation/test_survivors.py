@@ -151,7 +151,6 @@ def test_a_person_looking_for_the_cell_is_not_one(words: tuple[str, ...]) -> Non
 
 @contextmanager
 def apart() -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a network namespace of its own."""
     pipe, words = subprocess.PIPE, ["/usr/bin/unshare", "--user", "--net", "/bin/cat"]
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as child:
         if child.stdin is None or child.stdout is None:
@@ -187,7 +186,6 @@ def test_files_and_directories(tmp_path: Path) -> None:
 
 
 def orphan(home: Path, **fields: object) -> JournalEntry:
-    """A cell whose owner is dead, in the journal."""
     with process() as owner:
         dead = identify(owner.pid)
     assert dead is not None

@@ -71,7 +71,6 @@ FILE = "/tmp/x/cred"
 
 
 def connect(directory: Path) -> socket.socket:
-    """As runsc does it: both sides name their version."""
     sandbox = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sandbox.connect(str(directory / "trace.sock"))
     sandbox.send(b"\x08\x01")

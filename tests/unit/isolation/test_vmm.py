@@ -44,7 +44,6 @@ class FakeMonitor:
 
 @pytest.fixture
 def monitor() -> Iterator[FakeMonitor]:
-    """A VMM that has said nothing yet."""
     fake = FakeMonitor()
     with fake.socket:
         yield fake
@@ -146,7 +145,6 @@ class FakeMachine:
 
 
 async def outcome(machine: FakeMachine, directory: Path) -> tuple[type[BaseException], bool]:
-    """How saving it failed, and whether that ended it."""
     with pytest.raises((CellError, HostError)) as caught:
         await save_machine(cast("Vmm", cast("Any", machine)), directory, "key")
     return caught.type, machine.is_killed

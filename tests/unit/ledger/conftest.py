@@ -28,7 +28,6 @@ def body(name: str, content: bytes, *, dropped: int = 0) -> Body:
 
 
 def exec_events(op: int) -> list[Event]:
-    """What one command leaves: started, completed with output."""
     started: dict[str, JsonValue] = {"op": op, "argv": ["sh", "-c", f"echo {op} ü"], "cwd": "/"}
     started |= {"user": "agent", "env_names": ["PATH"], "stdin": False, "timeout_s": 1.5}
     completed: dict[str, JsonValue] = {"op": op, "status": "exited", "code": 0, "duration_ms": 3.25}
@@ -50,13 +49,11 @@ def wait_until(met: Callable[[], bool], *, what: str, timeout_s: float = 60) -> 
 
 
 def signed_events(run_dir: Path) -> int:
-    """How many events the last checkpoint covers."""
     lines = (run_dir / "checkpoints.jsonl").read_bytes().split(b"\n")[:-1]
     return int(json.loads(lines[-1])["size"]) if lines else 0
 
 
 def record_signed(run: RunDirectory, events: list[Event]) -> None:
-    """Record, and wait until a checkpoint covers it."""
     for event in events:
         run.recorder.record(event)
     wait_until(lambda: signed_events(run.path) == run.recorder.events, what="a checkpoint")

@@ -79,7 +79,6 @@ def test_hostile_bytes_are_refused_or_canonical(line: bytes) -> None:
 
 
 def tree_hash(entries: list[bytes]) -> bytes:
-    """RFC 9162, section 2.1.1, word for word."""
     if not entries:
         return hashlib.sha256(b"").digest()
     if len(entries) == 1:

@@ -18,7 +18,6 @@ from belljar.ledger import files
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[int]:
-    """A directory with a file and a folder."""
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "inner" / "file").write_bytes(b"content")
     with files.open_directory(tmp_path) as opened:

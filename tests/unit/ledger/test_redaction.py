@@ -29,7 +29,6 @@ def copy(finished: Path, key: SigningKey, tmp_path: Path) -> Path:
 
 
 def bodies(run: Path) -> list[Path]:
-    """The files of bodies that are there."""
     return sorted(path for path in (run / "bodies").rglob("*") if path.is_file())
 
 

@@ -19,7 +19,6 @@ from belljar.ledger.verification import Status, verify
 
 
 def exit_code_of(child: int) -> int:
-    """Of one's own child, once it has ended."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

@@ -41,7 +41,6 @@ def cut(name: str) -> Tamper:
 
 
 def changed(lines: list[bytes], index: int, old: bytes, new: bytes) -> list[bytes]:
-    """One line with other bytes that still parse."""
     assert old in lines[index]
     return [*lines[:index], lines[index].replace(old, new), *lines[index + 1 :]]
 
@@ -85,19 +84,16 @@ def removed(name: str) -> Tamper:
 
 
 def written(name: str, content: bytes = b"") -> Tamper:
-    """A file has other contents, or is new."""
     return lambda run: (run / name).write_bytes(content)
 
 
 def first_body(run: Path) -> Path:
-    """The body that the first completed command names: stdout."""
     line = json.loads((run / "ledger.jsonl").read_bytes().split(b"\n")[2])
     digest = str(line["bodies"][0]["sha256"])
     return run / "bodies" / digest[:2] / digest
 
 
 def to_body(change: Callable[[Path], object]) -> Tamper:
-    """Something is done to the first body's file."""
     return lambda run: change(first_body(run))
 
 

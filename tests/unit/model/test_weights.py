@@ -29,7 +29,6 @@ FILES = {"sub/b.bin": b"blob", "z.json": b"{}"}
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A file of weights that any cell could read."""
     path = tmp_path / "small.gguf"
     path.write_bytes(b"weights " * 1000)
     return path

@@ -71,7 +71,6 @@ def secure(sni: str | None, host: str, address: str = SHOP) -> Flow:
 
 
 def refused(flow: Flow, layout: RangeLayout = LAYOUT) -> str:
-    """Why a flow is refused; fails if it isn't."""
     verdict = decide(flow, layout, STAND_INS)
     assert not verdict.allowed
     assert verdict.reason

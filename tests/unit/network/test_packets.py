@@ -62,7 +62,6 @@ def test_a_frame_beyond_what_is_kept_is_counted(tmp_path: Path) -> None:
 
 
 def tcp(flags: int, source: int, size: int = 0, to: int = 0) -> bytes:
-    """A frame between two ports."""
     ports = source.to_bytes(2, "big") + to.to_bytes(2, "big")
     ip = b"\x45".ljust(9) + b"\x06".ljust(11)
     return (

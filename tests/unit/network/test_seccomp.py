@@ -56,7 +56,6 @@ def verdict(
     arch: int | None = None,
     program: bytes | None = None,
 ) -> int:
-    """What the kernel would do (Documentation/networking/filter.rst: four instructions)."""
     program = program or gateway_filter(machine)
     words = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *words)

@@ -37,5 +37,4 @@ def facts() -> HostFacts:
 
 @pytest.fixture
 def image() -> ImageFacts:
-    """An image with a user of its own."""
     return image_with_a_user()

@@ -40,7 +40,6 @@ def test_golden() -> None:
 
 
 def words_of(spec: jail.JailSpec, **more: int) -> str:
-    """What the launcher is told of this jail."""
     return " ".join(
         jail.jail_argv("/j", spec, jail.JailFds(lifeline=5, status=6, kept=(), **more), ("/r",))
     )

@@ -81,7 +81,6 @@ network:
 
 
 def emulated(facts: HostFacts) -> HostFacts:
-    """The same host, whose KVM never ran a guest."""
     return replace(facts, kvm=Trial(state=TrialState.REFUTED, reason="the guest never spoke"))
 
 

@@ -26,7 +26,6 @@ REAL = UpstreamPlan(**_REAL, budget_bytes=1, run_budget_bytes=100 << 20, reason=
 
 
 def cell_in(name: str, *networks: str) -> StandInPlan:
-    """A cell with all ports in these networks."""
     of = {"networks": list(networks)}
     return StandInPlan(id=name, kind="cell", names=(name,), ports=(), settings=of, all_ports=True)
 
@@ -50,7 +49,6 @@ NEVER = ("127.0.0.1", "169.254.169.254", "100.100.100.200", "168.63.129.16", "19
 
 
 def layout_of(plan: NetworkPlan, random_bytes: bytes = bytes(range(16))) -> RangeLayout:
-    """Addresses for one agent cell and the plan's targets."""
     return lay_out(plan, ("default",), random_bytes=random_bytes, avoid=())
 
 

@@ -39,7 +39,6 @@ def holds(item: dict[str, Any], argument: int) -> bool:
 
 
 def matching(profile: dict[str, Any], call: str, *args: int) -> list[dict[str, Any]]:
-    """The rules that say something of this call."""
     return [
         entry
         for entry in profile["syscalls"]
@@ -59,7 +58,6 @@ def answer(profile: dict[str, Any], call: str, *args: int) -> str:
 
 
 def allowed() -> set[str]:
-    """Every allowed call, some only under conditions."""
     rules = load_rules()
     return {call for group in (*rules["allow"], *rules["agent"]) for call in group.calls}
 

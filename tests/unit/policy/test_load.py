@@ -185,7 +185,6 @@ def test_a_policy_that_is_a_link_out_of_its_directory_is_refused(tmp_path: Path)
 
 
 def stated(policy: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy, or what stands for it
-    """Everything that plans and cells read of a policy."""
     names = {*Policy.model_fields, "images", "host_tools_rule", "guard_rules"}
     return {name: getattr(policy, name) for name in names} | {"json": policy.to_json()}
 

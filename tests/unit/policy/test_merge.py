@@ -24,7 +24,6 @@ def policy(text: str, base: Path | None = None) -> LoadedPolicy:
 
 
 def upstreams(*items: str) -> str:
-    """A network that reaches these, each with a reason."""
     return (
         "network: {upstreams: ["
         + ", ".join(f"{{{item}, reason: because it is so}}" for item in items)
@@ -75,7 +74,6 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
 
 
 def beyond(ours: LoadedPolicy, floor: LoadedPolicy) -> tuple[str, ...]:
-    """Where it wants more than it gets."""
     found = looser(ours.policy, bounded(ours, floor).policy, by="the floor")
     return tuple(each.key if each.where == "task" else f"{each.where} {each.key}" for each in found)
 

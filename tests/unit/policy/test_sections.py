@@ -21,7 +21,6 @@ from belljar.policy.sections import CellData, FileCopy, ModelBlock, Rights, Task
 
 
 def read(text: str, risk: str = "high") -> Examined:
-    """A policy with that line, the third."""
     return examine(f"belljar: 1\nrisk: {risk}\n{text}\n".encode(), base=None)
 
 
@@ -127,7 +126,6 @@ DIGEST = "ab" * 32
 
 
 def model_of(risk: str = "low", **fields: object) -> ModelBlock:
-    """The block of a policy with these fields."""
     model = {"weights": {"sha256": DIGEST}, **fields}
     block = policy_of({"belljar": 1, "risk": risk, "model": model}).policy.model
     assert block is not None

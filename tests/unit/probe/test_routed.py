@@ -13,14 +13,12 @@ WELL = Sight(touched=False, what="as planned")
 
 
 def in_range(name: str, **known: bool) -> Probe:
-    """A probe as it is meant there."""
     answers = known_answers(**{"sinks": False, "simulates": False, "metadata": False, **known})
     (probe,) = routed([BY_NAME[name]], Router(interface="eth0", known=answers), tier="container")
     return probe
 
 
 def verdict(probe: Probe, outcome: AttemptOutcome, sight: Sight = WELL) -> Verdict:
-    """What comes of an answer and a look."""
     answer = AttemptReport(outcome=outcome)
     return judge_probe(probe, answer, {Witness.ROUTER: sight}, tier="container").verdict
 

@@ -87,7 +87,6 @@ APART = ("--user", "--mount", "--pid", "--ipc", "--uts", "--cgroup", "--fork")
 
 
 def child_of(process: subprocess.Popen[bytes]) -> int:
-    """Once it has said that it is up."""
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])

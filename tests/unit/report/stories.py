@@ -54,7 +54,6 @@ def planned(cell: str, **more: Any) -> Line:  # noqa: ANN401 - JSON values
 
 
 def probing(phase: str, cell: str = "c1", **said: Any) -> list[Line]:  # noqa: ANN401 - JSON values
-    """The two lines of one run of the probes."""
     return [
         line(Kind.PROBE_STARTED, cell, which="quick", phase=phase, user=""),
         line(Kind.PROBE_COMPLETED, cell, **{**PROBED, "phase": phase, **said}),
@@ -79,14 +78,12 @@ Gatherer = TypeVar("Gatherer", bound=Any)
 
 
 def taken(lines: Iterable[Line], gatherer: Gatherer) -> Gatherer:
-    """The gatherer, which has taken these lines."""
     for each in lines:
         gatherer.take(each)
     return gatherer
 
 
 def ranges_of(lines: Iterable[Line]) -> dict[str, RangeFindings]:
-    """The ranges of a run by id."""
     return taken(lines, RangeGatherer()).found
 
 

@@ -29,7 +29,6 @@ from belljar.report.samples import RunFindings, collect
 
 
 def line(kind: Kind, cell: str = "c1", /, **data: Any) -> Line:
-    """A ledger line of the sample's cell."""
     return stories.line(kind, cell, **data)
 
 

@@ -24,7 +24,6 @@ DIED = line(Kind.CELL_FAILED, "c1", error="CellError", reason="the agent ended")
 
 
 def findings_with_signals(*lines: Line) -> RunFindings:
-    """Of a run of one sample that did this."""
     return judged(story(*lines))
 
 

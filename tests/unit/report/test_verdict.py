@@ -123,12 +123,10 @@ def void(*codes: Code, exit_code: int = 2, **given: Any) -> Case:
 def contained(
     exit_code: int = 0, log: LogRecord | None = None, lines: list[Line] | None = None, **run: Any
 ) -> Case:
-    """One of which no evidence is missing."""
     return void(exit_code=exit_code, log=log, lines=lines, **run)
 
 
 def ended_by(status: LogStatus, **changes: Any) -> LogRecord:
-    """The log of an evaluation that ended so."""
     return replace(LOG, status=status, **changes)
 
 
@@ -320,7 +318,6 @@ CASES |= {
 
 
 def codes(findings: RunFindings) -> set[Code]:
-    """All causes, of the run and of its samples."""
     reasons = (*findings.problems, *(reason for row in findings.rows for reason in row.reasons))
     return {reason.code for reason in reasons}
 

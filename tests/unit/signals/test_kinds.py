@@ -78,7 +78,6 @@ def test_names_change_no_value_that_is_looked_for(monkeypatch: pytest.MonkeyPatc
 
 
 def spec(kind: DecoyKind, name: str = "bait") -> DecoySpec:
-    """One of each kind, with three records."""
     return DecoySpec.model_construct(
         id=name,
         kind=kind,

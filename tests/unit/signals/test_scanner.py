@@ -118,7 +118,6 @@ CUTS = {"spaces", "dashes", "groups", "base64, lines", "hex, 0x", "hex, colons"}
 
 @st.composite
 def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
-    """Up to five encodings of the value."""
     data, names = TEXT.encode(), list[str]()
     for _ in range(draw(st.integers(1, 5))):
         unfit = {"deflate"} if data.isascii() else {"deflate", "reversed", "rot13", *CUTS}

@@ -32,7 +32,6 @@ def stream() -> StreamScanner:
 
 
 def found(feeds: list[tuple[Channel, str, bytes]]) -> int:
-    """How many hits all feeds of one flow have."""
     watcher = stream()
     return sum(len(watcher.feed("f", channel, part, data).hits) for channel, part, data in feeds)
 

@@ -16,7 +16,6 @@ CELL = "c-0123456789ab"
 
 
 def entry(home: Path, **changes: object) -> JournalEntry:
-    """An entry of this process with all fields set."""
     fields: dict[str, object] = {
         "cgroups": (Path(f"/sys/fs/cgroup/memory/cell-{CELL}"),),
         "directories": (home / f"proof-{CELL}",),

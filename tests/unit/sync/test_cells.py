@@ -34,7 +34,6 @@ NOT_OFFERED = {
 
 
 def is_offered(owner: str, name: str) -> bool:
-    """Whether the facade is to have it."""
     return name not in NOT_OFFERED.get(owner, "").split()
 
 

@@ -27,7 +27,6 @@ def interrupting() -> Iterator[None]:
 
 
 def interrupt() -> None:
-    """As Ctrl-C does, from the loop's thread."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)

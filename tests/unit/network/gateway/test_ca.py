@@ -29,7 +29,6 @@ def shaken(
 
 
 def handshake(trusting: ssl.SSLContext, server: ssl.SSLContext, name: str) -> ssl.SSLObject:
-    """The client, after a handshake of the two."""
     a_in, a_out, b_in, b_out = (ssl.MemoryBIO() for _ in range(4))
     client = trusting.wrap_bio(a_in, a_out, server_hostname=name)
     serving = server.wrap_bio(b_in, b_out, server_side=True)

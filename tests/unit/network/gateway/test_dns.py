@@ -37,7 +37,6 @@ PLAIN = dns.message.make_query("shop.example", "A").to_wire()
 
 
 def counting(*counts: int) -> bytes:
-    """A query with these counts of records."""
     return PLAIN[:4] + struct.pack("!HHHH", *counts) + PLAIN[12:]
 
 

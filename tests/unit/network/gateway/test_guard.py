@@ -26,7 +26,6 @@ VALUE = KnownValue(id="codename", text=SECRET, source=ValueSource.PROTECTED)
 
 
 def guard(range_action: Action, upstream_action: Action, bounds: ScanBounds | None = None) -> Guard:
-    """Of a range with the real service `real`."""
     spec = ScanSpec(values=(VALUE,), key_hex="00" * 32, bounds=bounds or ScanBounds())
     config = GuardConfig(
         spec=spec, actions={Place.RANGE: range_action, Place.UPSTREAM: upstream_action}
@@ -92,8 +91,6 @@ def test_connections_of_one_stand_in_are_apart() -> None:
 
 
 def site_with(held: Guard, items: list[Item]) -> Site:
-    """A range whose gateway has this guard."""
-
     async def record(*given: Item) -> None:
         items.extend(given)
 

@@ -70,7 +70,6 @@ TEXTS = st.text("aA1.\\x/-", max_size=6).map(str.encode)
 
 
 def long(texts: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]:
-    """Short ones, and some beyond what an event shows."""
     return st.builds(
         lambda text, size: text + text[:1] * size, texts, st.sampled_from([0, 0, most])
     )

@@ -43,7 +43,6 @@ def run(scene: Scene, **bounds: float) -> None:
 
 
 async def heard(sock: socket.socket, decoder: EventDecoder) -> Item:
-    """The next whole event, at the owner's end."""
     while True:
         message = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
         if message is not None and message.kind not in (ALIVE, ENDED):

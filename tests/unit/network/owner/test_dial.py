@@ -42,7 +42,6 @@ PUBLIC = ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c")
 
 
 def question(**changes: object) -> bytes:
-    """What our gateway asks, or something near it."""
     asked = {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"}
     return json.dumps({**asked, **changes}).encode()
 
@@ -76,7 +75,6 @@ class World:
         self.dialler.dial(question(**changes), self._say).close()
 
     def refuses(self, why: str, **changes: object) -> None:
-        """One request that is refused for this."""
         with pytest.raises((NotDialledError, OSError), match=why):
             self.dial(**changes)
 

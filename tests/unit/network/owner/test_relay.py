@@ -38,7 +38,6 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 def relayed(
     spending: RunSpending, number: int, plan: UpstreamPlan
 ) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The gateway's end of a connection, and the upstream's."""
     with connection() as (ours, theirs), spending.dialling(number, plan):
         end = spending.relay(number, plan, ours)
         end.settimeout(30)
@@ -47,7 +46,6 @@ def relayed(
 
 
 def take(end: socket.socket, count: int) -> bytes:
-    """So many bytes, or fewer if it ends."""
     got = b""
     while len(got) < count and (piece := end.recv(count - len(got))):
         got += piece

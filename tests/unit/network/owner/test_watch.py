@@ -66,7 +66,6 @@ class Watched:
         )
 
     def fail(self, error: BelljarError) -> None:
-        """Whoever is told of the range's end."""
         self.died.append(error)
         self.told.set()
 
@@ -76,7 +75,6 @@ class Watched:
                 self.gateway.send(datagram)
 
     def close(self) -> None:
-        """Both processes are gone; wait for the thread."""
         for other in (self.supervisor, self.gateway):
             other.close()
         for write in self._writes:
@@ -89,13 +87,11 @@ class Watched:
 
 
 def attempt(size: int) -> Item:
-    """Something that a gateway has on record."""
     return Item(Kind.NETWORK_ATTEMPT, {"stand_in": "s", "what": "x" * size})
 
 
 @contextmanager
 def watched(recorder: Recorder, timeout_s: float = 60.0) -> Iterator[Watched]:
-    """One that listens, until both processes are gone."""
     scene = Watched(recorder, timeout_s)
     with patch("belljar.network.owner.watch.POLL_INTERVAL_S", 0.01):
         scene.watch.start()

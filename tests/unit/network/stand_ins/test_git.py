@@ -29,7 +29,6 @@ REFS: dict[str, Any] = {"query": "service=git-upload-pack"}
 
 
 def command(ref: bytes = b"refs/heads/main", old: bytes = ZERO, new: bytes = THING.id) -> bytes:
-    """The section of commands of a push."""
     return pkt(old + b" " + new + b" " + ref + b"\0 report-status agent=x") + FLUSH
 
 

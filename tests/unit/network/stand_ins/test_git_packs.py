@@ -52,7 +52,6 @@ def entry(kind: int, base: bytes, delta: bytes, size: int | None = None) -> byte
 
 
 def whole(thing: GitObject) -> bytes:
-    """An object in a pack, without a delta."""
     return entry(thing.kind, b"", thing.content)
 
 

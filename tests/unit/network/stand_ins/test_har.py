@@ -41,7 +41,6 @@ def entry(
 
 
 def write(folder: Path, *entries: object) -> dict[str, Any]:
-    """A recording and the settings that name it."""
     log = {"log": {"version": "1.2", "entries": list(entries)}}
     (folder / "a.har").write_text(json.dumps(log, indent=1))
     return {"recording": "a.har"}

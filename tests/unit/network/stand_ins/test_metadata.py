@@ -21,7 +21,6 @@ def cloud(settings: dict[str, Any] | None = None, **how: Any) -> Client:  # noqa
 
 
 def token(app: Client, ttl: str = "60") -> tuple[int, str]:
-    """Status and text of one that is asked for."""
     reply = app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": ttl})
     return reply.status, reply.text
 

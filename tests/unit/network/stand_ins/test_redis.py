@@ -24,13 +24,11 @@ PASSWORD = b"s3cret-s3cret"
 
 @pytest.fixture
 def service() -> Minted:
-    """As it is minted for a range."""
     spec = DecoySpec.model_construct(id="cache", kind=DecoyKind.REDIS, place="cache.example")
     return mint_service(b"k" * KEY_BYTES, "range", spec)
 
 
 def resp(*words: bytes) -> bytes:
-    """A command as a program sends it."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
 
 

@@ -17,7 +17,6 @@ from belljar.network.stand_ins.smtp import make
 
 
 def exchange(ledger: Ledger, content: bytes) -> bytes:
-    """Send all of it, read to the end."""
     with (
         served_stream(make(context_for(Path("/nonexistent"), ledger))) as port,
         socket.create_connection(("127.0.0.1", port), timeout=30) as client,

@@ -35,7 +35,6 @@ Client = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def service() -> Minted:
-    """As it is minted for a range."""
     spec = DecoySpec.model_construct(id="jump", kind=DecoyKind.SSH, place="127.0.0.1")
     return mint_service(b"k" * KEY_BYTES, "range", spec)
 
@@ -79,7 +78,6 @@ def told(ledger: Ledger, what: str) -> list[tuple[dict[str, JsonValue], bytes]]:
 
 
 def logins(ledger: Ledger) -> list[tuple[JsonValue, JsonValue, bytes]]:
-    """Operation, outcome and credential of each login."""
     return [(each["operation"], each["ok"], sent) for each, sent in told(ledger, "login")]
 
 

@@ -65,17 +65,14 @@ def test_all_ports_together_are_slower_than_the_record(buffer_bytes: int, ports:
 
 
 def on_link(device: int, ip: str) -> Route:
-    """A port's route, as the kernel lists it."""
     return netlink.as_listed(netlink.route(device, ip))
 
 
 def routes(*found: Route) -> Baseline:
-    """As it was left, with these routes."""
     return replace(LEFT, routes=frozenset(found))
 
 
 def settings(**found: str) -> Baseline:
-    """As it was left, with these settings."""
     return replace(LEFT, settings=found)
 
 

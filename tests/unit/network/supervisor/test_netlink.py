@@ -53,7 +53,6 @@ PACKET = (
 
 
 def logged(prefix: str, packet: bytes) -> bytes:
-    """A datagram as the kernel's log sends it."""
     attributes = (
         netlink.attribute(10, prefix.encode() + b"\0")
         + netlink.attribute(9, packet)
