@@ -138,7 +138,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Ours for `--dist loadfile`, xdist's own for any other."""
     if config.getvalue("dist") != "loadfile":
         return None
     from tests.scheduling import ByFile

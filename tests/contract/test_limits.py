@@ -66,7 +66,6 @@ async def sh(cell: Cell, script: str, **options: Any) -> ExecOutput:  # noqa: AN
 
 
 def limits_on_record(home: Path, cell: Cell) -> list[str]:
-    """The limits that the ledger names for the cell."""
     found = []
     for ledger in home.glob("runs/*/ledger.jsonl"):
         for line in ledger.read_bytes().splitlines():

@@ -87,7 +87,6 @@ def outer(arguments: list[str], ready: int, go: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Make the namespaces, map the ids from outside, wait."""
     ready, go = os.pipe(), os.pipe()
     if (pid := os.fork()) == 0:
         outer(arguments, ready[1], go[0])

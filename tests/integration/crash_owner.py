@@ -202,14 +202,12 @@ def answer(home: Path, policy: Path, request: dict[str, Any]) -> dict[str, objec
 
 
 def bury() -> None:
-    """Orphans that ended are this process's to wait for."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def main(home: Path, policy: Path) -> None:
-    """Requests, one after the other, until standard input ends."""
     for module in pkgutil.walk_packages([str(_PACKAGE)], "belljar."):
         if module.name.split(".")[1] in {*ROOMS, "plan", "policy", "units"}:
             # An ordinary user's libraries lack those of the extra `network`

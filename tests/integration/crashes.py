@@ -47,7 +47,6 @@ class Owners:
     remains: Remains = field(init=False)
 
     def ask(self, **request: object) -> dict[str, Any]:
-        """One request to the fork server, and its answer."""
         return dict(json.loads(talk(self.fork_server, json.dumps(request))))
 
     def held_answers(self) -> bool:
@@ -80,7 +79,6 @@ def _ends(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
 def program(
     *words: str, environment: Mapping[str, str], ids: tuple[int, int] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """The owner program; it ends with its standard input."""
     pipe = subprocess.PIPE
     who: dict[str, Any] = (
         {} if ids is None else {"user": ids[0], "group": ids[1], "extra_groups": []}

@@ -126,7 +126,6 @@ def policy(tmp_path: Path) -> Callable[..., str]:
 
 @contextmanager
 def mounted(path: Path, options: str) -> Iterator[Path]:
-    """A file system in memory there, with these options."""
     path.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], check=True)
     try:

@@ -29,7 +29,6 @@ _preloaded: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def read_until(terminal: int, words: bytes, deadline_s: float = 120) -> bytes:
-    """What a terminal shows until it has shown that."""
     seen, give_up = b"", time.monotonic() + deadline_s
     while words not in seen:
         ready, _, _ = select.select([terminal], [], [], max(0.0, give_up - time.monotonic()))
@@ -68,7 +67,6 @@ def ended(argv: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 def end_preloaded() -> None:
-    """Its process and its socket, if there are any."""
     while _preloaded:
         path, process = _preloaded.popitem()
         process.communicate(timeout=PATIENCE_S)
@@ -95,7 +93,6 @@ def capabilities(status: Mapping[str, str]) -> set[int]:
 
 
 def vmm_of(owner: int, *, within_s: float = 60) -> int:
-    """The VMM below an owner, once there is one."""
     found: list[int] = []
 
     def look() -> bool:
@@ -123,7 +120,6 @@ def _below(pid: int) -> Iterator[int]:
 
 
 def _text(pid: int, name: str) -> str:
-    """Of a process that may end meanwhile: nothing, then."""
     try:
         return Path("/proc", str(pid), name).read_text()
     except OSError:

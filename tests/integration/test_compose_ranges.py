@@ -200,7 +200,6 @@ class Finished:
 
     @classmethod
     def of(cls, tasks: Path, *words: str) -> Finished:
-        """It verifies, all is contained, and nothing is left."""
         code, said, errors = belljar_run(tasks, *words)
         assert code == 0, errors[-4000:]
         assert not said["stray_cells"]

@@ -23,7 +23,6 @@ GATEWAY = {"bounds": SMALL}
 
 @pytest.fixture(autouse=True)
 def _goes_on(gateway: Gateway) -> Iterator[None]:
-    """After each hostile client the next one is served."""
     yield
     assert gateway.exchange(GET).startswith(b"HTTP/1.1 200 ")
 

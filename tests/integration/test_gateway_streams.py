@@ -47,7 +47,6 @@ def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:
 
 
 def opened(gateway: Gateway) -> int:
-    """How many streams the gateway has reported as opened."""
     return len(
         [item for item in gateway.owner.of(Kind.NETWORK_STREAM) if item["phase"] == "opened"]
     )

@@ -338,7 +338,6 @@ def attach_sockets(home: Path) -> set[str]:
 
 
 def new_cell(home: Path, before: set[str]) -> str:
-    """The id of the cell whose attach socket appears."""
     wait_for(lambda: bool(attach_sockets(home) - before), "a cell", within_s=PATIENCE_S)
     return (attach_sockets(home) - before).pop()
 

@@ -38,7 +38,6 @@ CELLS = (
 
 @pytest.fixture(scope="module", params=CELLS)
 def setting(request: pytest.FixtureRequest) -> str:
-    """`tier-user-loop`: the checks of one setting share a cell."""
     return str(request.param)
 
 

@@ -44,7 +44,6 @@ def policy_of(folder: Path, tier: str, more: str = "") -> Path:
 
 
 def processes_of(entries: list[JournalEntry]) -> list[str]:
-    """What runs with a cell's name in its words."""
     names = [entry.cell_id.encode() for entry in entries]
     found = []
     for directory in PROC.iterdir():

@@ -49,7 +49,6 @@ def anyio_backend() -> str:
 
 
 def policy_file(folder: Path, tier: str) -> Path:
-    """A policy of the lowest risk in this tier."""
     file = folder / f"{tier}.yaml"
     file.write_text(POLICY.format(tier=tier))
     return file

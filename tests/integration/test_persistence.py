@@ -61,7 +61,6 @@ class Seen:
 
 
 async def run_script(cell: Cell, what: str) -> Seen:
-    """The script in the cell, and what it said."""
     output = await cell.exec(["perl", "-", what], input=SCRIPT, cwd="/", max_output_bytes=1 << 20)
     assert output.returncode == 0, output.stderr.decode(errors="replace")
     seen = Seen()

@@ -37,7 +37,6 @@ def policy_of(folder: Path) -> LoadedPolicy:
 
 
 def kinds(lines: list[Line], cell: str) -> list[Kind]:
-    """What is on record of a cell, in order."""
     return [line.kind for line in lines if line.cell == cell]
 
 

@@ -19,12 +19,10 @@ pytestmark = [pytest.mark.anyio, pytest.mark.vm, pytest.mark.root]
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """A lock does not depend on the event loop."""
     return "asyncio"
 
 
 def unused(home: Path, kind: str) -> int:
-    """How many parts of this kind no cell uses."""
     return sum(part.kind == kind for part in unneeded(home, 0.0))
 
 

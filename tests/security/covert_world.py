@@ -149,7 +149,6 @@ class Pair:
 
 @asynccontextmanager
 async def opened_side(policy: LoadedPolicy, run: RunDirectory, home: Path) -> AsyncIterator[Side]:
-    """One more range, as long as the block runs."""
     async with open_range(policy, run=run, home=home) as opened:
         assert opened.network is not None
         yield Side(opened, opened.network)

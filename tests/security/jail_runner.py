@@ -208,7 +208,6 @@ async def connect(jail: Jail, altered: str) -> None:
 
 
 def relay(said: BinaryIO) -> None:
-    """Print what the probe says until it is gone."""
     with contextlib.suppress(OSError), said:
         for line in said:
             print(line.decode().rstrip(), flush=True)

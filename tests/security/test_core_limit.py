@@ -54,7 +54,6 @@ async def cell(anyio_backend: str, vm_home: Path) -> AsyncIterator[Cell]:
 
 
 def core_limits(groups: Iterable[Path]) -> list[tuple[str, ...]]:
-    """Soft and hard, of each process in the groups."""
     pids = {int(pid) for group in groups for pid in (group / "cgroup.procs").read_text().split()}
     texts = [Path(f"/proc/{pid}/limits").read_text() for pid in pids]
     lines = [line.split() for text in texts for line in text.splitlines()]

@@ -97,7 +97,6 @@ async def undisturbed(cell: Cell) -> tuple[ProbeReport, bytes]:
 
 
 async def leave_running(cell: Cell, program: str, user: str | None = None) -> None:
-    """A daemon of the workload's, running when this returns."""
     await cell.exec(["rm", "-f", "/tmp/ready", "/tmp/seen"], user="root")
     start = (
         'umask 0; setsid python3 -ISc "$0" >/dev/null 2>&1 </dev/null & until [ -e /tmp/ready ]; do'

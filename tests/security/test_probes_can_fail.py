@@ -110,14 +110,12 @@ def said_in(world: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def answers(output: str, count: int) -> dict[str, str]:
-    """Name → outcome and detail, of a whole answer."""
     *lines, end = output.splitlines()
     assert end.startswith(f"end\t{count}\t")
     return {name: rest for name, _, rest in (line.partition("\t") for line in lines)}
 
 
 def names_of(world: str) -> tuple[str, ...]:
-    """The probes of a world that this architecture has."""
     return tuple(
         name for name in REACHED_IN[world] if platform.machine() == "x86_64" or name not in ONLY_X86
     )

@@ -97,7 +97,6 @@ async def cell(
 
 
 async def said(cell: Cell, code: str) -> str:
-    """What a program of root's in the cell prints."""
     output = await cell.exec(["python3", "-I", "-c", code])
     assert output.success, output.stderr
     return output.stdout.decode()

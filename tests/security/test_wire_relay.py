@@ -114,7 +114,6 @@ class Relay:
         return counters
 
     def from_link(self) -> bytes:
-        """The next frame that came out of the guest."""
         while True:
             frame, address = self.tap.recvfrom(1 << 17)
             if address[2] != socket.PACKET_OUTGOING:
@@ -210,7 +209,6 @@ def passes(size: int) -> bool:
 
 
 def drain(tap: socket.socket) -> None:
-    """What this side sent itself is of no interest."""
     while select.select([tap], [], [], 0)[0]:
         tap.recv(1 << 17)
 

@@ -226,7 +226,6 @@ def used(world: World) -> None:
 
 
 def telling(world: World) -> None:
-    """Names, paths, processes, firmware that say what this is."""
     scratch("/run", "/sys/class", "/sys/block")
     socket.sethostname("sandbox")
     world.told["hostname"] = "sandbox"

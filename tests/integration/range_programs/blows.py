@@ -216,7 +216,6 @@ async def ended(
 
 
 def kill(which: int) -> Callable[[NetworkRange], None]:
-    """SIGKILL to the supervisor (0) or the gateway (1)."""
     return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
 
 

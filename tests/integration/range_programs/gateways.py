@@ -99,7 +99,6 @@ def say(
 
 
 def ready(events: socket.socket) -> None:
-    """Says that it serves, and waits for the answer."""
     events.setblocking(True)
     say(events, 1, READY, {"certificate": ""})
     events.recv(1 << 16)
@@ -202,7 +201,6 @@ def _ask(events: socket.socket, body: bytes) -> None:
 
 
 def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
-    """For a host that the plan does not have."""
     _ask(events, b'{"host":"elsewhere.example","port":443,"stand_in":"upstream:elsewhere.example"}')
     wait_for_the_end(events)
 
@@ -317,7 +315,6 @@ TRIES: dict[str, Callable[[], object]] = {
 
 
 def _open_descriptors() -> Iterator[str]:
-    """What each descriptor is, by the kind of file."""
     for fd in range(1000):
         try:
             mode = os.fstat(fd).st_mode

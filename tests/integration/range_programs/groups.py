@@ -67,7 +67,6 @@ async def burnt(home: Path) -> dict[str, Any]:
 
 
 async def hoarded(home: Path) -> dict[str, Any]:
-    """Its gateway takes memory that its group has not."""
     bounds = NetworkBounds(group_memory_bytes=96 << 20, gateway_memory_bytes=1 << 30)
     scene = Scene(home, controllers=controllers(), bounds=bounds)
     async with scene.open(serve=HOARD) as made:
@@ -89,7 +88,6 @@ async def hoarded(home: Path) -> dict[str, Any]:
 
 
 async def shouted(home: Path) -> dict[str, Any]:
-    """Its gateway writes to its standard error without end."""
     scene = Scene(home)
     async with scene.open(serve=SHOUT, check_every_s=0.5, timeout_s=2.5) as made:
         with cell(made) as agent:

@@ -84,7 +84,6 @@ async def talk(home: Path) -> dict[str, Any]:
 
 
 async def hold(home: Path) -> dict[str, Any]:
-    """Two ranges for as long as this process lives."""
     first, second = Scene(home), Scene(home)
     async with first.open() as one, second.open() as two:
         with cell(one) as agent:
@@ -219,7 +218,6 @@ async def says_less(home: Path) -> dict[str, Any]:
 
 
 async def broken(home: Path) -> dict[str, Any]:
-    """Gateways that lie, and a record that is full."""
     lies = {name: await violation(home, name) for name in ("lie", "ask_model")}
     return {**lies, "unrecorded": await unrecorded(home)}
 

@@ -39,7 +39,6 @@ class Seen:
         return [frame for frame in self.frames if frame.from_mac == self.macs[cell]]
 
     def forged(self) -> list[Frame]:
-        """The frames whose sender is nobody of the range."""
         known = {*self.macs.values(), *self.gateways}
         return [frame for frame in self.frames if frame.from_mac not in known]
 

@@ -251,7 +251,6 @@ class Play:
         self.ranges[name].words.update(json.loads(output.stdout))
 
     async def _forge(self, network: Network) -> None:
-        """Each forged frame by itself: which counters it moves."""
         port = network.layout.cell("default")
         pid = await anyio.to_thread.run_sync(forged.namespace_of, port)
         before = network.counters()

@@ -69,14 +69,12 @@ def each(addresses: str, port: str, said: str = "") -> str:
 
 
 def begin(address: str, port: str, said: str) -> str:
-    """A connection whose first segment carries data (RFC 7413)."""
     with made(socket.SOCK_STREAM) as sock:
         sock.sendto(said.encode(), 0x20000000, (address, int(port)))
         return heard(sock)
 
 
 def ended(address: str, port: str, said: str = "") -> str:
-    """Send and close at once, without waiting for anything."""
     with made(socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         return f"begun {sock.connect_ex((address, int(port)))}"
@@ -167,7 +165,6 @@ def question(
     count: int = 1,
     tail: bytes = b"",
 ) -> bytes:
-    """A DNS message. A dot in `name` parts labels."""
     labels = b"".join(bytes((len(label),)) + label for label in name.split(b".") if label)
     asked = labels + b"\0" + struct.pack("!HH", kind, clazz) if count else b""
     return struct.pack("!HHHHHH", 0x2A2A, flags, count, 0, 0, 1 if tail else 0) + asked + tail
@@ -240,7 +237,6 @@ def reply(sock: socket.socket) -> str:
 
 
 def http(address: str, port: str, head: str) -> str:
-    """A request as written, `|` for each line's end."""
     with made(socket.SOCK_STREAM) as sock:
         sock.connect((address, int(port)))
         sock.sendall(head.replace("|", "\r\n").encode("latin-1"))
@@ -322,7 +318,6 @@ def mail(address: str, port: str, sender: str, to: str, text: str) -> str:
 
 
 def run(*argv: str) -> str:
-    """A program; `NAME=VALUE` words before it are its environment's."""
     extra = {}
     words = list(argv)
     while words and "=" in words[0] and not words[0].startswith("-"):
@@ -391,7 +386,6 @@ DOING: dict[str, Callable[..., str]] = {name: globals()[name] for name in _STEPS
 
 
 def word_of(do: Callable[..., str], args: list[str]) -> str:
-    """What came of it; an error is an answer."""
     try:
         return do(*args)
     except OSError as error:

@@ -91,7 +91,6 @@ def _seen(made: Opened) -> Seen:
 
 
 def look_at_own() -> None:
-    """Without the host's ears and devices, which are root's."""
     told = json.loads(sys.stdin.read())
     paths = {name: Path(told[name]) for name in ("home", "folder")}
 
