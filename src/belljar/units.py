@@ -32,6 +32,10 @@ _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([A-Za-z]{1,3})\s*", re.ASCII
 # `ms` before `m`: the first alternative that fits is taken.
 _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
 
+# YAML and JSON can write one; no program, file or record can hold it.
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+# A target cell's port that stands for all.
+ALL_PORTS: Final = 0
 # As the author of a YAML file says it, not as Python does.
 _KINDS: Final = {
     bool: "true/false",

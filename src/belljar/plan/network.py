@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.plan.jail import GroupLimits
-from belljar.policy.guarding import ALL_PORTS, OWN_CELL, SERVICE_PORTS
+from belljar.policy.guarding import OWN_CELL, SERVICE_PORTS
+from belljar.units import ALL_PORTS
 
 if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
     from belljar.policy.model import DecoySpec

@@ -22,9 +22,16 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from belljar.dataclass import dataclass
-from belljar.policy.guarding import ALL_PORTS
-from belljar.policy.yaml_tree import SURROGATE
-from belljar.units import did_you_mean, kind_of, listed, parse_duration, parse_size, quoted
+from belljar.units import (
+    ALL_PORTS,
+    SURROGATE,
+    did_you_mean,
+    kind_of,
+    listed,
+    parse_duration,
+    parse_size,
+    quoted,
+)
 
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)

@@ -43,8 +43,6 @@ LOGIN_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES, DecoyKin
 METADATA_ADDRESS: Final = "169.254.169.254"
 # The name of the cell that the sample works in.
 OWN_CELL: Final = "default"
-# A target cell's port that stands for all.
-ALL_PORTS: Final = 0
 # Of a service that says no `count`.
 SERVICE_ROWS: Final = 25
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -22,7 +20,6 @@ from pydantic import ValidationError
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
-from belljar.policy.fields import AtError, Strict, models_of
 from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
 from belljar.policy.loaded import (
     DEFAULT_PRESET,
@@ -35,10 +32,11 @@ from belljar.policy.loaded import (
 )
 from belljar.policy.model import Policy
 from belljar.policy.network import Network
+from belljar.policy.refusals import message_of, path_of
 from belljar.policy.sections import FileCopy
-from belljar.policy.stand_ins import MODELS, CellStandIn
+from belljar.policy.stand_ins import CellStandIn
 from belljar.policy.yaml_tree import Problem, YamlTree
-from belljar.units import did_you_mean, format_size, kind_of, listed, printable, quoted
+from belljar.units import did_you_mean, format_size, kind_of, printable, quoted
 
 # They are copied into each cell at its start.
 MAX_FILES_BYTES: Final = 500 << 20
@@ -104,26 +102,6 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
     return parse_policy(encoded, source=source, base=None)
 
 
-def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The policy with fields replaced and checked anew. Raises `PolicyError`."""
-    model = type(loaded.policy)
-    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
-    try:
-        changed = model.model_validate({**fields, **changes}, strict=False)
-    except ValidationError as error:
-        wrong = printable(wrong_fields(error), max_chars=600)
-        what = f"the policy can't be changed as asked: {wrong}"
-        hint = "change the task's sandbox, or use your own policy: `belljar run --policy FILE`"
-        raise PolicyError(what, where=printable(loaded.source), hint=hint) from error
-    return replace(loaded, policy=changed)
-
-
-def wrong_fields(error: ValidationError) -> str:
-    """The fields that a model refused, with reasons."""
-    found = error.errors(include_url=False)
-    return "; ".join(f"{yaml_tree.field_name(_path(each))}: {_message(each)}" for each in found)
-
-
 def parse_policy(
     text: bytes, *, source: str, base: Path | None, default_name: str = "policy"
 ) -> LoadedPolicy:
@@ -179,7 +157,7 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
         wrong = dict[str, Problem]()
         for each in error.errors(include_url=False):
             is_key = each["loc"][-1:] == ("[key]",) or each["type"] == "extra_forbidden"
-            problem = _problem(tree, _path(each), _message(each), key=is_key)
+            problem = _problem(tree, path_of(each), message_of(each), key=is_key)
             wrong.setdefault(problem.field, problem)
         return Examined(None, tuple(sorted(wrong.values(), key=attrgetter("mark"))))
     found = [*_file_problems(policy, tree, base), *_own_problems(policy.network, tree, base)]
@@ -189,39 +167,6 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
 def _problem(tree: YamlTree, path: yaml_tree.Path, message: str, *, key: bool = False) -> Problem:
     mark = yaml_tree.closest_mark(tree, path, key=key)
     return Problem(mark=mark, field=yaml_tree.field_name(path), message=message)
-
-
-def _path(error: Any) -> yaml_tree.Path:  # noqa: ANN401 - pydantic's ErrorDetails
-    refusal = error.get("ctx", {}).get("error")
-    path: yaml_tree.Path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
-    path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
-    # Pydantic puts a stand-in's kind behind its name.
-    if path[:2] == ("network", "stand_ins") and len(path) > 3 and path[3] in MODELS:
-        path = (*path[:3], *path[4:])
-    return path
-
-
-def _message(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
-    match error["type"]:
-        case "extra_forbidden":
-            hint = did_you_mean(
-                str(error["loc"][-1]),
-                sorted({name for each in models_of(Strict) for name in each.model_fields}),
-            )
-            return f"there is no such field{hint}"
-        case "missing":
-            return "is missing"
-        case "enum":
-            words = re.findall("'([^']*)'", error["ctx"]["expected"])
-            hint = did_you_mean(error["input"], words)
-            return f"{quoted(error['input'])} is not one of {listed(words)}{hint}"
-        case "tuple_type":
-            return str(kinds.expected("a list", error["input"]))
-        case "value_error":
-            return str(error["ctx"]["error"])
-        case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
-            return str(kinds.expected("a mapping of fields to values", error["input"]))
-    return printable(str(error["msg"]), max_chars=200)
 
 
 def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterator[Problem]:

@@ -28,10 +28,10 @@ from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DEFAULT_ACTIONS, Action, Place, Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
-from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
+from belljar.policy.refusals import with_changes
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 

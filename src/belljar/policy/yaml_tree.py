@@ -24,7 +24,7 @@ from ruamel.yaml.events import (
 )
 
 from belljar.dataclass import dataclass, field
-from belljar.units import format_size, printable, quoted
+from belljar.units import SURROGATE, format_size, printable, quoted
 
 # The largest example has 2 KiB; files and images are named, not written in.
 MAX_BYTES: Final = 64 * 1024
@@ -51,8 +51,6 @@ _SPECIAL: Final = {"": None, "~": None} | {
     for word, value in (("null", None), ("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }
-# YAML can write one; no program, file or record can hold it.
-SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # int() of many digits takes long: longer ones stay text, which no field takes as a number.
 _MAX_DIGITS: Final = 64
 
