@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from tests.machine import PATIENCE_S
 
@@ -15,6 +16,7 @@ from belljar.cell.cell import Cell
 from belljar.cell.health import Cause, HealthFinding, damage
 from belljar.cell.open import open_cell
 from belljar.policy.load import load_policy
+from belljar.process import identify, is_alive
 
 pytestmark = pytest.mark.anyio
 POLICY = """\
@@ -105,7 +107,11 @@ async def test_a_dead_cell_is_found(fresh: Cell) -> None:
     """The guest agent ends with the cell's outermost process."""
     baseline = await baseline_of(fresh)
     assert fresh.host_pid is not None
+    process = identify(fresh.host_pid)
     os.kill(fresh.host_pid, signal.SIGKILL)
+    with anyio.fail_after(PATIENCE_S):
+        while process is not None and is_alive(process):  # until then its agent may answer
+            await anyio.lowlevel.checkpoint()
     found = damage(baseline, await fresh.check_health())
     assert found is not None
     assert found[0] is Cause.AGENT_DIED
