@@ -63,10 +63,10 @@ class Probed(Protocol):
     has_port: bool
 
     @property
-    def tier(self) -> str: ...  # noqa: D102 - above
+    def tier(self) -> str: ...
 
     @property
-    def host_pid(self) -> int | None: ...  # noqa: D102 - above
+    def host_pid(self) -> int | None: ...
 
     async def run_probe_program(
         self,
