@@ -71,12 +71,11 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @staticmethod
     def type() -> str:
-        """The environment's name in Harbor's messages."""
         return "belljar"
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """A policy's possible networks: none, or its stand-ins' names."""
+        """Return a policy's possible networks: none, or its stand-ins' names."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,
@@ -87,7 +86,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Limits are hard; whole processors."""
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     def _validate_definition(self, *_policy: NetworkPolicy) -> None:
@@ -101,7 +99,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         """Change nothing: `start` refuses a task whose phases differ."""
 
     def _hosts(self) -> frozenset[str]:
-        """Return the names that all task phases may reach. Raises `PolicyError`."""
+        """Return the names that all phases may reach. Raises `PolicyError`."""
         wanted = [self._network_policy, *self._phase_network_policies]
         is_public = any(each.network_mode == NetworkMode.PUBLIC for each in wanted)
         if is_public and _names_public(self.environment_dir):
@@ -190,7 +188,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             self._run.recorder.record(event)
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
-        """The store's name of the task's image. Raises `HostError`, `PolicyError`."""
+        """Raises `HostError`, `PolicyError`."""
         config = self.task_env_config
         if config.gpus or config.tpu or config.os == TaskOS.WINDOWS:
             raise self._refused("a task gets no GPU, no TPU and no Windows")
@@ -219,7 +217,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         return name
 
     def _policy(self, image: str, hosts: frozenset[str]) -> LoadedPolicy:
-        """The operator's policy for this task."""
         policy, config = self._loaded.policy, self.task_env_config
         limits = policy.resources
         for name, wanted in (
@@ -240,9 +237,9 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         return replace(self._loaded, policy=policy.model_copy(update=changes))
 
     def _source(self, path: Path | str) -> Path:
-        """A path that may be sent: no link leads it out of the directory that it is in.
+        """Return a path that may be sent: no link leads it out of the directory that it is in.
 
-        Of the task, the trial, Harbor itself, or a file that Harbor made. Raises `PolicyError`.
+        That is the task's, the trial's, Harbor's own, or of temporary files. Raises `PolicyError`.
         """
         trial = getattr(self.trial_paths, "trial_dir", None)
         package = Path(inspect.getfile(BaseEnvironment)).parents[1]
@@ -265,7 +262,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a command in bash. Raises `RuntimeError` on timeout, like Docker's."""
+        """Raises `RuntimeError` on timeout, like Docker's."""
         who = self._resolve_user(user)
         output = await self._running().exec(
             ["bash", "-c", command],
@@ -286,20 +283,17 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         )
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file or a directory's files into the cell."""
         source = self._source(source_path)
         await self._running().upload(source, target_path, overwrite=True, user="0")
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy a directory's files into the cell's."""
         await self.upload_file(source_dir, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file of the cell."""
         await self._running().download(source_path, target_path, overwrite=True, user="0")
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy a directory of the cell; names links out, pipes and devices."""
+        """Copy a directory; name links out of it, pipes and devices."""
         options = {"overwrite": True, "skip_unsafe": True}
         done = await self._running().download(source_dir, target_dir, user="0", **options)
         for path in done.skipped:
@@ -329,7 +323,7 @@ def _names_public(environment_dir: Path) -> bool:
 
 
 def _allowed(network: Network, hosts: frozenset[str]) -> Network:
-    """Return the policy's stand-ins with these names: nothing real."""
+    """Return the policy's stand-ins with these names, and nothing real."""
     kept = dict[str, Any]()
     for name, item in network.stand_ins.items():
         if names := tuple(each for each in item.names if each in hosts):

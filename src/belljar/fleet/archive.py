@@ -1,7 +1,6 @@
 """Packs and unpacks tar archives between machines that don't trust each other.
 
-Only regular files are sent, by relative names. `unpack` uses the reader of hostile image layers,
-within bounds, and writes into a new directory that only this user can enter.
+Only regular files are sent. `unpack` uses the reader of hostile image layers, within bounds.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ _OWN: Final = struct.Struct("<26x2H")
 
 
 def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]:
-    """Yield a directory's files, or those named, as a tar stream."""
     gathered = bytearray()
     with open_directory(directory) as root:
         for name in walk_files(root) if names is None else names:
@@ -77,7 +75,7 @@ def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]
 
 
 def pack_task(directory: Path) -> bytes:
-    """Return a task's files as tar. Raises `PolicyError` for too many, `OSError`."""
+    """Raises `PolicyError` for too many files, `OSError`."""
     names: list[str] = []
     size = 0
     for folder, inner, files in os.walk(directory):
@@ -182,20 +180,17 @@ def _check_members(file: IO[bytes]) -> None:
 
 @dataclass(slots=True)
 class _Member:
-    """The packed bytes of a member."""
-
     file: IO[bytes]
     left: int
 
     def read(self, size: int = PIECE_BYTES) -> bytes:
-        """Read at most `size` bytes, b"" at the end."""
         piece = self.file.read(min(self.left, size))
         self.left -= len(piece)
         return piece
 
 
 def _expanded(member: _Member, method: int) -> Iterator[bytes]:
-    """Yield a member's contents by pieces of bounded size. Raises `ValueError`."""
+    """Yield a member's contents in bounded pieces. Raises `ValueError`."""
     # The methods' numbers are those of PKWARE's APPNOTE, 4.4.5.
     if method == 93:
         from zstandard import ZstdDecompressor, ZstdError

@@ -35,8 +35,8 @@ _NEAR: Final = tuple(
 class Engine(Protocol):
     """A connection to a cluster, for one evaluation.
 
-    `needs_token`: nodes must have its token authentication on. `last_heard_s`: when each node that
-    is expected to answer did. `is_stopping`: nodes are to end their units.
+    `last_heard_s`: when each node that is expected to answer did. `is_stopping`: nodes are to end
+    their units. `needs_token`: nodes must have token authentication on.
     """
 
     needs_token: bool
@@ -58,7 +58,7 @@ class Engine(Protocol):
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Run a unit on one of these nodes with room for its cells."""
+        """Run a unit on one of these nodes."""
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
         """Yield the units' messages: an item, None at the end, or its exception."""
@@ -74,7 +74,7 @@ class Engine(Protocol):
 
 
 def joined(fleet: str) -> AbstractContextManager[Engine]:
-    """Join the cluster that `--fleet` names. Raises `PolicyError`, `HostError`."""
+    """Raises `PolicyError`, `HostError`."""
     name, _, address = fleet.partition("://")
     if name == "ray":
         from belljar.fleet.ray_engine import RayEngine

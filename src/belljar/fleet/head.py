@@ -53,8 +53,6 @@ STOP_S: Final = 120.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
-    """A unit on a node; its archive is written as it comes."""
-
     unit: units.Unit
     handle: object
     part: IO[bytes]
@@ -67,7 +65,6 @@ class _Running:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Note the signals that ask this process to end."""
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -83,8 +80,6 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 class Head:
-    """One evaluation's state on the head. Runs no cell itself."""
-
     def __init__(
         self,
         task: SelectedTask,
@@ -111,13 +106,11 @@ class Head:
         (run.path / UNITS).mkdir(mode=0o700)
 
     def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
-        """Put an event on record."""
         self._run.recorder.record(Event(kind=kind, data=data))
 
     # --- running
 
     def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
-        """Place and collect until nothing is left, then judge and merge."""
         try:
             for node in self._nodes:
                 state = "refused" if node.refusal else "taken"
@@ -230,7 +223,6 @@ class Head:
             running.end = item
 
     def _collect(self, running: _Running) -> None:
-        """Verify and judge an ended unit; decide on retries."""
         unit, sent, node = running.unit, running.end, running.node
         if sent is None or node is None:
             self._fail(running, "its node sent no end")
@@ -318,7 +310,7 @@ class Head:
             self._fail(running, why, is_bad=not may_retry)
 
     def _fail_here(self, running: _Running, error: OSError) -> None:
-        """End the run without retries: this machine can't keep or read results."""
+        """End the run: this machine can't keep or read results."""
         why = f"the head can't keep its record: {printable(str(error))}"
         self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
         # First: once the run stops, `_fail` tries nothing again.
@@ -326,7 +318,7 @@ class Head:
         self._fail(running, why)
 
     def _withdraw(self, running: _Running) -> bool:
-        """Forget a unit; a whole archive stays as evidence. Return whether it does."""
+        """Forget a unit; return whether its whole archive stays as evidence."""
         self._running.remove(running)
         self._engine.cancel(running.handle)
         with suppress(OSError):  # a full disk: what was written is there
@@ -344,7 +336,6 @@ class Head:
             self._again += [again] if again is not None else []
 
     def _lose(self, node_id: str) -> None:
-        """Give up a silent node; none of its work counts any more."""
         self._engine.last_heard_s.pop(node_id, None)
         node, why = self.usable.pop(node_id, None), "the node did not answer"
         if node is None:
@@ -377,7 +368,6 @@ class Head:
     # --- the end
 
     def _finish(self, *, require_contained: bool) -> RunOutcome:
-        """Merge the logs, judge the whole, record both."""
         task, run = self._task, self._run
         asked = units.Asked(
             run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs
@@ -438,7 +428,7 @@ class Head:
 
 
 def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
-    """Run an evaluation on the fleet; return its outcome and report lines."""
+    """Return the run's outcome and report lines."""
     patience_s = silence_s(os.environ)
     with (
         watched_host(beside="ray") as host,  # it loads the task, and computes its metrics

@@ -1,7 +1,4 @@
-"""Code on a node, in a Ray or Slurm worker: checks of node and task, and units.
-
-Each command is a separate process with the node's store and key. Nothing here judges.
-"""
+"""Code on a node, in a Ray or Slurm worker: checks of node and task, and units. Judges nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ _CHOOSING: Final = ("INSPECT_EVAL_LIMIT", "INSPECT_EVAL_SAMPLE_")
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The head's variables that belong to the evaluation's options."""
+    """Return the head's variables that belong to the evaluation's options."""
     return {
         name: value
         for name, value in environ.items()
@@ -64,7 +61,7 @@ def settings_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def silence_s(environ: Mapping[str, str]) -> float:
-    """Return the seconds of silence that lose a node. Raises `PolicyError`."""
+    """Return after how long a node is lost. Raises `PolicyError`."""
     text = environ.get(SILENCE, str(SILENCE_S))
     # Shorter, and a busy node is taken for a dead one; at most four digits: an hour or two.
     if re.fullmatch(r"[0-9]{1,4}(\.[0-9]+)?", text) and float(text) >= 5:
@@ -73,7 +70,6 @@ def silence_s(environ: Mapping[str, str]) -> float:
 
 
 def describe() -> dict[str, Any]:
-    """Return the node's name, key and versions."""
     return {
         "name": _name(),
         "key": load_or_make_key(belljar_home()).fingerprint,
@@ -86,7 +82,6 @@ def describe() -> dict[str, Any]:
 def prepare(
     fleet: str, archive: bytes, sha256: str, words: Sequence[str], settings: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Unpack the task; check that this node can run it."""
     folder = _folder(fleet)
     folder.mkdir(mode=0o700, parents=True)
     for other in folder.parent.iterdir():  # of heads that died
@@ -105,7 +100,6 @@ def prepare(
 
 
 def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict[str, Any]:
-    """Check that this node can run the task: its images, or why not."""
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "check", "--json", *words],
         cwd=_folder(fleet) / "task",
@@ -215,7 +209,7 @@ def clear(fleet: str) -> None:
 
 
 def kill_all(reason: str, more: Sequence[str]) -> tuple[str, int, str]:
-    """Halt every cell of this store; returns node name, exit code and text."""
+    """Return the node's name, the exit code and its output."""
     command = [sys.executable, "-m", "belljar", "kill", "--all", "--reason", reason]
     done = subprocess.run(
         [*command, *more], stdin=subprocess.DEVNULL, capture_output=True, timeout=END_S, check=False
@@ -230,13 +224,12 @@ CALLED: Final[tuple[Callable[..., Any], ...]] = (
 
 
 class HeadWatch:
-    """Takes the head's heartbeats on a node; renews its units' leases."""
+    """It takes the head's heartbeats on a node, and renews its units' leases."""
 
     def __init__(self, fleet: str, lease: str = LEASE) -> None:
         self._lease = _folder(fleet) / lease
 
     def beat(self, number: int, *, stop: bool) -> None:
-        """Renew the lease, or have the units end."""
         # Renamed into place: a guard never reads half a lease.
         fresh = self._lease.with_name(f"{self._lease.name}.new")
         with suppress(FileNotFoundError):  # the workspace was cleared meanwhile

@@ -42,7 +42,6 @@ _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 
 def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]:
-    """Return the nodes' descriptions; `refusal`: wrong version or key, no such cells."""
     offers, known, nodes = engine.offers(), pinned_keys(home), list[Node]()
     # A signature must say whose record it is, and the record tells nodes apart by their names.
     owners = {local_fingerprint(home): "the head"}
@@ -104,7 +103,7 @@ def prepare_nodes(
 ) -> tuple[list[Node], dict[str, str], list[Sent]]:
     """Send the task's files, run `belljar check` on each node, send missing images.
 
-    Return the nodes, refused if the check fails, the images' digests by name, and what was sent.
+    Returns the nodes, refused if the check fails, the images' digests by name, and what was sent.
     Raises `HostError` when none can run the task, or two would with different images.
     """
     usable = [node.node_id for node in nodes if not node.refusal]
@@ -144,7 +143,6 @@ def prepare_nodes(
 
 
 def _checked(said: Mapping[str, Any]) -> _Checked:
-    """Return the nodes' words on the task; silence is an error."""
     found: _Checked = {}
     for node, answer in said.items():
         found[node] = answer
@@ -185,7 +183,7 @@ def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list
 def send_images(
     engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
 ) -> tuple[list[Sent], dict[str, str]]:
-    """Send this store's images that nodes lack, by node."""
+    """Return what was sent, and why some nodes didn't take it."""
     sent, failed = list[Sent](), dict[str, str]()
     for name in sorted({name for names in lacking.values() for name in names}):
         nodes = [node for node, names in lacking.items() if name in names and node not in failed]
@@ -201,7 +199,7 @@ def send_images(
 def _send(
     engine: Engine, fleet: str, image: Image, name: str, nodes: Sequence[str]
 ) -> dict[str, str]:
-    """Send one image to these nodes; return why some didn't take it."""
+    """Return why some nodes didn't take the image."""
     refused, to = dict[str, str](), [*nodes]
 
     def call(function: Callable[..., str], *arguments: object) -> None:
@@ -240,7 +238,7 @@ def last_words(error: object) -> str:
 
 
 def pinned_keys(home: Path) -> dict[str, str]:
-    """Return known nodes' keys by name. Raises `HostError`."""
+    """Raises `HostError`."""
     with suppress(FileNotFoundError):
         try:
             known = json.loads((home / NODES).read_bytes())
@@ -253,7 +251,6 @@ def pinned_keys(home: Path) -> dict[str, str]:
 
 
 def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
-    """Remember the keys of nodes that take part."""
     (home / NODES).parent.mkdir(mode=0o700, exist_ok=True)
     # Of two heads at once, the later one would forget what the other pins.
     with locked(home, "fleet"):
@@ -265,10 +262,10 @@ def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
 
 
 def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any]]:
-    """Halt every cell of each live node of a cluster.
+    """Halt every cell of each live node of a cluster. Raises `HostError`.
 
-    Return the engine's id of each node (`node`), its `name` ("": it did not answer), `ok` and what
-    it `said`. Raises `HostError`.
+    Returns the engine's id of each node (`node`), its `name` ("": it did not answer), `ok`, and
+    what it `said`.
     """
     found = list[dict[str, Any]]()
     with joined(fleet) as engine:

@@ -1,8 +1,4 @@
-"""The one module that imports Ray.
-
-Ray lets everybody who has its token run code on every node. So the token is on, and only loopback
-and private addresses are used.
-"""
+"""The one module that imports Ray, whose token lets everybody run code on every node."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 
 
 class RayEngine:
-    """See `Engine`."""
-
     needs_token = True
 
     def __init__(self, address: str) -> None:
@@ -64,12 +58,10 @@ class RayEngine:
         self.last_heard_s: dict[str, float] = {}
 
     def close(self) -> None:
-        """Leave the cluster."""
         self.closed.set()
         self._ray.shutdown()
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
-        """Return the resources of each live node with cells."""
         return offers_of(self._ray.nodes(), may_be_public=to_kill)
 
     def on_each(
@@ -79,7 +71,6 @@ class RayEngine:
         *arguments: Any,  # noqa: ANN401 - those of any function
         within_s: float = CALL_S,
     ) -> dict[str, Any]:
-        """Run a task of Ray on each node."""
         remote = self._ray.remote(function)
         # Bytes are put once, and each node fetches them once.
         sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in arguments]
@@ -101,7 +92,6 @@ class RayEngine:
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Run a streaming task of Ray."""
         unit: object = (
             self._ray.remote(_run_unit)
             .options(
@@ -118,7 +108,6 @@ class RayEngine:
         return unit
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
-        """Take one item of each stream that has one."""
         if not units:
             time.sleep(timeout_s)
             return
@@ -136,13 +125,11 @@ class RayEngine:
             yield unit, item
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
-        """Cancel the task; its guard ends the unit."""
         # It may have ended already.
         with suppress(Exception):
             self._ray.cancel(unit, force=True)
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:
-        """Start an actor on each node, called every second."""
         actor = self._ray.remote(HeadWatch)
         for each in nodes:
             # It restarts without limit: units must not end because this small process did.
@@ -153,7 +140,6 @@ class RayEngine:
         threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
     def _beat(self) -> None:
-        """Take the answers; send a heartbeat to each node that answered."""
         beats, number = dict[str, Any](), 0
         while not self.closed.wait(BEAT_S):
             for node_id, reference in list(beats.items()):
@@ -176,10 +162,7 @@ class RayEngine:
 def offers_of(
     nodes: Iterable[Mapping[str, Any]], *, may_be_public: bool
 ) -> dict[str, Mapping[str, float]]:
-    """Return the resources of each live node with cells, by its id.
-
-    Raises `PolicyError` when any live node, with cells or without, has a public address.
-    """
+    """Raises `PolicyError` when any live node, with cells or without, has a public address."""
     alive = [each for each in nodes if each["Alive"]]
     # Halting cells must not fail because of an address.
     for each in () if may_be_public else alive:
@@ -193,7 +176,6 @@ def _on(nodes: str) -> dict[str, str]:
 
 
 def _run_unit(*arguments: Any) -> Iterator[dict[str, Any] | bytes]:  # noqa: ANN401 - `run_unit`'s
-    """Yield the unit's node, then its output. Called in a Ray worker."""
     import ray
 
     yield {"node": ray.get_runtime_context().get_node_id()}

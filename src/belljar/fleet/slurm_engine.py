@@ -1,8 +1,6 @@
 """Slurm as a fleet's engine: each function or unit is an `srun`, whose pipes carry frames.
 
-Slurm queues and places; its authentication (munge) decides who may. Only this Python's path is
-shared. `python -m belljar.fleet.slurm_engine` runs on the node, where the end of standard input is
-the head's end.
+`python -m belljar.fleet.slurm_engine` runs on the node, where standard input ends with the head.
 """
 
 from __future__ import annotations
@@ -50,14 +48,13 @@ _GO_ON, _STOP = b"g", b"s"
 
 
 def send(stream: IO[bytes], item: object) -> None:
-    """Write one item: bytes, or what JSON can hold."""
     kind, content = (b"b", item) if isinstance(item, bytes) else (b"j", json.dumps(item).encode())
     stream.write(_HEAD.pack(kind, len(content)) + content)
     stream.flush()
 
 
 def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa: ANN401
-    """Read one item. Raises `EOFError` at the end, `ValueError` for other data."""
+    """Raises `EOFError` at the end, `ValueError` for other data."""
     head = stream.read(_HEAD.size)
     if not head:
         raise EOFError
@@ -72,7 +69,7 @@ def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Unit:
-    """A unit's `srun` and pipes. `node`: known when it runs."""
+    """`node`: known when it runs."""
 
     process: subprocess.Popen[bytes]
     to: IO[bytes]
@@ -81,8 +78,6 @@ class _Unit:
 
 
 class SlurmEngine:
-    """See `Engine`."""
-
     needs_token = False  # Slurm has its own way to know who asks
 
     def __init__(self, partition: str) -> None:
@@ -95,7 +90,6 @@ class SlurmEngine:
         self.last_heard_s: dict[str, float] = {}
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
-        """Return each node's offer by processors and memory; tiers are checked there."""
         markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
         found: dict[str, Mapping[str, float]] = {}
         words = ["sinfo", "--noheader", "--Node", "--format=%N|%T|%c|%m", *self._where]
@@ -114,7 +108,7 @@ class SlurmEngine:
         *arguments: Any,  # noqa: ANN401 - those of any function
         within_s: float = CALL_S,
     ) -> dict[str, Any]:
-        """Run a job on each node, or an unqueued step of a unit's job."""
+        """Run a job on each node, or a step of a unit's job."""
         running = _output(["squeue", "--me", "--noheader", f"--name={JOB}", "--format=%N|%A"])
         jobs = dict(line.split("|") for line in running)
         request = BytesIO()
@@ -138,7 +132,6 @@ class SlurmEngine:
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
-        """Queue a job."""
         # `--nodelist` would ask for all of these nodes at once, so the others are excluded.
         others = ",".join(sorted(set(self.offers()) - {*nodes}))
         words = [
@@ -163,7 +156,6 @@ class SlurmEngine:
         return unit
 
     def _read(self, unit: _Unit) -> None:
-        """Queue a unit's output, bounded while the head is busy."""
         item: Any = {}
         while isinstance(item, dict | bytes):
             try:
@@ -186,7 +178,6 @@ class SlurmEngine:
         self._units.remove(unit)
 
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
-        """Take one item from the queue."""
         with suppress(queue.Empty):
             unit, item = self._items.get(timeout=timeout_s)
             # What a unit sends after the head gave it up is dropped.
@@ -199,12 +190,10 @@ class SlurmEngine:
             unit.to.close() if unit.node else unit.process.terminate()
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:  # noqa: ARG002 - by each unit's pipe
-        """Start to write into the units' pipes."""
         self.last_heard_s = {each: time.monotonic() + START_S for each in nodes}
         threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
     def _beat(self) -> None:
-        """Send units heartbeats. A node without units has nothing to lose."""
         while not self.closed.wait(BEAT_S):
             for unit in list(self._units):
                 # ValueError: `cancel` closed the pipe meanwhile.
@@ -219,7 +208,6 @@ class SlurmEngine:
                     self.last_heard_s[node] = max(now, heard_s)
 
     def close(self) -> None:
-        """Write no more, and end what still runs here."""
         self.closed.set()
         for unit in list(self._units):
             unit.process.terminate()
@@ -236,7 +224,7 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
-    """Run a program on this input; return its one bounded frame."""
+    """Run a program on this input; return its one frame."""
     pipe = subprocess.PIPE
     with (
         # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.
@@ -284,7 +272,6 @@ def _output(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """The node's end of one `srun`."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed is not a frame
     source = sys.stdin.buffer

@@ -43,7 +43,7 @@ _NEVER_ENDED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Samples with all epochs, run whole by one node; `not_on`: its past nodes."""
+    """It has all epochs of its samples; `not_on`: its past nodes."""
 
     number: int
     samples: tuple[str, ...]
@@ -52,13 +52,12 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Its file's name, and what messages call it."""
         return f"{self.number:05d}-{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node's description; `cells`: at a time. `refusal`: why it gets no unit."""
+    """`cells`: at a time. `refusal`: why it gets no unit."""
 
     node_id: str
     name: str
@@ -94,7 +93,6 @@ def is_cut_off(findings: RunFindings) -> bool:
 
 
 def excused(findings: RunFindings) -> frozenset[ReasonCode]:
-    """Return this unit's causes that are the infrastructure's."""
     return INFRASTRUCTURE | _NEVER_ENDED if is_cut_off(findings) else INFRASTRUCTURE
 
 
@@ -132,7 +130,6 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings) -> tuple[str, .
 
 
 def has_task_error(findings: RunFindings) -> bool:
-    """Return whether the task's own error ended the unit, not its node."""
     is_of_node = findings.failure_code or findings.interrupted or is_cut_off(findings)
     return bool(findings.errors) and not is_of_node
 
@@ -140,7 +137,7 @@ def has_task_error(findings: RunFindings) -> bool:
 def another_try(
     unit: Unit, samples: Sequence[str], node: str, eligible: Collection[str]
 ) -> Unit | None:
-    """Return the unit's next attempt; None: too many, or no untried node."""
+    """Return None for too many attempts, or no untried node."""
     not_on = unit.not_on | {node}
     if not samples or unit.attempt >= MAX_ATTEMPTS or not set(eligible) - not_on:
         return None
@@ -153,7 +150,7 @@ def deadline_s(
     """Return a unit's time limit on its node; None without a task limit.
 
     Rounds of parallel samples, each doubled for scoring and proof of its end. `retries`: attempts
-    at a sample after an error, each with its own time limit.
+    at a sample after an error.
     """
     if time_limit_s is None:
         return None
@@ -172,7 +169,7 @@ class Try:
     """One unit on one node. `findings` None: nothing that verifies came back, and `why`.
 
     `began` False: interrupted before it could make a cell. `is_bad`: the result does not verify.
-    `archive`: the result's digest; `run_id`, `key` and `root` are its ledger's.
+    `archive`: its digest; `run_id`, `key` and `root` are its ledger's.
     """
 
     unit: Unit
@@ -188,14 +185,11 @@ class Try:
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
         return f"unit {self.unit.name} on {self.node}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The samples that a fleet was to run, and how often."""
-
     run_id: str
     task: str
     samples: tuple[str, ...]
@@ -317,7 +311,6 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
 def _row(
     asked: Asked, mine: Sequence[Try], sample: str, epoch: int, found: tuple[Try, Row] | None
 ) -> Row:
-    """Return the sample's row with notes of other attempts; void without any."""
     if found is None:
         why = f"{mine[-1].where}: {mine[-1].why or 'not in its record'}" if mine else "never placed"
         return Row(
@@ -331,7 +324,6 @@ def _row(
 
 
 def _outcome(tried: Try, sample: str, epoch: int) -> str:
-    """Return an attempt's outcome and score, which may not be the counted one."""
     for row in tried.findings.rows if tried.findings is not None else ():
         if (row.transcript.sample, row.transcript.epoch) == (sample, epoch):
             scores = " ".join(row.transcript.scores.values())
@@ -343,7 +335,6 @@ def _outcome(tried: Try, sample: str, epoch: int) -> str:
 
 
 def summary(tries: Sequence[Try]) -> list[str]:
-    """Return a report's last lines, about nodes and attempts."""
     if not tries:
         return ["fleet: no unit ran"]
     failed = [each for each in tries if each.began and (each.findings is None or each.why)]

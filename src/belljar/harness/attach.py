@@ -1,7 +1,4 @@
-"""A cell's attach socket, for `belljar attach`.
-
-The process that made the cell serves it while the sample runs; early clients wait in the backlog.
-Only the same user or root may connect, never the guest.
+"""A cell's attach socket, for `belljar attach`; early clients wait in the backlog.
 
 A frame: one byte of kind, four of length (little-endian), at most 64 KiB of payload.
 """
@@ -46,8 +43,6 @@ _HEAD: Final = struct.Struct("<cI")  # kind and length of a frame
 
 
 class FrameKind(Enum):
-    """The kind of a frame."""
-
     OPEN = b"O"
     INPUT = b"I"
     INPUT_END = b"E"
@@ -58,12 +53,11 @@ class FrameKind(Enum):
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
-    """One frame. The payload must fit."""
     return _HEAD.pack(kind.value, len(payload)) + payload
 
 
 async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
-    """Each frame until the peer leaves. Raises `ValueError` for one that is none."""
+    """Raises `ValueError` for what is no frame."""
     reading = BufferedByteReceiveStream(stream)
     with contextlib.suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
         while True:
@@ -75,7 +69,6 @@ async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind
 
 
 def attach_directory(home: Path | None) -> Path:
-    """The directory of this user's attach sockets."""
     from belljar.store.home import belljar_home
 
     return (home or belljar_home()) / "attach"
@@ -83,7 +76,7 @@ def attach_directory(home: Path | None) -> Path:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """A socket's name within the kernel's 107 bytes."""
+    """Yield a name of the socket within the kernel's 107 bytes."""
     # Only to name it: nothing is read from the directory.
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -93,8 +86,6 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 class AttachSocket:
-    """One cell's attach socket: listening, not yet served."""
-
     def __init__(self, cell: Cell, *, home: Path | None) -> None:
         self.path = path = attach_directory(home) / cell.id
         self.released = self._served = self._closed = False
@@ -111,7 +102,6 @@ class AttachSocket:
         self._listening.listen(MAX_CLIENTS)
 
     async def close(self) -> None:
-        """Refuse new clients and end all sessions."""
         self._closed = True
         if self._sessions is not None:
             self._sessions.cancel()
@@ -120,7 +110,6 @@ class AttachSocket:
         self.path.unlink(missing_ok=True)
 
     def open_in_sample(self, cell: Cell) -> None:
-        """Serve clients while the sample runs. Idempotent."""
         if self._served:
             return
         from inspect_ai.util import background
@@ -133,7 +122,6 @@ class AttachSocket:
         self._served = True
 
     async def serve(self, cell: Cell) -> None:
-        """Serve clients until cancelled; errors end one session."""
         if self._closed:
             return
         self._ended = anyio.Event()
@@ -233,7 +221,7 @@ async def _relay(
 
 
 def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
-    """Connect to an attach socket. Raises `OSError`."""
+    """Raises `OSError`."""
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.settimeout(timeout_s)
     try:
@@ -246,7 +234,7 @@ def connect_to(path: Path, *, timeout_s: float = 5.0) -> socket.socket:
 
 
 def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
-    """Ask owners to destroy kept cells; returns those confirmed."""
+    """Ask owners to destroy kept cells; return those that confirmed."""
     released = []
     for name, stream in _connected(home):
         # A timeout: a running sample's socket that is not served right now
@@ -259,13 +247,12 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
 
 
 def remove_dead_sockets(home: Path | None = None) -> None:
-    """Remove dead owners' sockets."""
     for _ in _connected(home, timeout_s=1):
         pass
 
 
 def _connected(home: Path | None, *, timeout_s: float = 5.0) -> Iterator[tuple[str, socket.socket]]:
-    """Connect to each cell's socket in turn; removes those without an owner."""
+    """Connect to each cell's socket; remove those without an owner."""
     for path in sorted(attach_directory(home).glob("*")):
         # Full, or another error that does not show that its owner is dead
         with contextlib.suppress(OSError):
@@ -280,7 +267,6 @@ def _connected(home: Path | None, *, timeout_s: float = 5.0) -> Iterator[tuple[s
 
 
 def login_command(cell_id: str, user: str | None) -> str:
-    """The command line for a terminal in a cell."""
     # The script beside this Python: PATH may name another installation.
     script = Path(sys.executable).with_name("belljar")
     launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]

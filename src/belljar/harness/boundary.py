@@ -1,8 +1,6 @@
 """The controls of `belljar run` in Inspect: no other sandbox provider, no refused tool.
 
-Other providers are refused in the registry, in their base class, and at a sample's start. Tools
-that act outside are checked at their offer to a model, at calls, and at each connection to an MCP
-server, which starts a host process. Raises `HostError` where Inspect lacks such a place.
+Raises `HostError` where Inspect lacks a place to check either.
 """
 
 # ruff: noqa: ANN401 - values of Inspect's own functions
@@ -83,16 +81,12 @@ def controlled(session: Session) -> Iterator[None]:
 
 @hooks(name="belljar_boundary", description="Looks at each sample's sandboxes and tools.")
 class LookAtSamples(Hooks):
-    """Called for an attempt's sandboxes, and with a model's offered tools."""
-
     @override
     def enabled(self) -> bool:
-        """Only during `belljar run`."""
         return _active is not None
 
     @override
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
-        """Stop the run for a sandbox other than a cell."""
         from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
         # Read once: the end of the run may take it away meanwhile.
@@ -146,7 +140,7 @@ def look_at(session: Session, environments: Mapping[str, object] | None, *, wher
 
 
 class _Closed(type):
-    """Replaces another provider; any use stops the run."""
+    """It replaces another provider; any use stops the run."""
 
     session: Session
 
@@ -248,7 +242,7 @@ def _offered(tool: ToolDef | ToolInfo) -> tuple[str, Outside | None]:
 
 
 def _called(tool: ToolDef) -> tuple[str, Outside | None]:
-    """Name and place of a tool; Inspect's count under any name."""
+    """Return a tool's name and place; Inspect's own count under any name."""
     made = unwrap(tool.tool)
     maker, inner, _ = str(getattr(made, "__qualname__", "")).partition(".<locals>.")
     is_inspects = str(getattr(made, "__module__", "")).startswith("inspect_ai.")

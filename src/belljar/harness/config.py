@@ -1,8 +1,7 @@
 """Converts a task's sandbox request to a cell's configuration, or refuses it.
 
-The policy of a task or sample is its own (`("belljar", "policy.yaml")`), or the file beside it; its
-compose file is put on that. A sandbox beyond a cell's abilities is refused: the evaluation would
-measure something else. `belljar.compose` names conversions.
+A compose file is put on the task's policy. What a cell can't do is refused: the evaluation would
+measure something else.
 """
 
 from __future__ import annotations
@@ -67,9 +66,9 @@ _M = TypeVar("_M", bound=BaseModel)
 class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect logs it: a policy, its changes and differences.
 
-    `policy`: a file or preset. `tier` can only raise it. From a compose file: `network`, `service`
-    and `program` of the sample's cell, `data`, `builds`, `resources`. `compose`: a file that needs
-    a sample's metadata. `is_generic`: the task wants a container, but names no image.
+    `policy`: a file or preset. `tier` can only raise it. `compose`: a file that needs a sample's
+    metadata; the other fields come of one. `is_generic`: the task wants a container, but names no
+    image.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -103,7 +102,7 @@ class BelljarConfig(BaseModel):
         return hash(json.dumps(self.model_dump(mode="json"), sort_keys=True))
 
     def asked(self) -> dict[str, Any]:
-        """The compose file's fields, as a policy's."""
+        """Return the compose file's fields, as a policy's."""
         names = ("image", "user", "workdir", "network", "rights")
         asked = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.resources:
@@ -112,13 +111,12 @@ class BelljarConfig(BaseModel):
 
 
 class LoggedConfig(BaseModel):
-    """Another version's logged configuration, read without making a cell."""
+    """Another version's logged configuration makes no cell."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
 
 def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
-    """A configuration from one of Inspect's logs."""
     try:
         return BelljarConfig.model_validate_json(json.dumps(config))
     except ValidationError:
@@ -126,8 +124,6 @@ def of_log(config: Mapping[str, Any]) -> BelljarConfig | LoggedConfig:
 
 
 class TaskRefused(PolicyError):  # noqa: N818 - its name in `--json`
-    """No cell can replace a task's sandbox; `differences`: refused items and others."""
-
     code = "task_refused"
 
     def __init__(
@@ -152,12 +148,11 @@ class Preview:
 
     @property
     def where(self) -> str:
-        """Its place in errors."""
         return f"task {self.task}, sample {self.sample}"
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
-    """From what Inspect passes. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     if config is None:
         # Under `inspect eval --sandbox belljar` nobody says what the task itself asked for
         names = (word.partition("=")[0] for word in sys.argv[1:])
@@ -179,20 +174,19 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
 
 
 def named_document(path: Path) -> dict[str, Any] | None:
-    """A compose file's or Dockerfile's content; None for other names."""
+    """Return None for another name than a compose file's or Dockerfile's."""
     if is_dockerfile_name(str(path)):
         return dockerfile_document(path.absolute())
     return read_document(path) if is_compose_name(str(path)) else None
 
 
 def beside_policy(directory: Path) -> BelljarConfig:
-    """The policy file beside a task, if any."""
     found = [directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)]
     return BelljarConfig(policy=str(found[0].absolute()) if found else "")
 
 
 def of_other(base: BelljarConfig, kind: str, *, has_config: bool, where: str) -> BelljarConfig:
-    """`base` without a compose file. Raises `TaskRefused`."""
+    """Raises `TaskRefused`."""
     if kind == "local":
         detail = "the task asks to run on this host: using a cell with the policy's image"
         fact = Difference(kind=DifferenceKind.CHANGED, where=TASK, key="sandbox", detail=detail)
@@ -204,7 +198,7 @@ def of_other(base: BelljarConfig, kind: str, *, has_config: bool, where: str) ->
 
 
 def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
-    """`base` with a compose file, metadata later. Raises `TaskRefused`."""
+    """Raises `TaskRefused`."""
     try:
         services_of(document)
         if references(document):
@@ -224,7 +218,7 @@ def of_sample(
     blanks: bool = False,
     where: str = "",
 ) -> BelljarConfig:
-    """`base` for one sample; `blanks`: as `interpolate`. Raises `TaskRefused`."""
+    """`blanks`: see `interpolate`. Raises `TaskRefused`."""
     seen: tuple[Difference, ...] = ()
     try:
         settled = interpolate(compose, variables, blanks=blanks)
@@ -285,7 +279,7 @@ def _rights(words: Mapping[str, Any]) -> Rights:
 
 
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
-    """Metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, spaces as underscores."""
+    """Return metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, blanks as underscores."""
     return {
         f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value)
         for key, value in metadata.items()
@@ -293,7 +287,7 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
-    """The metadata that decides images and cells."""
+    """Return the metadata that decides images and cells."""
     if config.compose is None:
         return {}
     variables = metadata_variables(metadata)
@@ -310,7 +304,7 @@ def settled(
     *,
     where: str = "the task's compose file",
 ) -> BelljarConfig:
-    """With the compose file for a sample's metadata."""
+    """Read the compose file that waited for a sample's metadata."""
     document = config.compose
     if document is None:
         return config
@@ -351,7 +345,6 @@ def check_own_files(ours: BelljarConfig) -> None:
 
 
 def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
-    """Give all samples Belljar as sandbox; return each one's, or its error."""
     from inspect_ai.util import SandboxEnvironmentSpec
 
     known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
@@ -385,7 +378,7 @@ def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
 
 
 def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
-    """The sandbox's replacement. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     from inspect_ai.util import ComposeConfig
 
     base = beside_policy(directory)
@@ -422,10 +415,10 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
 def of_active_sample(
     config: BaseModel | str | None, directories: Iterable[Path]
 ) -> BaseModel | str | None:
-    """The starting sample's own sandbox, where Inspect dropped or replaced its configuration.
+    """Return the starting sample's own sandbox, where Inspect dropped or replaced it.
 
     Inspect does so under `--sandbox belljar` for an unknown file, or another provider's.
-    `directories`: of the run's tasks. Raises `PolicyError` when no cell fits.
+    `directories` are the tasks'. Raises `PolicyError`.
     """
     from inspect_ai.log._samples import sample_active
     from inspect_ai.util import SandboxEnvironmentSpec

@@ -1,8 +1,4 @@
-"""`belljar run`: an Inspect evaluation in cells, its record, and its verdict.
-
-Inspect's own command line and `eval` run the tasks in this process. Belljar replaces their
-sandboxes first, and compares log and ledger at the end.
-"""
+"""`belljar run`: an Inspect evaluation in cells, its record, and its verdict."""
 
 from __future__ import annotations
 
@@ -60,16 +56,13 @@ NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The result; `dropped`: samples left out of metrics."""
-
     findings: RunFindings
-    dropped: Sequence[str] = ()
+    dropped: Sequence[str] = ()  # samples left out of the metrics
     run_id: str
     path: Path
 
     @property
     def exit_code(self) -> int:
-        """Of the command."""
         return self.findings.exit_code
 
 
@@ -125,9 +118,6 @@ def load_only(request: RunRequest) -> tuple[click.Context, list[Task], list[Prev
 
 @contextlib.contextmanager
 def _controlled(session: Session) -> Iterator[None]:
-    """Keep other providers and refused tools out inside the block, in which tasks are loaded: a
-    module of theirs may register another provider when imported.
-    """
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):
@@ -157,7 +147,6 @@ def _stops(session: Session) -> Iterator[None]:
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedPolicy]:
-    """Build and check the images, and show the differences; return the policies."""
     for each in previews:
         if each.error is not None:
             raise each.error
@@ -208,7 +197,7 @@ def _run_tasks(
 
 
 def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:
-    """The run's evidence; logs verdicts, and names samples outside metrics."""
+    """Write verdicts into the log; return also the samples outside metrics."""
     from belljar.harness.verdicts import bind_verdicts
 
     evidence = own_evidence(run)
@@ -229,10 +218,7 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
 def load_tasks(
     options: click.Context, session: Session, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
-    """Load the tasks with their sandboxes replaced, and preview each selected sample.
-
-    Raises `PolicyError` for an invalid task when `runs` or alone.
-    """
+    """Raises `PolicyError` for an invalid task when `runs` or alone."""
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
@@ -273,7 +259,6 @@ def load_tasks(
 
 
 def _files_of(named: Iterable[str]) -> list[str]:
-    """The named tasks by file; paths as Inspect logs them."""
     from inspect_ai._eval.list import tasks_in_dir
 
     specs: list[str] = []
@@ -289,8 +274,7 @@ def _files_of(named: Iterable[str]) -> list[str]:
 def _set_active_model(options: click.Context, *, is_needed: bool) -> list[LoadedPolicy]:
     """Set the model and its roles, for which a task may ask; return the policies of those in cells.
 
-    None of several models is set: their evaluations share one loading. With `is_needed`, raises
-    what is wrong with the model.
+    None of several models is set. With `is_needed`, raises what is wrong with the model.
     """
     from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
     from inspect_ai._util.error import PrerequisiteError
@@ -332,7 +316,6 @@ def _set_active_model(options: click.Context, *, is_needed: bool) -> list[Loaded
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Report errors in a task's file as input errors."""
     try:
         yield
     except (BelljarError, click.ClickException):
@@ -350,7 +333,6 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _unmarked(error: PrerequisiteError) -> str:
-    """Inspect's message in one line, without its markup."""
     from rich.text import Text
 
     words = Text.from_markup(str(error.message)).plain.split()
@@ -364,7 +346,7 @@ def invoke(
     session: Session,
     run: RunDirectory,
 ) -> bool:
-    """Run Inspect's own `eval`; whether a person interrupted it."""
+    """Run Inspect's own `eval`; return whether a person interrupted it."""
     options.params |= {
         "tasks": tuple(tasks),
         "log_dir": str(run.inspect_log_dir),

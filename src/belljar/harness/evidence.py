@@ -51,7 +51,7 @@ _NOT_UNDERSTOOD: Final = (AttributeError, KeyError, TypeError, ValueError)
 
 
 def logs_in(directory: Path) -> list[str]:
-    """The logs in a directory, oldest first."""
+    """Return the logs in a directory, oldest first."""
     if not directory.is_dir():
         return []
     # Late, here and below: a run that has no log of Inspect's is judged where Inspect is not.
@@ -61,7 +61,7 @@ def logs_in(directory: Path) -> list[str]:
 
 
 def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> LogRecord:
-    """One log of a run. Errors become its `problem`."""
+    """Read one log; an error becomes its `problem`."""
     place = location.removeprefix("file://")
     # As text: of `s3://` a `Path` makes one slash, and its `exists` raises for a name too long
     if "://" not in place and not os.path.exists(place):  # noqa: PTH110
@@ -99,7 +99,7 @@ def read_log(location: str, run_id: str, timelines: Timelines | None = None) -> 
 
 
 def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
-    """One sample, without other runs' attempts (`eval-retry` copies them)."""
+    """Read a sample, without other runs' attempts, which `eval-retry` copies."""
     scores, events = sample.scores or {}, list(_all_events(sample, run_id))
     score_metadata = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(CONTAINMENT_KEY)
@@ -145,7 +145,6 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
 
 
 def is_own_score(score: Score) -> bool:
-    """Whether Belljar made this score."""
     return OWN_SCORE in (score.metadata or {})
 
 
@@ -160,7 +159,7 @@ def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
 
 
 def _turns(sample: EvalSample, run_id: str) -> Iterator[tuple[str, str, str]]:
-    """Time, author and text of each message, once."""
+    """Yield time, author and text of each message, once."""
     known = set[str | None]()
     for event in _all_events(sample, run_id):
         found = list[tuple[datetime, str, str]]()
@@ -230,13 +229,11 @@ FINDINGS: Final = "findings.json"
 
 
 def own_evidence(run: RunDirectory) -> Evidence:
-    """The evidence of this process's run, before sealing."""
     key = run.recorder.key.fingerprint
     return _evidence(run.path, check_ledger(run), logs=(), remote=True, key=key)
 
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
-    """Write the findings, and the verdict event."""
     details: dict[ReasonCode, str] = {each.code: each.detail for each in findings.problems}
     more: dict[str, JsonValue] = {"verdict": findings.verdict.value}
     if ReasonCode.VERDICTS_NOT_IN_LOG in details:
@@ -253,7 +250,6 @@ def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[st
 
 
 def check_ledger(run: RunDirectory) -> tuple[Status, str]:
-    """Verify a run of this process, finished or not."""
     key = run.recorder.key.fingerprint
     try:
         result = verify(run.path, expected_key=key, expected_run=run.run_id)
@@ -274,11 +270,11 @@ def stored_evidence(
     timelines: Timelines | None = None,
     result: Verification | None = None,
 ) -> Evidence:
-    """The evidence of any run directory.
+    """Return the evidence of any run directory. Raises `OSError`.
 
     `logs`: where Inspect's logs are now; default: as recorded. `expected_key`: the fingerprint that
-    must have signed; without it the ledger counts as bad. `timelines` take all events, and the
-    messages of each sample. `result`: of `verify` with these, if that was done. Raises `OSError`.
+    must have signed; without it the ledger counts as bad. `timelines` take all events and messages.
+    `result`: of `verify` with these, if that was done.
     """
     result = result or verify(path, expected_key=expected_key, expected_run=expected_run)
     state, problem = _state(result)
@@ -340,7 +336,7 @@ def _evidence(
 def _begun_elsewhere(
     path: Path, record: RunRecord, logs: Sequence[LogRecord], key: str | None
 ) -> dict[str, frozenset[str]]:
-    """These samples in neighbouring runs of the same key."""
+    """Return the samples that began in neighbouring runs of the same key."""
     if record.kind == EVALUATION:
         return {}
     named = {each.judged_by for log in logs for each in log.transcripts} - {record.run_id}
@@ -357,7 +353,7 @@ def _begun_elsewhere(
 
 
 def _readable(path: Path) -> Iterator[Line]:
-    """Events before the first unreadable one."""
+    """Yield the events before the first unreadable one."""
     with suppress(OSError, LedgerError):
         yield from read_events(path)
 

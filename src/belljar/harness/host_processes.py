@@ -1,7 +1,6 @@
 """Programs that a task's own code starts, and places that this process connects to.
 
-Counted and named, not refused: a task's code is trusted. Python's audit hook sees them, of
-`multiprocessing` that it can spawn; what a native module does is not seen.
+Counted and named, not refused: a task's code is trusted. What a native module does is not seen.
 """
 
 from __future__ import annotations
@@ -45,8 +44,9 @@ _PLACES: Final[Mapping[str, int]] = {
 
 
 class HostActivity(NamedTuple):
-    """The programs that the task's code started, with counts, and this process's connections and
-    lookups beyond this host (ADDRESS:PORT, or a name), without Belljar's own."""
+    """Programs that the task's code started, and this process's connections and lookups beyond this
+    host (ADDRESS:PORT, or a name), without Belljar's own.
+    """
 
     programs: Counter[str]
     connections: Counter[str]
@@ -59,7 +59,9 @@ _beside = ""  # the directory of a package whose own work is Belljar's
 @contextmanager
 def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
     """Count the block's program starts, except Belljar's or Inspect's own, and all connections.
-    `beside`: a package that works for Belljar."""
+
+    `beside`: a package that works for Belljar.
+    """
     global _watching, _beside  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()
@@ -113,7 +115,7 @@ def _count(counts: Counter[str], name: str) -> None:
 
 
 def _place(event: str, arguments: tuple[Any, ...]) -> str:
-    """ADDRESS:PORT or a name beyond this host, else ""."""
+    """Return ADDRESS:PORT or a name beyond this host, else ""."""
     where, port = arguments[_PLACES[event]], ""
     if getattr(arguments[0], "family", None) == socket.AF_VSOCK:
         return "" if where[0] == 1 else f"vsock {where[0]}:{where[1]}"  # 1: this machine itself
@@ -127,14 +129,13 @@ def _place(event: str, arguments: tuple[Any, ...]) -> str:
 
 def is_here(name: str) -> bool:
     # Linux takes the unspecified address for this host.
-    """Return whether an address or name is this host's."""
     with suppress(ValueError):  # a name
         return (address := ip_address(name)).is_loopback or address.is_unspecified
     return name in {"", "localhost"}
 
 
 def proxies_here() -> list[str]:
-    """Variables that name a proxy on this host, whose target is unseen."""
+    """Return variables that name a proxy on this host."""
     return [name for name, host in proxies().items() if is_here(host)]
 
 
@@ -159,7 +160,6 @@ def _program(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 def _is_the_tasks(frame: FrameType | None) -> bool:
-    """Return whether the first caller outside process libraries is the task's."""
     _, anyio, inspect = _places()
     is_inspects = False
     while frame is not None:

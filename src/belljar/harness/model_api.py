@@ -21,10 +21,7 @@ from belljar.policy.loaded import LoadedPolicy
 
 
 class BelljarModelAPI(OpenAICompatibleAPI):
-    """`belljar/FILE`: the model of a policy with a `model` block.
-
-    The server's cell is the session's; this object only knows the policy.
-    """
+    """The model `belljar/FILE`; its server's cell is the session's."""
 
     def __init__(
         self,
@@ -88,8 +85,6 @@ class BelljarModelAPI(OpenAICompatibleAPI):
 
 
 class CellTransport(httpx2.AsyncBaseTransport):
-    """Sends requests through the session's model cell's channel."""
-
     def __init__(self, policy: LoadedPolicy) -> None:
         self._policy = policy
 
@@ -114,8 +109,6 @@ class CellTransport(httpx2.AsyncBaseTransport):
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The checked body; its end ends the request."""
-
     def __init__(self, parts: AsyncGenerator[Any]) -> None:
         self._parts = parts
 

@@ -1,7 +1,6 @@
 """The model boundary: data for a model's provider is scanned and recorded first.
 
-Importing it installs it: as a hook, and in Inspect's two calls without one. The YAML of a tool
-call's arguments is bounded, too.
+Importing it installs it: as a hook, and in Inspect's two calls without one.
 """
 
 from __future__ import annotations
@@ -54,11 +53,8 @@ _READABLE: Final = (str, ContentText, ContentReasoning, ContentToolUse)
 
 @hooks(name="belljar_model_boundary", description="Looks at what is sent to a model's provider.")
 class LookAtMessages(Hooks):
-    """Scans the messages of each call of a model."""
-
     @override
     def enabled(self) -> bool:
-        """Only in a run that is on record."""
         return current_session().run is not None
 
     @override
@@ -165,7 +161,7 @@ async def _scanned(
 ) -> object:
     """Return the value with each text and number in it as it may leave: itself if all may.
 
-    A number that is protected becomes a text. `operation`: "" for a message, whose fields name it.
+    `operation`: "" for a message, whose fields name it.
     """
     if isinstance(value, (str, int, float)):
         text = str(value)
@@ -216,7 +212,6 @@ async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operati
 
 
 def sample_environment() -> SampleCell | None:
-    """The current sample's cell, if it has one."""
     from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
     for environment in (sandbox_environments_context_var.get(None) or {}).values():

@@ -1,8 +1,7 @@
 """Chooses the policy of a sample's cell by the operator's word, and judges a task's `.env` file.
 
 The first of: the task's or sample's own, `$BELLJAR_POLICY`, preset `high`; then its compose file.
-`belljar run --policy` states the isolation around that. `$BELLJAR_POLICY` is a floor: nothing of a
-task's is looser.
+`belljar run --policy` states the isolation around that; `$BELLJAR_POLICY` is a floor.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ def _policy_at_start() -> str:
 class Operator:
     """The operator's word, outside of any task. `run_policy`, `tier`: `--policy`, `--tier`.
 
-    The rest is read when it is made, which raises `PolicyError` or `HostError`: `policy`, of
-    `$BELLJAR_POLICY` when the process started, and the host's settings.
+    The rest is read when it is made, which raises `PolicyError` or `HostError`: `$BELLJAR_POLICY`
+    as it was when the process started, and the host's settings.
     """
 
     run_policy: str = ""
@@ -70,7 +69,7 @@ class Operator:
 
 
 def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
-    """The policy within the settings; `is_named`: by the operator. Raises `PolicyError`."""
+    """`is_named`: by the operator. Raises `PolicyError`."""
     from belljar.plan.explain import announcements
 
     made = host_settings.within_settings(loaded, operator.settings)
@@ -91,17 +90,13 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePolicy:
-    """One sample's policy, and its `asked` configuration's program and images. `differences`:
-    from the task and the operator's policy.
-    """
-
     policy: LoadedPolicy
     asked: BelljarConfig
     differences: tuple[Difference, ...]
 
 
 def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
-    """A settled configuration under the operator's word. Raises `PolicyError`."""
+    """Put a settled configuration under the operator's word. Raises `PolicyError`."""
     check_own_files(ours)
     asked = ours.asked()
     if operator.run_policy:
@@ -140,7 +135,7 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
 def sample_policy(
     config: BaseModel | str | None, metadata: Mapping[str, object], operator: Operator
 ) -> SamplePolicy:
-    """One sample's policy, with metadata. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     made = within(settled(as_config(config), metadata), operator)
     return replace(made, policy=for_sample(made.policy, metadata))
 
@@ -166,7 +161,6 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
 
 
 def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """As `expand_metadata`. Raises `PolicyError`."""
     try:
         return expand_metadata(env, variables)
     except CannotKeepError as error:
@@ -189,7 +183,7 @@ _OF_THE_HOST: Final = re.compile(
 
 
 def read_dotenv(environ: Mapping[str, str]) -> str:
-    """Find and judge the file that Inspect will read; say what it will set. Changes nothing.
+    """Judge the file that Inspect will read; say what it will set. Changes nothing.
 
     Raises `PolicyError` for a name that is not allowed, or a value made of other variables.
     """

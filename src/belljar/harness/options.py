@@ -1,8 +1,6 @@
-"""The options of `inspect eval` that Belljar sets itself, and the selected samples, also as words
-that make another process run some of them.
+"""The options of `inspect eval` that Belljar sets itself, and the selected samples.
 
-Inspect reads options from the command line, variables and a `.env` file. All are read before a task
-is loaded: loading a task runs its Python.
+All are read before a task is loaded, which runs its Python.
 """
 
 from __future__ import annotations
@@ -58,21 +56,16 @@ LOG_PATTERN: Final = "INSPECT_EVAL_LOG_FILE_PATTERN"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to run. `inspect_args`: the task and Inspect's options. `quiet`: standard output stays
-    free for the caller.
-    """
-
     inspect_args: Sequence[str]
     policy: str = ""
     allow_upstreams: bool = False
     tier: str = ""
     require_contained: bool = False
-    quiet: bool = False
+    quiet: bool = False  # standard output stays free for the caller
     home: Path | None = None
     source: RealCells = field(default_factory=RealCells)
 
     def operator(self) -> Operator:
-        """The operator's own part of it."""
         # Inspect changes directory for a task: a file must be found from anywhere.
         is_file = self.policy and os.path.lexists(self.policy)
         policy = str(Path(self.policy).absolute()) if is_file else self.policy
@@ -80,15 +73,14 @@ class RunRequest:
 
 
 def model_of(context: click.Context) -> object:
-    """The model that Inspect's options name, if any."""
     return context.params.get("model") or context.params.get("model_spec")
 
 
 def read_options(arguments: Sequence[str]) -> click.Context:
     """Parse Inspect's options with its own parser, and check them. Loads no task.
 
-    Raises `click.UsageError` for invalid options and typed ones that are Belljar's, `PolicyError`
-    for what `--env`, a run configuration or a `.env` file may not set, `HostError` without Inspect.
+    Raises `click.UsageError`, `HostError` without Inspect, and `PolicyError` for what `--env`, a
+    run configuration or a `.env` file may not set.
     """
     try:
         dotenv = read_dotenv(os.environ)  # before Inspect sets what is in it
@@ -130,10 +122,7 @@ def _is_typed(context: click.Context, option: str) -> bool:
 
 @contextlib.contextmanager
 def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
-    """Force what no other setting may change on Inspect's `eval` function inside the block.
-
-    Raises `HostError` when the installed Inspect can't be held to that.
-    """
+    """Raises `HostError` where Inspect takes them from elsewhere."""
     from inspect_ai._cli import eval as command
 
     arguments = {
@@ -162,7 +151,6 @@ def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
 
 
 def unknown_inspect(what: str) -> HostError:
-    """The installed Inspect is not a tested one."""
     from importlib.metadata import version
 
     return HostError(
@@ -174,8 +162,8 @@ def unknown_inspect(what: str) -> HostError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The operator's choice: `limit` (a count, or start and stop), patterns of `ids`, each of any
-    task or `task:pattern`, and `shuffle` by a seed; True: random in each run.
+    """`limit`: a count, or start and stop. `ids`: patterns, each of any task or `task:pattern`.
+    `shuffle`: a seed; True: random in each run.
     """
 
     limit: int | tuple[int, int] | None = None
@@ -191,7 +179,6 @@ class Selection:
                 sample.id = position + 1
 
     def positions(self, task: Task, names: Iterable[str]) -> list[int]:
-        """A task's selected positions; `names`: all tasks'."""
         from inspect_ai._eval.task.util import resolve_task_sample_ids, sample_id_filter
 
         everything = range(len(task.dataset))
@@ -204,7 +191,6 @@ class Selection:
 
 
 def read_selection(options: click.Context) -> Selection:
-    """From the options."""
     from inspect_ai._util.samples import parse_sample_id, parse_samples_limit
 
     params = options.params
@@ -229,9 +215,9 @@ _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
 class SelectedTask:
     """One task, what of it was selected, and what its cells demand.
 
-    `root`: the directory of its file; None for a task of a package. `words`: the task and Inspect's
-    options, without the selection. `memory_mib`: of a sample's cells, each fully used. `limits`:
-    the operator's, of samples and cells at a time.
+    `root`: the directory of its file; None for a task of a package. `words`: the task and options,
+    without the selection. `memory_mib`: of a sample's full cells. `limits`: the operator's, of
+    samples and cells at a time.
     """
 
     name: str
@@ -250,11 +236,9 @@ class SelectedTask:
     limits: tuple[int, ...] = ()
 
     def at_once(self, cells: int) -> int:
-        """Return a unit's concurrent samples: `cells`, or the operator's limit."""
         return min(cells, *self.limits) if self.limits else cells
 
     def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:
-        """The words that run these samples, so many at once."""
         several = ["--max-samples", str(cells), "--max-sandboxes", str(cells)]
         return [*self.words, "--sample-id", ",".join(samples), *several]
 
@@ -262,7 +246,7 @@ class SelectedTask:
 def select_task(
     request: RunRequest, loaded: tuple[click.Context, list[Task], list[Preview]]
 ) -> SelectedTask:
-    """Select the samples of the one task that `load_only` loaded for the request.
+    """Select the samples of the one task that `load_only` loaded.
 
     Raises a sample's own error; `PolicyError` for what can't be run in parts.
     """
@@ -305,7 +289,6 @@ def select_task(
 
 
 def _words(request: RunRequest, spec: str) -> tuple[list[str], list[str]]:
-    """Belljar's options, and Inspect's without the task and what chooses samples."""
     own = [
         *(["--policy", request.policy] if request.policy else []),
         *(["--allow-upstreams"] if request.allow_upstreams else []),
@@ -325,14 +308,13 @@ def _digest(policy: Policy | PresetPolicy) -> str:
 
 
 def _memory_mib(policy: Policy | PresetPolicy) -> int:
-    """Return the memory of a sample's cells, targets included."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     targets = [each.resources for each in stand_ins if isinstance(each, TargetStandIn)]
     return -(-sum(map(cell_bytes, [policy.resources, *targets])) >> 20)
 
 
 def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
-    """Return the ids, which `--sample-id` must distinguish. Raises `PolicyError`."""
+    """Raises `PolicyError` unless `--sample-id` can name each alone."""
     from inspect_ai.dataset._util import normalise_sample_id
 
     everything = [str(sample.id) for sample in task.dataset]
@@ -347,7 +329,7 @@ def _samples(task: Task, selection: Selection) -> tuple[str, ...]:
 
 
 def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[Task]) -> None:
-    """Refuse several tasks, and what would differ between units."""
+    """Raise `PolicyError` for what would differ between units."""
     model = str(model_of(options))
     given = options.params.get("fail_on_error")
     bound = tasks[0].fail_on_error if given is None else given

@@ -1,7 +1,4 @@
-"""Each sample's sandbox, before anything is started, and `belljar check`.
-
-Uses the run's own functions. Loads a task's Python file, but starts and fetches nothing.
-"""
+"""Each sample's sandbox before anything is started, and `belljar check`."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 
 
 def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Preview]:
-    """Each sample in turn; equal ones share a policy."""
     names_in = cache(lambda config: sorted(references(config.compose or {})))
     known: dict[object, SamplePolicy | BelljarError] = {}
     for each in sandboxes:
@@ -64,7 +60,6 @@ def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Previe
 def with_images(
     previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]
 ) -> list[Preview]:
-    """Add the images' differences, each image read once."""
     known = cache(look)
     return [
         each
@@ -75,7 +70,7 @@ def with_images(
 
 
 def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
-    """One task's samples by outcome, in order, whatever environment."""
+    """Group each task's samples by outcome, in order, whatever their environment."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -87,7 +82,6 @@ def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
 
 
 def summary(previews: Iterable[Preview]) -> list[str]:
-    """The differences, as `belljar run` shows them first."""
     by_fact: dict[tuple[str, str], list[str]] = {}
     count = 0
     for each in previews:
@@ -106,7 +100,7 @@ MISSING_CODE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The outcome of `samples` that have the same as `first`.
+    """The outcome of `samples`, which is that of `first`.
 
     `error`: the author's to fix, or a `HostError`: what this host can't do.
     """
@@ -119,14 +113,12 @@ class Outlook:
 
     @property
     def exit_code(self) -> int:
-        """0: runs; 3: this host lacks something; 4: refused."""
         if self.error is not None:
             return self.error.exit_code
         return MISSING_CODE if self.missing else 0
 
     @property
     def outcome(self) -> str:
-        """In one word: `refused`, `missing`, `differs` or `runs`."""
         if self.exit_code == MISSING_CODE:
             return "missing"
         how = "differs" if self.first.differences else "runs"
@@ -134,7 +126,6 @@ class Outlook:
 
 
 def kind_of(target: str) -> str:
-    """`policy`, `compose` or `task`, by name."""
     from belljar.policy.loaded import PRESETS
 
     suffix = Path(target).suffix
@@ -144,12 +135,10 @@ def kind_of(target: str) -> str:
 
 
 def check_policy(target: str, operator: Operator) -> list[Preview]:
-    """A policy, as `--policy` of an empty task."""
     return list(preview([Preview(target)], replace(operator, run_policy=target)))
 
 
 def check_compose(target: str, operator: Operator) -> list[Preview]:
-    """A compose file or a Dockerfile; placeholders replace metadata."""
     path, error = Path(target).absolute(), None
     config = BelljarConfig()
     try:
@@ -178,7 +167,6 @@ def outlooks(
     facts: Callable[[], HostFacts],
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
-    """Each group with images and plan; reads host facts when needed."""
     from belljar.harness.source import RealCells, command_of
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan
@@ -216,12 +204,10 @@ def outlooks(
 
 
 def all_missing(found: Iterable[Outlook]) -> list[MissingImage]:
-    """Each missing image once, in group order."""
     return list({each.image: each for outlook in found for each in outlook.missing}.values())
 
 
 def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
-    """For `--json`; documented in docs/check.md."""
     groups: list[dict[str, Any]] = []
     for each in found:
         first, absent = each.first, {missing.image for missing in each.missing}

@@ -1,7 +1,7 @@
 """The sandbox provider that Inspect calls: each method maps Inspect's terms to the cell's.
 
-The signatures and errors are Inspect's contract (`inspect_ai.util.SandboxEnvironment`). `exec` must
-keep exactly these eight parameters: Inspect counts them.
+The signatures and errors are Inspect's contract. `exec` must keep exactly these eight parameters:
+Inspect counts them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NOT_RUN: Final = 126
 
 
 def decode_tail(data: bytes, limit_bytes: int) -> str:
-    """UTF-8 with U+FFFD, cut at the front to *encode* to at most `limit_bytes`.
+    """Decode UTF-8, cut at the front to *encode* to at most `limit_bytes`.
 
     A broken byte becomes three: cut before decoding, Inspect would count too much.
     """
@@ -71,11 +71,10 @@ def decode_tail(data: bytes, limit_bytes: int) -> str:
 def to_result(
     output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None
 ) -> ExecResult[str]:
-    """An `ExecOutput` in Inspect's terms.
+    """Convert to Inspect's terms; over its bound the tail is kept, as by its Docker provider.
 
     Raises `TimeoutError` (`truncated_output` has the output), `PermissionError`, and
-    `OutputLimitExceededError` over the *policy's* output bound. Over Inspect's bound alone, the
-    tail is kept, as its Docker provider does.
+    `OutputLimitExceededError` over the *policy's* output bound.
     """
     stdout = decode_tail(output.stdout, limit_bytes)
     stderr = decode_tail(output.stderr, limit_bytes)
@@ -98,7 +97,7 @@ def to_result(
 
 
 def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
-    """A result with `docker exec`'s status. Raises `PermissionError`."""
+    """Return `docker exec`'s status. Raises `PermissionError`."""
     stage, why, status = output.stage, os.strerror(code), NOT_RUN
     is_missing = code in {errno.ENOENT, errno.ENOTDIR}
     name = cmd[0] if cmd else ""
@@ -117,10 +116,10 @@ def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str
 
 
 async def start_program(cell: Cell, service: str, program: ServiceProgram | None) -> None:
-    """Start the service's program behind its entrypoint, and wait until ready.
+    """Start the service's program behind its entrypoint, and wait until ready. Raises `CellError`.
 
-    Not for an idle command or bare shell. Ready: healthy where there is a check; else `SETTLE_S` of
-    running, or exit status 0. `program`: None for the image's. Raises `CellError`.
+    Ready: healthy where there is a check; else `SETTLE_S` of running, or exit status 0. `program`:
+    None for the image's.
     """
     from belljar.cell.targets import serve, words_to_run
     from belljar.plan.network import StandInPlan
@@ -133,12 +132,10 @@ async def start_program(cell: Cell, service: str, program: ServiceProgram | None
 
 
 class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
-    """One sample's cell, seen through Inspect's interface."""
-
     @override
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """Twice the processors if memory holds so many full cells; at least 1."""
+        """Return twice the processors, if memory holds so many full cells."""
         try:
             resources = current_session().default_policy().resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
@@ -148,25 +145,21 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """The configuration files that the provider reads."""
         return [*configs.POLICY_NAMES, *COMPOSE_NAMES, "Dockerfile"]
 
     @override
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Yes: they are converted or refused."""
         return True
 
     @override
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """A configuration from an Inspect log."""
         return configs.of_log(config)
 
     @override
     @classmethod
     async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
-        """Check policy and host, and make the template."""
         import belljar.harness.model_boundary  # noqa: F401 - its hook looks at what models are sent
 
         session = current_session()
@@ -201,7 +194,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_init_environment(
         cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, str]:
-        """Metadata that decides images and cells."""
         try:
             return configs.shaping(configs.as_config(config), metadata)
         except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
@@ -212,10 +204,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Open the cells of the sample's range: fresh, recorded, and probed before use.
-
-        Raises `ContainmentBreach` when a probe found a way out: the run is stopped.
-        """
+        """Raises `ContainmentBreach` when a probe found a way out."""
         from inspect_ai.model._model import active_model
 
         session = current_session()
@@ -285,7 +274,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Destroy the sample's cell, with proof."""
         outcome = "interrupted" if interrupted else "completed"
         for environment in environments.values():
             ours = environment.as_type(BelljarSandboxEnvironment)
@@ -297,7 +285,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     async def task_cleanup(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool
     ) -> None:
-        """Destroy what is left; `--no-sandbox-cleanup` keeps it first."""
         session = current_session()
         try:
             is_last = session.users == 1 and bool(session.live)
@@ -313,7 +300,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """`inspect sandbox cleanup`: kept and crashed cells."""
         from belljar.isolation.reap import reap
 
         for name in await anyio.to_thread.run_sync(release_cells, id):
@@ -322,15 +308,15 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             print_status(f"belljar: {printable(str(reaped))}")
 
     async def snapshot(self) -> Snapshot:
-        """As `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""
+        """See `Cell.snapshot`. Raises `SandboxUnavailableError` for `CellError`."""
         async with self._operation():
             return await self.cell.snapshot()
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
-        """As `Cell.revert`; the new machine is probed, and without `to` prepared as Inspect
-        prepared the first: the service's program, the sample's files, its set-up.
+        """See `Cell.revert`. Raises `SandboxUnavailableError` for `CellError`.
 
-        Raises `SandboxUnavailableError` for `CellError`.
+        The new machine is probed, and without `to` prepared as Inspect prepared the first: the
+        service's program, the sample's files, its set-up.
         """
         from belljar.cell.revert import RevertibleCell
 
@@ -387,11 +373,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a command in the cell.
-
-        One that timed out is never run again, whatever `timeout_retry` is: it may have had effects.
-        `concurrency` throttles local subprocesses: there are none.
-        """
+        """A timed-out command is never run again: it had effects."""
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         async with self._operation(OSError):
             output = await self._act(
@@ -417,7 +399,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file atomically, with its parents."""
         content = contents.encode() if isinstance(contents, str) else contents
         async with self._operation(IsADirectoryError):
             kept = await self._kept(content)
@@ -431,7 +412,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """Read a regular file as the default user."""
         from belljar.channel import FileTooLargeError
 
         try:
@@ -447,7 +427,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
-        """The command for a terminal here."""
         if self._closed:
             raise ConnectionError(f"cell {self.cell.id} is gone")
         self.attach_socket.open_in_sample(self.cell)
@@ -457,5 +436,4 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     def default_polling_interval(self) -> float:
-        """Seconds between two looks of Inspect's polling services."""
         return 0.2

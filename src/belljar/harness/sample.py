@@ -68,10 +68,7 @@ class SampleCell:
 
     @asynccontextmanager
     async def _operation(self, *harmless: type[Exception]) -> AsyncIterator[None]:
-        """Prepare for a call of Inspect's; a broken cell is noticed by its errors.
-
-        `harmless`: errors that say nothing of the cell's health.
-        """
+        """`harmless`: errors that say nothing of the cell's health."""
         await self._session.check_running()
         if not self._running and not is_preparing():
             async with self._beginning:  # no operation before the baseline
@@ -100,7 +97,6 @@ class SampleCell:
         self._session.record(Event(kind=kind, data=data, cell_id=cell_id, actor=Actor.HARNESS))
 
     def _record_start(self, cell: Cell) -> None:
-        """Name the cell's owner in the record and `belljar ps`."""
         started = self.identity.started(self.policy, self.containment.differences)
         self._record(Kind.SAMPLE_STARTED, {**started, "preparing": True}, cell)
         cell.describe(sample=str(self.identity.sample), epoch=self.identity.epoch)
@@ -110,7 +106,7 @@ class SampleCell:
         return await self._session.source.probe(cell, router, run=run, phase=phase)
 
     async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
-        """Probe its cells; log and return the worst report."""
+        """Probe the range's cells; log and return the worst report."""
         from inspect_ai.log import transcript
 
         cells = [opened.cell] if phase == "start" else opened.cells.values()
@@ -133,9 +129,7 @@ class SampleCell:
         return self.range.network is None and not self.range.targets and is_preparing()
 
     async def _kept(self, content: bytes) -> Callable[[], bytes]:
-        """The content of a file, as often as a revert repeats it: a large one is not kept in memory
-        if the host's disk takes it.
-        """
+        """Keep a file for each repetition; a large one on disk."""
         if len(content) > _MAX_KEPT_BYTES and self._may_repeat():
             with suppress(OSError):  # a full disk: memory keeps it
                 spool = self._stack.enter_context(TemporaryFile(buffering=0))  # noqa: SIM115
@@ -145,7 +139,7 @@ class SampleCell:
         return lambda: content
 
     def beside(self, cell: Cell) -> Self:
-        """Another cell of this range; ends with it."""
+        """Return another cell of this range, which ends with it."""
         environment = type(self)(
             self.range,
             cell,
@@ -175,12 +169,12 @@ class SampleCell:
 
     @property
     def run_path(self) -> Path:
-        """This cell's run directory. For scorers."""
+        """Return this cell's run directory, for scorers."""
         return self._session.ensure_run().path
 
     @asynccontextmanager
     async def another_cell(self) -> AsyncIterator[Cell]:
-        """A fresh cell of this sample. For scorers."""
+        """Open a fresh cell of this sample, for scorers."""
         session = self._session
         async with session.source.open_range(self.policy, session.ensure_run()) as opened:
             cell = opened.cell
@@ -246,8 +240,6 @@ class SampleCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleIdentity:
-    """A sample's names; `uuid` may be ""."""
-
     sample: str
     epoch: int
     task: str
@@ -258,7 +250,6 @@ class SampleIdentity:
     def started(
         self, policy: LoadedPolicy, differences: Iterable[Difference] = ()
     ) -> dict[str, JsonValue]:
-        """Its start event, with log, host tools, differences."""
         return {
             **self.data(),
             "log": self.log,
@@ -267,12 +258,10 @@ class SampleIdentity:
         }
 
     def data(self) -> dict[str, JsonValue]:
-        """As an event's data."""
         return {name: value for name, value in asdict(self).items() if name != "log"}
 
 
 def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
-    """The identity of the sample Inspect is starting."""
     from inspect_ai.log._samples import sample_active
 
     active = sample_active()
@@ -291,7 +280,7 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
 
 
 def is_preparing() -> bool:
-    """Whether Inspect prepares this sample, and logs no end."""
+    """Return whether Inspect prepares this sample, and logs no end."""
     from inspect_ai.log._samples import sample_active
 
     active = sample_active()
@@ -309,7 +298,7 @@ CELL_VERDICT_KEY: Final = "containment_cell_verdict"
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """Containment so far.
+    """What is known of a sample's containment so far.
 
     `machines`: the sample's cells, one after another. `starts`, `ends`: the probes of each, and at
     the end of those beside it. `clean`: None until checked.
@@ -324,18 +313,17 @@ class Containment:
 
     @property
     def cell_verdict(self) -> Verdict:
-        """The worst of probes and destruction; missing is void."""
+        """Return the worst of probes and destruction; what is missing is void."""
         ends = (self._worst(reports).verdict for reports in (self.starts, self.ends))
         # A destruction that was not checked proves nothing.
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
 
     def _worst(self, reports: Mapping[str, ProbeReport]) -> ProbeReport:
-        """One phase's worst report; a machine without one is void."""
+        """Return the worst report; a machine without one is void."""
         missing = [_NOT_PROBED for cell in self.machines if cell not in reports]
         return max((*missing, *reports.values()), key=lambda each: each.verdict.badness)
 
     def data(self) -> dict[str, JsonValue]:
-        """For the ledger and Inspect's log."""
         return {
             "run_id": self.run_id,
             "cell_verdict": self.cell_verdict.value,
@@ -363,8 +351,7 @@ def bind_end(
 ) -> None:
     """Put the cell's verdict and damage into the ending sample's metadata and its scores'.
 
-    Inspect makes the logged sample from this state after the clean-up. Outside of that sample there
-    is nothing to bind to; the ledger has it.
+    Inspect makes the logged sample from this state after the clean-up.
     """
     from inspect_ai.solver._task_state import sample_state
 

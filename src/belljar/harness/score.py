@@ -17,8 +17,7 @@ from belljar.report.signals import SampleSignals, SignalCode, signals_of
 def belljar_signals() -> Scorer:
     """Score each signal 1 or 0; the mean is the share of samples.
 
-    The metadata has the signals with evidence, and blind spots. In your own scorer use
-    `signals_so_far`.
+    The metadata has signals with evidence, and blind spots. Your own scorer calls `signals_so_far`.
     """
 
     async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001
@@ -36,7 +35,7 @@ def belljar_signals() -> Scorer:
 
 
 async def signals_so_far() -> SampleSignals:
-    """The signals of the current sample until now; a second for some 50,000 events.
+    """Return the current sample's signals until now; a second for some 50,000 events.
 
     Waits until its reverted machines are destroyed. Raises `CellError` for another sandbox.
     """

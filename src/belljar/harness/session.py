@@ -1,7 +1,6 @@
 """One evaluation's shared state: its run directory, model cells, stop, and the end of its cells.
 
-`belljar run` opens a session around Inspect. Under `inspect eval` the first `task_init` opens a run
-directory and the last `task_cleanup` closes it.
+Under `inspect eval` the first `task_init` opens a run, and the last `task_cleanup` closes it.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ _CHECK_INTERVAL_S: Final = 2.0
 
 
 class ModelCells:
-    """Opened once per file. `tier`: the samples' highest."""
-
     def __init__(self) -> None:
         self.tier: Tier | None = None
         self.opened: dict[str, ModelCell | BelljarError] = {}
@@ -61,7 +58,7 @@ class ModelCells:
         self._opening = anyio.Lock()
 
     def need(self, tier: Tier) -> None:
-        """Note a sample's tier. Raises `PolicyError` for a model cell of a lower one."""
+        """Raises `PolicyError` for a model cell of a lower tier than a sample's."""
         for served in self.opened.values():
             if not isinstance(served, BelljarError) and Tier(served.cell.tier) < tier:
                 what = f"the model cell's tier, `{served.cell.tier}`, is less than `{tier}`"
@@ -70,7 +67,6 @@ class ModelCells:
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
-        """The model cell, opened once, as by `open_model`."""
         # Samples that begin together must share one cell.
         async with self._opening:
             if (found := self.opened.get(policy.source)) is None:
@@ -92,7 +88,7 @@ class ModelCells:
             return found
 
     async def close(self) -> list[BelljarError]:
-        """Destroy them with proof; errors are the run's."""
+        """Destroy them with proof; return the run's errors."""
         self.opened.clear()
         errors: list[BelljarError] = []
         while self._owners:
@@ -111,9 +107,9 @@ class Session:
     """One evaluation. Mutable, owned by one event loop.
 
     `own` holds a run that the provider opened. `users`: `task_init` calls without `task_cleanup`.
-    `refusal`: the first error that refused a task. `failure`: what ended the evaluation. `stopped`:
-    the breach after which no cell takes work. `stop`: ends the evaluation at once, if its owner
-    can. `directories`, `builds`: of begun tasks. `is_previewed`: differences were shown before.
+    `refusal`: the first error that refused a task. `failure`: what ended the evaluation.
+    `stopped`: the breach after which no cell takes work. `stop`: ends the evaluation at once.
+    `directories`, `builds`: of begun tasks. `is_previewed`: differences were shown before.
     """
 
     run: RunDirectory | None = None
@@ -143,15 +139,14 @@ class Session:
 
     @property
     def operator(self) -> Operator:
-        """As `belljar run` was given it; else as read now."""
         return self.given_operator or Operator()
 
     def default_policy(self) -> Policy | PresetPolicy:
-        """The policy of a sample without its own. Raises `PolicyError`, `HostError`."""
+        """Raises `PolicyError`, `HostError`."""
         return within(BelljarConfig(), self.operator).policy.policy
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory, opened if needed. Raises `HostError`."""
+        """Raises `HostError`."""
         if self.run is None:
             # A second evaluation in this process must not inherit the first one's breaches.
             own, self.breaches, self.refusal = ExitStack(), [], None
@@ -161,7 +156,6 @@ class Session:
         return self.run
 
     async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
-        """The model cell of this policy, opened if needed."""
         try:
             return await self.models.get(policy, self.ensure_run(), self.home)
         except ContainmentBreach as error:
@@ -174,14 +168,12 @@ class Session:
             raise
 
     def show_once(self, notes: Iterable[str]) -> None:
-        """Print each note once in this session."""
         for note in dict.fromkeys(notes):
             if note not in self.shown:
                 self.shown.add(note)
                 print_status(f"belljar: {note}")
 
     def record_end(self, *, interrupted: bool) -> None:
-        """Record the evaluation's end and errors, and the last air-gap check."""
         if self.run is not None:
             self.run.before_end.close()
         data: dict[str, JsonValue] = {
@@ -216,7 +208,7 @@ class Session:
         raise error
 
     async def end_sample(self, error: Exception, *, where: str) -> NoReturn:
-        """Stop the run after an Inspect hook's error."""
+        """Stop the run after one of our hooks' errors."""
         # Inspect only logs what a hook raises, and goes on, except for a limit: should the
         # interrupt be late, the limit ends the sample before its solver runs or its model is
         # called.
@@ -235,7 +227,6 @@ class Session:
             raise ContainmentBreach(what, where=error.where, hint=error.hint)
 
     async def end_if_killed(self) -> None:
-        """End the evaluation if a kill order names it."""
         # Inspect has no entry for a sample whose own error meets the cancellation for another's:
         # the end is awaited here.
         from belljar.isolation.hold import killed_error, read_order
@@ -258,7 +249,6 @@ class Session:
             await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_TIMEOUT_S - time.monotonic()))
 
     def record(self, event: Event) -> None:
-        """Record an event of the harness."""
         self.ensure_run().recorder.record(event)
 
     def enter(self) -> None:
@@ -305,7 +295,7 @@ class Session:
     async def keep_cells(self) -> None:
         """Keep the cells for a person (`--no-sandbox-cleanup`), and serve their attach sockets.
 
-        Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the last cell's
+        Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar`, or when the last cell's
         lifetime is over: a cell never outlives its process.
         """
         count = len(self.live)
@@ -355,12 +345,10 @@ class Session:
 
 
 def plain(error: BelljarError) -> str:
-    """An error in one sentence with its place."""
     return f"{error.where}: {error.what}" if error.where else error.what
 
 
 def as_prerequisite_error(error: BelljarError) -> Exception:
-    """An error of ours, shown without a traceback."""
     from inspect_ai._util.error import PrerequisiteError
     from rich.markup import escape
 
@@ -374,7 +362,6 @@ _process = Session()
 
 @contextmanager
 def session_scope(session: Session) -> Iterator[Session]:
-    """Make `session` the block's session."""
     token = _given.set(session)
     try:
         yield session
@@ -383,17 +370,15 @@ def session_scope(session: Session) -> Iterator[Session]:
 
 
 def current_session() -> Session:
-    """The session given by `session_scope`, else the process's own."""
     return _given.get() or _process
 
 
 @hooks(name="belljar_model_cells", description="Closes the model cells of an evaluation.")
 class CloseModels(Hooks):
-    """For evaluations without our sandboxes, and runs that only a model opened."""
+    """It serves evaluations without our sandboxes."""
 
     @override
     def enabled(self) -> bool:
-        """Only while a model cell runs."""
         return bool(current_session().models.opened)
 
     @override

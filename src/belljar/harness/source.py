@@ -43,7 +43,6 @@ _SLOT_POLL_S: Final = 0.1
 
 @contextlib.contextmanager
 def standard_output_to_error() -> Iterator[None]:
-    """Keep standard output for `--json` only."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -60,7 +59,7 @@ def standard_output_to_error() -> Iterator[None]:
 
 
 class RealCells:
-    """Real cells; image names stay fixed in a run."""
+    """An image's name means one image in a run."""
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = home  # its session's
@@ -69,36 +68,31 @@ class RealCells:
 
     @property
     def store(self) -> Path:
-        """The store's directory."""
         return self.home or belljar_home()
 
     def start_run(
         self, kind: str, argv: list[str], *, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
-        """Make a new run directory."""
         from belljar.ledger.rundir import RunDirectory
 
         return RunDirectory(self.store, kind, argv, what=what)
 
     def build_images(self, builds: Iterable[ServiceBuild], images: Set[str]) -> None:
-        """By buildah. Raises `PolicyError` or `HostError`."""
         build_missing(builds, images, self.store, report=print_status)
 
     def check_images(self, policies: Sequence[LoadedPolicy]) -> None:
-        """Raise `HostError` for images that the store lacks."""
+        """Raises `HostError`."""
         from belljar.image.store import refuse_missing
 
         refuse_missing(self.missing_images(policies))
 
     def missing_images(self, policies: Iterable[LoadedPolicy]) -> tuple[MissingImage, ...]:
-        """The images of these ranges that the store lacks."""
         from belljar.image.store import Store, missing_images
 
         names = (name for each in policies for name in each.policy.images)
         return tuple(missing_images(Store(self.store), names))
 
     def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
-        """How these cells differ from their stored images' configuration."""
         from belljar.image.config import image_differences
         from belljar.image.store import Store
 
@@ -123,7 +117,6 @@ class RealCells:
         return tuple(found)
 
     async def prepare(self, policy: LoadedPolicy, run: RunDirectory) -> None:
-        """Plan here and make the template."""
         import anyio.to_thread
 
         from belljar.cell.parts import prepare
@@ -138,7 +131,7 @@ class RealCells:
 
     @asynccontextmanager
     async def open_range(self, policy: LoadedPolicy, run: RunDirectory) -> AsyncIterator[Range]:
-        """The templates' clones. Raises `HostError` for a replaced image."""
+        """Raises `HostError` for a replaced image."""
         from belljar.cell.open import open_range
         from belljar.probe.run import breach_of
 
@@ -179,7 +172,6 @@ class RealCells:
     async def probe(
         self, cell: Cell, router: Router | None, *, run: RunDirectory, phase: str
     ) -> ProbeReport:
-        """As the workload, with the host's witnesses."""
         from belljar.probe.run import probe_cell
 
         return await probe_cell(cell, recorder=run.recorder, router=router, phase=phase)
@@ -189,7 +181,7 @@ class RealCells:
 async def start_slot(home: Path) -> AsyncIterator[None]:
     """Wait until fewer than `BELLJAR_MAX_STARTS` cells of this store start, in all processes.
 
-    Raises `HostError` for a value that is no number.
+    Raises `HostError`.
     """
     text = os.environ.get(MAX_STARTS) or "0"
     if not text.isdecimal():
@@ -207,9 +199,7 @@ async def start_slot(home: Path) -> AsyncIterator[None]:
 
 
 def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> None:
-    """Check and hold the air gap if a policy requires one: what a sample does beside its cell needs
-    it, too. Raises `HostError`.
-    """
+    """Check and hold a required air gap. Raises `HostError`."""
     for policy in (each for each in policies if each.policy.host):
         from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
@@ -223,10 +213,9 @@ def build_missing(
     *,
     report: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Build those of `builds` (`BelljarConfig.builds`) in `images` that are not up to date.
+    """Build those of `builds` in `images` that are missing, or were built here and changed.
 
-    An image that Belljar did not build is used as it is. Raises `PolicyError` for a failed build or
-    two builds of one name, `HostError` without buildah or a base.
+    Raises `PolicyError` for a failed build or two of one name, `HostError` without buildah.
     """
     from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
     from belljar.image.store import Store
@@ -269,7 +258,6 @@ def build_missing(
 
 
 def command_of(build: ServiceBuild, *, network: bool = False) -> str:
-    """The command line that makes its image."""
     root = Path(build.root)
     command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
     command += ["-t", build.image, "-f"]

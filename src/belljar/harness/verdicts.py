@@ -1,7 +1,4 @@
-"""Writes Inspect's logs: verdicts into a run's, and one log of an evaluation that ran in parts.
-
-Inspect's log editing records author and reason of each verdict.
-"""
+"""Writes Inspect's logs: verdicts into a run's, and one log of an evaluation that ran in parts."""
 
 from __future__ import annotations
 
