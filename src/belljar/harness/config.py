@@ -207,24 +207,18 @@ def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) 
             return base.model_copy(update={"compose": whole})
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(error, where=where) from error
-    return of_sample(document, {}, base, where=where)
+    return of_sample(document, {}, base, where)
 
 
 def of_sample(
-    compose: Mapping[str, Any],
-    variables: Mapping[str, str],
-    base: BelljarConfig,
-    *,
-    blanks: bool = False,
-    where: str = "",
+    compose: Mapping[str, Any], variables: Mapping[str, str], base: BelljarConfig, where: str = ""
 ) -> BelljarConfig:
-    """`blanks`: see `interpolate`. Raises `TaskRefused`."""
+    """Raises `TaskRefused`."""
     seen: tuple[Difference, ...] = ()
     try:
-        settled = interpolate(compose, variables, blanks=blanks)
-        seen = settled.differences
-        found = read_compose(settled.document, files_named_by(compose))
-        builds = builds_of({**compose, **settled.document})
+        document, seen = interpolate(compose, variables)
+        found = read_compose(document, files_named_by(compose))
+        builds = builds_of({**compose, **document})
         changes = {**_changes(found), "builds": builds, "compose": None}
     except (TypeError, ValueError, RecursionError) as error:
         raise _refused(error, seen, where=where) from error
@@ -286,32 +280,15 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
-    """Return the metadata that decides images and cells."""
-    if config.compose is None:
-        return {}
-    variables = metadata_variables(metadata)
-    try:
-        names = interpolate(config.compose, variables, blanks=True).shaping
-    except (TypeError, ValueError, RecursionError):  # refused later, with its reason
-        names = references(config.compose)
-    return {name: variables[name] for name in sorted(names) if name in variables}
-
-
 def settled(
-    config: BelljarConfig,
-    metadata: Mapping[str, object] | None,
-    *,
-    where: str = "the task's compose file",
+    config: BelljarConfig, metadata: Mapping[str, object], *, where: str = "the task's compose file"
 ) -> BelljarConfig:
     """Read the compose file that waited for a sample's metadata."""
     document = config.compose
     if document is None:
         return config
     _check_read_here([document.get(DIRECTORY_KEY, "")])
-    given = os.environ if metadata is None else metadata_variables(metadata)
-    known = {name: each for name, each in given.items() if name.startswith(METADATA_PREFIX)}
-    return of_sample(document, known, config, blanks=metadata is None, where=where)
+    return of_sample(document, metadata_variables(metadata), config, where)
 
 
 def _check_read_here(directories: Iterable[str]) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import GENERIC_DETAIL, GENERIC_IMAGE, INSPECTS_IMAGE
 from belljar.compose.interpolate import expand_metadata
-from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
@@ -68,13 +67,13 @@ class Operator:
     settings: Settings = field(default_factory=lambda: host_settings.read_settings())
 
 
-def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
-    """`is_named`: by the operator. Raises `PolicyError`."""
+def _permitted(loaded: LoadedPolicy, operator: Operator) -> LoadedPolicy:
     from belljar.plan.explain import announcements
 
     made = host_settings.within_settings(loaded, operator.settings)
     upstreams = made.policy.network.upstreams if made.policy.network is not None else ()
     is_allowed = operator.allow_upstreams or operator.settings.upstreams is Upstreams.ALLOW
+    is_named = operator.run_policy or operator.policy
     if upstreams and not is_named and not is_allowed:
         raise PolicyError(
             f"the task's own policy reaches real hosts: {', '.join(announcements(made))}",
@@ -116,8 +115,7 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         if made.policy.image == DEFAULT_IMAGE:
             made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
         changed.append((TASK, "image", printable(detail, max_chars=400)))
-    is_named = bool(operator.run_policy or operator.policy)
-    done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
+    done = _permitted(with_tier(made, operator.tier), operator)
     settings, risk = operator.settings, made.policy.risk
     if risk < settings.least_risk:
         where = printable(settings.least_risk_from)
@@ -144,7 +142,7 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
     """Expand metadata in `env`. Raises `PolicyError`."""
     variables = metadata_variables(metadata)
     changes: dict[str, Any] = {}
-    env = expanded(loaded.policy.env, variables, where="env")
+    env = expand_metadata(loaded.policy.env, variables, where="env")
     if env != dict(loaded.policy.env):
         changes["env"] = env
     network = loaded.policy.network
@@ -152,19 +150,12 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
         stand_ins = dict(network.stand_ins)
         for name, item in network.stand_ins.items():
             written: Mapping[str, str] = getattr(item, "env", {})
-            env = expanded(written, variables, where=f"network.stand_ins.{name}.env")
+            env = expand_metadata(written, variables, where=f"network.stand_ins.{name}.env")
             if env != dict(written):
                 stand_ins[name] = item.model_copy(update={"env": env})
         if stand_ins != dict(network.stand_ins):
             changes["network"] = network.model_copy(update={"stand_ins": stand_ins})
     return with_changes(loaded, changes) if changes else loaded
-
-
-def expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    try:
-        return expand_metadata(env, variables)
-    except CannotKeepError as error:
-        raise PolicyError(str(error), where=where, hint=error.hint) from error
 
 
 # ---- `.env` files

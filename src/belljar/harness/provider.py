@@ -29,7 +29,7 @@ from belljar.cell.health import HealthWatch, may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.differences import sentences
-from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError, first_of
+from belljar.errors import BelljarError, CellError, ContainmentBreach, first_of
 from belljar.harness import config as configs
 from belljar.harness.attach import AttachSocket, login_command, release_cells
 from belljar.harness.bridge import ModelBridge
@@ -166,20 +166,9 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             session.enter()
             session.directories.append(Path.cwd())  # the task's, here
-            operator = session.operator
-            ours = configs.settled(configs.as_config(config), None)
-            made = within(ours, operator)
-            loaded = made.policy
-            session.show_once(() if session.is_previewed else sentences(made.differences))
-            session.show_once(announcements(loaded))
-            if ours.builds and not session.is_previewed:
-                # with those of earlier configurations: another build of the same name is refused
-                session.builds += ours.builds
-                images = set(loaded.policy.images)
-                build = partial(session.source.build_images, images=images)
-                builds = tuple(session.builds)
-                await anyio.to_thread.run_sync(build, builds, abandon_on_cancel=True)
-            await session.source.prepare(loaded, session.ensure_run())
+            ours, operator = configs.as_config(config), session.operator
+            if ours.compose is None:  # else it needs a sample's metadata
+                await cls._prepare(session, within(ours, operator))
         except BelljarError as error:
             session.refusal = session.refusal or error
             await session.leave()
@@ -189,15 +178,19 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
                 await session.leave()
             raise
 
-    @override
     @classmethod
-    async def task_init_environment(
-        cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
-    ) -> dict[str, str]:
-        try:
-            return configs.shaping(configs.as_config(config), metadata)
-        except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
-            return {}
+    async def _prepare(cls, session: Session, made: SamplePolicy) -> None:
+        """Show what differs, and make images and template."""
+        loaded, builds = made.policy, made.asked.builds
+        session.show_once(() if session.is_previewed else sentences(made.differences))
+        session.show_once(announcements(loaded))
+        if builds and not session.is_previewed:
+            # with those of earlier configurations: another build of the same name is refused
+            session.builds += builds
+            build = partial(session.source.build_images, images=set(loaded.policy.images))
+            known = tuple(session.builds)
+            await anyio.to_thread.run_sync(build, known, abandon_on_cancel=True)
+        await session.source.prepare(loaded, session.ensure_run())
 
     @override
     @classmethod
@@ -210,10 +203,10 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         session = current_session()
         await session.check_running()
         own = configs.of_active_sample(config, session.directories)
-        sample = sample_policy(own, metadata, session.operator)
-        if own is not config:  # `task_init` has not seen it
-            session.show_once(sentences(sample.differences))
-            await session.source.prepare(sample.policy, session.ensure_run())
+        ours = configs.as_config(own)
+        sample = sample_policy(ours, metadata, session.operator)
+        if own is not config or ours.compose is not None:  # `task_init` has not seen it
+            await cls._prepare(session, sample)
         session.show_once(announcements(sample.policy))
         policy, asked = sample.policy.policy, sample.asked
         session.models.need(demanded_tier(policy.risk, policy.tier))
