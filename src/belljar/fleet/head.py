@@ -21,7 +21,7 @@ from belljar.fleet.archive import MAX_ARCHIVE_BYTES, pack_task
 from belljar.fleet.engine import CLEAR_S, Engine, joined
 from belljar.fleet.guard import NEVER_BEGAN
 from belljar.fleet.node import SILENCE_S, clear, settings_of, silence_s
-from belljar.fleet.nodes import describe_nodes, pin_keys, prepare_nodes
+from belljar.fleet.nodes import describe_nodes, last_words, pin_keys, prepare_nodes
 from belljar.fleet.record import UNITS, archive_of, examine, is_whole, unpacked
 from belljar.fleet.units import KIND, summary
 from belljar.harness.evaluate import RunOutcome, load_only
@@ -87,7 +87,6 @@ class Head:
         run: RunDirectory,
         nodes: Sequence[units.Node],
         host: HostActivity,
-        *,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._silence_s = silence_s
@@ -113,8 +112,7 @@ class Head:
     def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
         try:
             for node in self._nodes:
-                state = "refused" if node.refusal else "taken"
-                self._record_node(node, state, node.refusal)
+                self._record_node(node, "refused" if node.refusal else "taken", node.refusal)
             self._engine.watch(workspace, [*self.usable])
             with _interrupts() as received:
                 while self._waiting or self._again or self._running:
@@ -188,9 +186,7 @@ class Head:
     def _take(self, running: _Running, item: object) -> None:
         unit = running.unit
         if isinstance(item, Exception):
-            # The last line: a node's traceback stands before it.
-            why = printable(str(item).strip().rpartition("\n")[2], max_chars=300)
-            self._break_off(running, why)
+            self._break_off(running, last_words(item))
         elif item is None:
             self._collect(running)
         elif isinstance(item, bytes):
@@ -198,51 +194,42 @@ class Head:
             running.digest.update(item)
             if running.size > MAX_ARCHIVE_BYTES:
                 # A guest may have filled it, and must not get a second chance.
-                why = "its run directory is larger than is accepted"
-                self._fail(running, why, is_bad=True)
+                self._fail(running, "its run directory is larger than is accepted", is_bad=True)
                 return
             try:
                 running.part.write(item)
             except OSError as error:
                 self._fail_here(running, error)
-        elif isinstance(item, dict) and "node" in item:
-            if running.node is not None:  # each time its deadline would begin anew
-                self._fail(running, "it named its node twice", is_bad=True)
-                return
-            named = item["node"]
-            running.node = node = self.usable.get(named) if isinstance(named, str) else None
+        elif not (isinstance(item, dict) and "node" in item):
+            running.end = item if isinstance(item, dict) else running.end
+        elif running.node is not None:  # each time its deadline would begin anew
+            self._fail(running, "it named its node twice", is_bad=True)
+        elif not isinstance(item["node"], str) or not (node := self.usable.get(item["node"])):
+            self._fail(running, "it came from a node that is not of this fleet")
+        else:
             # Until now it waited in the engine's queue.
-            running.began_s = time.monotonic()
-            if node is None:
-                self._fail(running, "it came from a node that is not of this fleet")
-                return
+            running.node, running.began_s = node, time.monotonic()
             self._of_unit(Kind.FLEET_UNIT_PLACED, unit, node.name)
             count = len(unit.samples)
             print_status(f"belljar: unit {unit.name} runs on {node.name}: {count} sample(s)")
-        elif isinstance(item, dict):
-            running.end = item
 
     def _collect(self, running: _Running) -> None:
         unit, sent, node = running.unit, running.end, running.node
         if sent is None or node is None:
             self._fail(running, "its node sent no end")
             return
-        archive = running.digest.hexdigest()
         try:
             running.part.close()
             check_shape(sent, _END)
-            run_id, why, code = (sent[name] for name in _END)
+            run_id, words, code = (sent[name] for name in _END)
+            words = printable(words, max_chars=400)
             if not run_id:
                 began = self._stopping_s is None or code != NEVER_BEGAN
-                why = (
-                    f"exit code {code}: {printable(why)}"
-                    if began
-                    else "interrupted before it began"
-                )
+                why = f"exit code {code}: {words}" if began else "interrupted before it began"
                 self._fail(running, why, began=began)
                 return
-            named = {"run_id": run_id, "key": node.key, "archive": archive}
-            tried = examine(self._run.path, units.Try(unit=unit, node=node.name, **named))
+            came = {"run_id": run_id, "key": node.key, "archive": running.digest.hexdigest()}
+            tried = examine(self._run.path, units.Try(unit=unit, node=node.name, **came))
         except OSError as error:
             self._fail_here(running, error)
             return
@@ -255,14 +242,11 @@ class Head:
         findings = tried.findings or RunFindings()
         if findings.verdict is Verdict.BREACHED:
             self._breached = tried.where
-        came: dict[str, Any] = {"run_id": run_id, "key": node.key, "archive": archive}
-        came |= {"root": tried.root, "verdict": findings.verdict.value}
-        came["bytes"] = archive_of(self._run.path, unit).stat().st_size
+        came |= {"root": tried.root, "verdict": findings.verdict.value, "bytes": running.size}
         self._of_unit(Kind.FLEET_UNIT_FINISHED, unit, node.name, **came)
         print_status(f"belljar: unit {unit.name} came back from {node.name}: {findings.verdict}")
         again = units.to_try_again(unit, self._task.epochs, findings)
-        # Its process's last words: a full disk can't take down that it is full.
-        words = printable(why, max_chars=400)
+        # With its process's last words: a full disk can't take down that it is full.
         why = f"{len(again)} sample(s) lost their evidence there: {words}" if again else ""
         self._end(replace(tried, why=why))
         self._try_again(unit, again, node.node_id)
@@ -345,11 +329,7 @@ class Head:
         for running in list(self._running):
             if running.node is node:
                 self._break_off(running, why)
-            elif (
-                running.node is None
-                and self._stopping_s is None
-                and node_id not in running.unit.not_on
-            ):
+            elif not (running.node or self._stopping_s or node_id in running.unit.not_on):
                 # It may wait for that very node, or have begun there unheard.
                 self._fail(running, f"it was not heard of when {node.name} was lost")
 
@@ -372,17 +352,16 @@ class Head:
         asked = units.Asked(
             run_id=run.run_id, task=task.name, samples=task.samples, epochs=task.epochs
         )
-        interrupted = self._interrupted
-        stopped = self._stopping_s is not None and not interrupted
+        interrupted, stopped = self._interrupted, self._stopping_s is not None
+        stopped = stopped and not interrupted
+        ends = {"interrupted": interrupted, "stopped": stopped}
         # Judged twice: verdicts go into the log before it is known whether that works.
-        judged = partial(
-            units.judge_fleet, asked, self.tries, interrupted=interrupted, stopped=stopped
-        )
+        judge = partial(units.judge_fleet, asked, self.tries)
+        judged = partial(judge, interrupted=interrupted, stopped=stopped)
         dropped = self._merge(judged(), require_contained=require_contained)
         self.record(
             Kind.RUN_EVALUATED,
-            interrupted=interrupted,
-            stopped=stopped,
+            **ends,
             errors=[problem.detail for problem in self._problems],
             causes=[problem.code.value for problem in self._problems],
             host_processes=dict(self._host.programs),
@@ -402,9 +381,8 @@ class Head:
             return []
         folder = self._run.inspect_log_dir
         try:
-            differing = merge_logs(
-                self._parts(), self._task.samples, folder, epochs=self._task.epochs
-            )
+            names, epochs = self._task.samples, self._task.epochs
+            differing = merge_logs(self._parts(), names, folder, epochs=epochs)
             dropped = bind_verdicts(folder, findings, require_contained=require_contained)
         # Inspect's log format, and a task's own metrics
         except (Exception, SystemExit) as error:  # noqa: BLE001
@@ -412,8 +390,8 @@ class Head:
             self._problems.append(Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail))
             return []
         if differing:
-            detail = printable(differing)
-            self._problems.append(Reason(code=ReasonCode.UNITS_DIFFER, detail=detail))
+            detail, code = printable(differing), ReasonCode.UNITS_DIFFER
+            self._problems.append(Reason(code=code, detail=detail))
         return dropped
 
     def _parts(self) -> Iterator[LogPart]:
@@ -446,9 +424,8 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             asked = [node.node_id for node in nodes if not node.refusal]
             # After Ctrl-C half of an image would stay there, which may be gigabytes.
             unless_begun.callback(engine.on_each, asked, clear, workspace, within_s=CLEAR_S)
-            nodes, images, sent = prepare_nodes(
-                engine, nodes, workspace, archive, sha256, task, home
-            )
+            place = (workspace, archive, sha256)
+            nodes, images, sent = prepare_nodes(engine, nodes, *place, task, home)
             kept = ("inspect_args", "policy", "tier", "allow_upstreams", "require_contained")
             plan = {
                 "task": task.name,
@@ -464,7 +441,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             # Only now: a refused evaluation pins no key.
             pin_keys(home, nodes)
             with RunDirectory(home, KIND, argv, what=task.name) as run:
-                head = Head(task, engine, run, nodes, host, silence_s=patience_s)
+                head = Head(task, engine, run, nodes, host, patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)
                 names = {node.node_id: node.name for node in nodes}
                 for node_id, about in sent:

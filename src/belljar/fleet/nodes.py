@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -56,23 +55,19 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
         name, key = printable(said["name"], max_chars=64), said["key"]
-        runs = printable(said["version"], max_chars=64)
-        why = ""
+        runs, offer = printable(said["version"], max_chars=64), offers[node_id]
         if engine.needs_token and said.get("has_token") is not True:
             why = "Ray's token authentication is off there: set RAY_AUTH_MODE=token"
-        elif said["version"] != __version__:
-            why = f"it runs Belljar {runs}, and the head {__version__}"
-        elif said["inspect"] != inspect:
-            why = f"it runs inspect-ai {printable(said['inspect'])}, and the head {inspect}"
+        elif (said["version"], said["inspect"]) != (__version__, inspect):
+            theirs = f"{runs} with inspect-ai {printable(said['inspect'])}"
+            why = f"it runs Belljar {theirs}, and the head {__version__} with {inspect}"
         elif key in owners:
             why = f"it has the key of {owners[key]}: set BELLJAR_HOME to a store of its own"
         elif known.get(name, key) != key:
             why = f"its key is {key[:16]}…, and the one known for {name} is {known[name][:16]}…"
-        offer = offers[node_id]
-        memory_mib = int(offer.get(MEMORY, 0))
-        cells = min(int(offer[CELLS]), memory_mib // task.memory_mib)
-        if not why:
+        else:
             why = _lacking(offer, task)
+        cells = min(int(offer[CELLS]), int(offer.get(MEMORY, 0)) // task.memory_mib)
         if not why:
             owners[key], known[name] = name, key
         about = {"node_id": node_id, "name": name, "key": key, "version": runs}
@@ -85,10 +80,9 @@ def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:
         return f"it has no cells of the tier {task.tier}"
     if task.needs_hardware and not offer.get(HARDWARE):
         return "it has no hardware virtualisation, which the task's risk demands"
-    if MEMORY not in offer:  # older versions, and resources that were written by hand
-        return f"it names no {MEMORY}: start it by `belljar fleet node`, or add it to its resources"
-    if (memory_mib := int(offer[MEMORY])) < task.memory_mib:
-        return f"a sample's cells need {task.memory_mib} MiB, and it offers {memory_mib} MiB"
+    # Resources that were written by hand may lack it.
+    if (memory_mib := int(offer.get(MEMORY, 0))) < task.memory_mib:
+        return f"a sample's cells need {task.memory_mib} MiB; its {MEMORY} is {memory_mib}"
     return ""
 
 
@@ -132,49 +126,38 @@ def prepare_nodes(
                 hint = "`belljar image rm` it on each node: this machine's own is then sent"
                 raise HostError(what, hint=hint)
         made.append(replace(node, refusal=why))
-    if not made:
-        hint = "run `belljar fleet node` on each machine"
-        raise HostError("the cluster has no node for cells", hint=hint)
     if all(node.refusal for node in made):
         reasons = "; ".join(f"{node.name}: {node.refusal}" for node in made)
-        what, hint = "no node can run this task as planned", "`belljar check TASK` there says more"
-        raise HostError(f"{what}: {reasons}", hint=hint)
+        what = f"no node can run this task as planned: {reasons or 'the cluster has none'}"
+        raise HostError(what, hint="run `belljar fleet node`, and `belljar check TASK`, there")
     return made, images, sent
 
 
 def _checked(said: Mapping[str, Any]) -> _Checked:
-    found: _Checked = {}
+    found: _Checked = {**said}
     for node, answer in said.items():
-        found[node] = answer
-        if not isinstance(answer, Exception):
-            try:
-                check_shape(answer, _CHECKED)
-                for name, digest in answer["images"].items():
-                    # It goes on record, which takes no half of a surrogate pair.
-                    if printable(name) != name:
-                        raise ValueError("the name of an image is not one")
-                    HEX64(digest)
-            except ValueError as error:
-                found[node] = ValueError(f"its answer can't be understood: {error}")
+        try:
+            if isinstance(answer, Exception):
+                continue
+            check_shape(answer, _CHECKED)
+            for name, digest in answer["images"].items():
+                # It goes on record, which takes no half of a surrogate pair.
+                if printable(name) != name:
+                    raise ValueError("the name of an image is not one")
+                HEX64(digest)
+        except ValueError as error:
+            found[node] = ValueError(f"its answer can't be understood: {error}")
     return found
 
 
 def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list[str]]:
-    """Return which of the task's images this store has and each node lacks.
-
-    None of which a node has another than this store: two would run different images.
-    """
     answers = {node: each for node, each in said.items() if isinstance(each, dict)}
+    theirs = [pair for each in answers.values() for pair in each["images"].items()]
     own = {name: store.find(name).digest for name in task.images if store.missing(name) is None}
-    alike = {
-        name
-        for name, digest in own.items()
-        if all(each["images"].get(name, digest) == digest for each in answers.values())
-    }
-    lacking = {
-        node: [name for name in each["missing"] if name in alike] for node, each in answers.items()
-    }
-    return {node: names for node, names in lacking.items() if names}
+    # None of which a node has another than this store: two would run different images.
+    alike = {name for name in own if all(own[name] == got for each, got in theirs if each == name)}
+    found = {node: [n for n in each["missing"] if n in alike] for node, each in answers.items()}
+    return {node: names for node, names in found.items() if names}
 
 
 # --- images that a node lacks: sent once, piece by piece, and checked there by digest
@@ -189,8 +172,7 @@ def send_images(
         nodes = [node for node, names in lacking.items() if name in names and node not in failed]
         image = store.find(name)
         refused = _send(engine, fleet, image, name, nodes)
-        shown = printable(name)
-        failed |= {each: f"image {shown}: {why}" for each, why in refused.items()}
+        failed |= {each: f"image {printable(name)}: {why}" for each, why in refused.items()}
         about = {"image": name, "digest": image.digest, "bytes": image.size_bytes}
         sent += [(node, about) for node in nodes if node not in refused]
     return sent, failed
@@ -203,14 +185,12 @@ def _send(
     refused, to = dict[str, str](), [*nodes]
 
     def call(function: Callable[..., str], *arguments: object) -> None:
-        nonlocal to
         said = engine.on_each(to, function, fleet, image.digest, *arguments)
         for each, why in said.items():
             if why != "":
                 is_said = isinstance(why, str | Exception)
                 refused[each] = last_words(why if is_said else "its answer can't be understood")
-        # A node that refused one piece gets no further ones.
-        to = [each for each in to if each not in refused]
+                to.remove(each)  # it gets no further pieces
 
     size, offset = image.size_bytes, 0
     with image.rootfs.open("rb") as file:
@@ -239,15 +219,15 @@ def last_words(error: object) -> str:
 
 def pinned_keys(home: Path) -> dict[str, str]:
     """Raises `HostError`."""
-    with suppress(FileNotFoundError):
-        try:
-            known = json.loads((home / NODES).read_bytes())
-            return {str(name): str(key) for name, key in known.items()}
-        except (ValueError, AttributeError) as error:
-            hint = "correct it, or remove it: nodes are then met for the first time"
-            what = "the list of nodes' keys can't be read"
-            raise HostError(what, where=str(home / NODES), hint=hint) from error
-    return {}
+    try:
+        known = json.loads((home / NODES).read_bytes())
+        return {str(name): str(key) for name, key in known.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, AttributeError) as error:
+        hint = "correct it, or remove it: nodes are then met for the first time"
+        what = "the list of nodes' keys can't be read"
+        raise HostError(what, where=str(home / NODES), hint=hint) from error
 
 
 def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
@@ -274,14 +254,12 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
         answers = engine.on_each(asked, on_node.kill_all, reason, more, within_s=END_S + 30.0)
         for node in asked:
             name, is_killed, words = "", False, "its answer can't be understood"
-            match answers.get(node):
+            match answers[node]:
                 # A tuple comes back as a list through Slurm's JSON, and a node may send anything.
                 case (str(name), int(code), str(words)):
                     is_killed = code == 0 and code is not False
                 case Exception() as error:
                     words = str(error)
-                case None:
-                    words = "it was not asked"
             text = printable(words, max_chars=400)
             found.append({"node": node, "name": name, "ok": is_killed, "said": text})
     return found

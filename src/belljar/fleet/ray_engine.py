@@ -18,8 +18,6 @@ from belljar.units import printable
 
 # A piece of an archive that takes longer comes from a node that hangs.
 TRANSFER_S: Final = 60.0
-# An older one takes RAY_AUTH_MODE for nothing.
-_FIRST_WITH_TOKENS: Final = (2, 52)
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 
 
@@ -42,9 +40,9 @@ class RayEngine:
             import ray
         except ImportError as error:
             raise HostError("Ray is not installed", hint=HINT_EXTRA) from error
-        if tuple(map(int, ray.__version__.split(".")[:2])) < _FIRST_WITH_TOKENS:
-            what = f"Ray {ray.__version__} knows no tokens: whoever reaches its port may run code"
-            raise HostError(what, hint=HINT_EXTRA)
+        # An older one takes RAY_AUTH_MODE for nothing.
+        if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 52):
+            raise HostError(f"Ray {ray.__version__} knows no tokens", hint=HINT_EXTRA)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
+from tempfile import TemporaryFile
 from typing import IO, Any, Final, cast
 
 from belljar.dataclass import dataclass
@@ -225,40 +226,28 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
     """Run a program on this input; return its one frame."""
-    pipe = subprocess.PIPE
-    with (
-        # Ctrl-C at the head must not reach `srun`: the head asks units to end itself.
-        subprocess.Popen(
-            words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        ) as process,
-        ThreadPoolExecutor(max_workers=2) as threads,
-    ):
-        ends = threading.Timer(within_s, process.kill)
-        ends.start()
+    # What sends more than one answer is ended by its limit of file size.
+    bounded = ["prlimit", f"--fsize={_HEAD.size + MAX_ANSWER_BYTES}", *words]
+    with TemporaryFile() as back, TemporaryFile() as said:
+        why = "no answer"
         try:
-            back = cast("IO[bytes]", process.stdout)
-
-            def give(stream: IO[bytes]) -> None:
-                with suppress(BrokenPipeError), stream:  # its end says why
-                    stream.write(content)
-
-            threads.submit(give, cast("IO[bytes]", process.stdin))
-            said = threads.submit(_last_bytes, cast("IO[bytes]", process.stderr))
-            with back:  # closed, so that what sends more ends
-                return receive(back, MAX_ANSWER_BYTES)
+            subprocess.run(
+                bounded,
+                input=content,
+                stdout=back,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is the head's: it asks units to end itself
+                timeout=within_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            why = "no answer in time"
+        back.seek(0)
+        said.seek(max(0, said.seek(0, os.SEEK_END) - _MAX_SAID_BYTES))
+        try:
+            return receive(back, MAX_ANSWER_BYTES)
         except EOFError:
-            why = "no answer in time" if ends.finished.is_set() else "no answer"
-            raise HostError(f"{why}: {printable(said.result())}") from None
-        finally:
-            process.wait()
-            ends.cancel()
-
-
-def _last_bytes(stream: IO[bytes]) -> bytes:
-    last = b""
-    while some := stream.read1(_MAX_SAID_BYTES):  # type: ignore[attr-defined]
-        last = (last + some)[-_MAX_SAID_BYTES:]
-    return last
+            raise HostError(f"{why}: {printable(said.read())}") from None
 
 
 def _output(words: Sequence[str]) -> list[str]:

@@ -13,10 +13,10 @@ import shlex
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.abc import AnyByteReceiveStream, SocketAttribute, SocketListener, SocketStream
@@ -93,8 +93,7 @@ class AttachSocket:
         self._ended = anyio.Event()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        kind = socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        self._listening = socket.socket(socket.AF_UNIX, kind)
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with short_path(path) as name:
             self._listening.bind(name)
             # Nobody can connect before `listen`, whatever the umask was.
@@ -158,32 +157,26 @@ class AttachSocket:
                 await stream.send(frame(FrameKind.EXIT, b"0"))
             elif kind is FrameKind.OPEN:
                 async with self._terminals:
-                    await _terminal(stream, incoming, cell, **json.loads(payload))
+                    status = await _terminal(stream, incoming, cell, json.loads(payload))
+                    await stream.send(frame(FrameKind.EXIT, status.encode()))
 
 
 async def _terminal(
     stream: SocketStream,
     incoming: AsyncIterator[tuple[FrameKind, bytes]],
     cell: Cell,
-    *,
-    argv: Sequence[str],
-    user: str | None,
-    term: str,
-    size: tuple[int, int],
-) -> None:
+    opening: Mapping[str, Any],
+) -> str:
     from belljar.channel import PtySize
 
+    argv, env = opening["argv"] or _LOGIN_SHELL, {"TERM": opening["term"]}
+    rows, cols = opening["size"]
+    size = PtySize(rows=rows, cols=cols)
     try:
-        async with cell.open_exec(
-            argv or _LOGIN_SHELL,
-            user=user,
-            env={"TERM": term},
-            pty=PtySize(rows=size[0], cols=size[1]),
-        ) as running:
-            status = await _relay(stream, incoming, running)
+        async with cell.open_exec(argv, user=opening["user"], env=env, pty=size) as running:
+            return await _relay(stream, incoming, running)
     except BelljarError as error:
-        status = f"1 {printable(error.what)}"
-    await stream.send(frame(FrameKind.EXIT, status.encode()))
+        return f"1 {printable(error.what)}"
 
 
 async def _relay(
