@@ -9,7 +9,6 @@ import inspect
 import json
 import math
 import os
-import shlex
 import sys
 import tempfile
 import tomllib
@@ -28,11 +27,12 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy, TaskOS
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
+from belljar.compose.document import ServiceBuild
 from belljar.dataclass import replace
 from belljar.errors import CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.host.settings import resolve_here
-from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
+from belljar.image.missing import build_missing
 from belljar.image.store import Store
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
@@ -199,21 +199,14 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             raise self._refused("no directory of the host is mounted into a cell")
         dockerfile, wanted = self.environment_dir / "Dockerfile", config.docker_image
         home = belljar_home()
-        store = Store(home)
         if wanted and not (force_build and dockerfile.exists()):
-            if (error := store.missing(wanted)) is not None:
+            if (error := Store(home).missing(wanted)) is not None:
                 raise error
             return str(wanted)
-        name = f"harbor-{self.environment_id[:12]}"
-        request = BuildRequest(context=self.environment_dir, name=name, keep_setuid=True)
-        try:
-            # One that was built with the network, by hand, is as good.
-            if store.missing(name) is not None or not is_built(store, store.find(name), request):
-                build_dockerfile(home, request, report=self.logger.info)
-        except StepError as error:
-            build = shlex.join(["image", "build", "-t", name, str(self.environment_dir)])
-            hint = f"if its steps need the network: belljar {build} --network"
-            raise PolicyError(error.what, where=error.where, hint=hint) from error
+        name, root = f"harbor-{self.environment_id[:12]}", str(self.environment_dir)
+        # One that was built with the network, by hand, is as good.
+        build = ServiceBuild(image=name, root=root, context=".", dockerfile="Dockerfile", args={})
+        build_missing([build], {name}, home, report=self.logger.info)
         return name
 
     def _policy(self, image: str, hosts: frozenset[str]) -> LoadedPolicy:

@@ -127,7 +127,6 @@ def _read(
     if len(order) > 1:
         cells = {name: converted[name] for name in order}
         network = _network(cells, joined, waits, own=default)
-    env = {"env": tuple(own.words["env"].items())} if "env" in own.words else {}
     held = {
         OWN_CELL if name == default else name: CellData(
             files=tuple(sorted(cell.files, key=lambda file: file.target)),
@@ -138,7 +137,7 @@ def _read(
     data = {name: of for name, of in held.items() if of != CellData()}
     return Composed(
         service=default,
-        changes={**own.words, **env},
+        changes=own.words,
         program={**own.program, **({"health": own.health} if own.health else {})},
         network=network,
         is_apart=services[default].network_mode == "none",

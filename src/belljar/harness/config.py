@@ -236,24 +236,15 @@ def _refused(error: Exception, others: Iterable[Difference] = (), *, where: str)
 
 
 def _changes(found: Composed) -> dict[str, Any]:
-    # A `$` that is left is the file's own text, and no reference for a policy's `env`.
-    changes = {**found.changes, "rights": _rights(found.changes)}
-    if "env" in changes:
-        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
-    if resources := changes.pop("resources", None):
-        changes["resources"] = tuple(sorted(resources.items()))
+    changes = _of_cell(found.changes)
+    for name in changes.keys() & {"env", "resources"}:
+        changes[name] = tuple(changes[name].items())
     if found.network is not None:
-        stand_ins: dict[str, dict[str, Any]] = {}
-        for name, words in found.network["stand_ins"].items():
-            stand_ins[name] = {**words, "rights": _rights(words)}
-            if env := words.get("env"):
-                stand_ins[name]["env"] = {key: literal(value) for key, value in env.items()}
-        changes["network"] = _section(Network, {**found.network, "stand_ins": stand_ins})
+        cells = {name: _of_cell(words) for name, words in found.network["stand_ins"].items()}
+        changes["network"] = _section(Network, {**found.network, "stand_ins": cells})
     elif found.is_apart:
         changes["network"] = NO_NETWORK
-    if found.data is not None:
-        changes["data"] = found.data
-    changes["program"] = _section(ServiceProgram, found.program)
+    changes |= {"data": found.data, "program": _section(ServiceProgram, found.program)}
     return changes | ({"service": found.service} if found.service != OWN_CELL else {})
 
 
@@ -264,9 +255,12 @@ def _section(model: type[_M], words: Mapping[str, Any]) -> _M:
         raise CannotKeepError(f"a cell can't be so: {wrong_fields(error)}") from None
 
 
-def _rights(words: Mapping[str, Any]) -> Rights:
+def _of_cell(words: Mapping[str, Any]) -> dict[str, Any]:
     # As in a container: set-user-ID programs work unless new privileges are refused.
-    return Rights.model_validate({"setuid_programs": "auto", **words.get("rights", {})})
+    rights = Rights.model_validate({"setuid_programs": "auto", **words.get("rights", {})})
+    # A `$` that is left is the file's own text, and no reference for a policy's `env`.
+    env = {name: literal(value) for name, value in words.get("env", {}).items()}
+    return {**words, "rights": rights, **({"env": env} if env else {})}
 
 
 # ---- samples

@@ -15,7 +15,7 @@ import click
 
 import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
-from belljar.harness.config import Preview
+from belljar.harness.config import Preview, adapt_task
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
 from belljar.harness.options import (
@@ -87,8 +87,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
                 where, hint = ", ".join(task.name for task in tasks), "see --limit and --sample-id"
                 raise PolicyError("no sample is selected", where=printable(where), hint=hint)
             policies = _show_preview(previews, session)
-            for policy in policies:
-                session.models.need(demanded_tier(policy.policy.risk, policy.policy.tier))
+            for each in policies:
+                session.models.need(demanded_tier(each.policy.risk, each.policy.tier))
         try:
             return _run_tasks(request, options, tasks, session, [*policies, *models])
         except LedgerError as error:  # a full disk hides no breach
@@ -116,16 +116,14 @@ def load_only(request: RunRequest) -> tuple[click.Context, list[Task], list[Prev
         return (options, *load_tasks(options, session, selection))
 
 
-@contextlib.contextmanager
-def _controlled(session: Session) -> Iterator[None]:
+def _controlled(session: Session) -> contextlib.AbstractContextManager[None]:
     from inspect_ai.hooks._startup import init_hooks
 
     with _explained("Inspect's hooks"):
         init_hooks()  # other packages' hooks register before ours, which Inspect would announce
     from belljar.harness.boundary import controlled
 
-    with controlled(session):
-        yield
+    return controlled(session)
 
 
 @contextlib.contextmanager
@@ -202,10 +200,8 @@ def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evi
 
     evidence = own_evidence(run)
     try:
-        dropped = bind_verdicts(
-            run.inspect_log_dir, judge(evidence), require_contained=require_contained
-        )
-        return evidence, dropped
+        logs = run.inspect_log_dir
+        return evidence, bind_verdicts(logs, judge(evidence), require_contained=require_contained)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - Inspect's log, and a task's metrics
         # The ledger is the record: this is a problem of the run only when numbers depend on it.
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
@@ -222,8 +218,6 @@ def load_tasks(
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
-
-    from belljar.harness.config import adapt_task
 
     params = options.params
     names = "name a file, file@task or package/task"

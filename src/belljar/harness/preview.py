@@ -167,7 +167,8 @@ def outlooks(
     facts: Callable[[], HostFacts],
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
-    from belljar.harness.source import RealCells, command_of
+    from belljar.harness.source import RealCells
+    from belljar.image.missing import command_of
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan.make import make_plan
 

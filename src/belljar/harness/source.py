@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from belljar.differences import Difference, DifferenceKind
-from belljar.errors import HostError, PolicyError
+from belljar.errors import HostError
 from belljar.events import Actor
-from belljar.image.store import MADE_HERE
 from belljar.plan.make import granted
-from belljar.policy.files import check_below
 from belljar.policy.limits import demanded_tier
 from belljar.store.home import belljar_home
 from belljar.store.locks import locked
@@ -78,6 +75,8 @@ class RealCells:
         return RunDirectory(self.store, kind, argv, what=what)
 
     def build_images(self, builds: Iterable[ServiceBuild], images: Set[str]) -> None:
+        from belljar.image.missing import build_missing
+
         build_missing(builds, images, self.store, report=print_status)
 
     def check_images(self, policies: Sequence[LoadedPolicy]) -> None:
@@ -204,66 +203,3 @@ def hold_required_gap(run: RunDirectory, policies: Sequence[LoadedPolicy]) -> No
         from belljar.cell.air_gap import hold_air_gap  # late: few policies require it
 
         hold_air_gap(run, policy)
-
-
-def build_missing(
-    builds: Iterable[ServiceBuild],
-    images: Set[str],
-    home: Path,
-    *,
-    report: Callable[[str], None] = lambda _line: None,
-) -> None:
-    """Build those of `builds` in `images` that are missing, or were built here and changed.
-
-    Raises `PolicyError` for a failed build or two of one name, `HostError` without buildah.
-    """
-    from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
-    from belljar.image.store import Store
-
-    store = Store(home)
-    running = [each for each in dict.fromkeys(builds) if each.image in images]
-    names = [each.image for each in running]
-    for name in names:
-        # Else a sample would run in another's image.
-        if names.count(name) > 1 or name in MADE_HERE:
-            raise PolicyError(
-                f"several builds, or an image that is Belljar's own, are called {printable(name)}",
-                hint="give each of them an `image` of its own in its compose file",
-            )
-    for each in running:
-        root = Path(each.root)
-        context, dockerfile = root / each.context, root / each.dockerfile
-        for path in (context / "in", dockerfile):
-            check_below(path, root)
-        request = BuildRequest(
-            context=context,
-            name=each.image,
-            dockerfile=dockerfile,
-            inline=each.inline,
-            args=each.args,
-            target=each.target,
-            keep_setuid=True,  # what of it works in a cell is its tier's to say
-        )
-        if store.missing(request.name) is None:
-            found = store.find(request.name)
-            if not found.built or is_built(store, found, request):
-                continue
-        report(f"building the image {printable(request.name)}")
-        try:
-            build_dockerfile(home, request, report=report)
-        except StepError as error:
-            network = f"if its steps need the network: {command_of(each, network=True)}"
-            hint = network if error.wants_network else error.hint
-            raise PolicyError(error.what, where=error.where, hint=hint) from error
-
-
-def command_of(build: ServiceBuild, *, network: bool = False) -> str:
-    root = Path(build.root)
-    command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
-    command += ["-t", build.image, "-f"]
-    # The text is in the compose file: the user has to write it into a file first.
-    command += ["FILE" if build.inline else str(root / build.dockerfile)]
-    for name, value in build.args.items():
-        command += ["--build-arg", f"{name}={value}"]
-    command += ["--target", build.target] if build.target else []
-    return shlex.join([*command, str(root / build.context)])
