@@ -342,7 +342,7 @@ class Head:
             self._waiting, self._again = [], []
 
     def _record_node(self, node: units.Node, state: str, why: str) -> None:
-        about = {"node": node.name, "key": node.key, "cells": node.cells, "belljar": node.version}
+        about = {"node": node.name, "key": node.key, "cells": node.cells}
         self.record(Kind.FLEET_NODE, **about, state=state, reason=why)
 
     # --- the end
@@ -432,7 +432,6 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
                 "samples": [*task.samples],
                 "epochs": task.epochs,
                 "code": sha256,
-                "policies": [*task.policies],
                 "images": images,
                 "versions": [__version__, version("inspect-ai")],
                 "fleet": fleet,

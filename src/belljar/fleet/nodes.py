@@ -55,11 +55,11 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
             nodes.append(Node(node_id=node_id, name=node_id[:12], refusal=why))
             continue
         name, key = printable(said["name"], max_chars=64), said["key"]
-        runs, offer = printable(said["version"], max_chars=64), offers[node_id]
+        offer = offers[node_id]
         if engine.needs_token and said.get("has_token") is not True:
             why = "Ray's token authentication is off there: set RAY_AUTH_MODE=token"
         elif (said["version"], said["inspect"]) != (__version__, inspect):
-            theirs = f"{runs} with inspect-ai {printable(said['inspect'])}"
+            theirs = printable(f"{said['version']} with inspect-ai {said['inspect']}")
             why = f"it runs Belljar {theirs}, and the head {__version__} with {inspect}"
         elif key in owners:
             why = f"it has the key of {owners[key]}: set BELLJAR_HOME to a store of its own"
@@ -70,8 +70,7 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
         cells = min(int(offer[CELLS]), int(offer.get(MEMORY, 0)) // task.memory_mib)
         if not why:
             owners[key], known[name] = name, key
-        about = {"node_id": node_id, "name": name, "key": key, "version": runs}
-        nodes.append(Node(**about, cells=cells, refusal=why))
+        nodes.append(Node(node_id=node_id, name=name, key=key, cells=cells, refusal=why))
     return nodes
 
 

@@ -62,7 +62,6 @@ class Node:
     node_id: str
     name: str
     key: str = ""
-    version: str = ""
     cells: int = 0
     refusal: str = ""
 

@@ -66,9 +66,8 @@ _M = TypeVar("_M", bound=BaseModel)
 class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect logs it: a policy, its changes and differences.
 
-    `policy`: a file or preset. `tier` can only raise it. `compose`: a file that needs a sample's
-    metadata; the other fields come of one. `is_generic`: the task wants a container, but names no
-    image.
+    `policy`: a file or preset. `compose`: a file that needs a sample's metadata; the other fields
+    come of one. `is_generic`: the task wants a container, but names no image.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -85,7 +84,6 @@ class BelljarConfig(BaseModel):
     image: str | None = None
     user: str | None = None
     workdir: str | None = None
-    tier: str | None = None
     rights: Rights | None = None
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()

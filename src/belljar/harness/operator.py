@@ -107,7 +107,7 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         named = ours.policy or operator.policy or os.environ.get(POLICY_VARIABLE)
         base = resolve_policy(named or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
-        made, found = above_floor(base, asked, ours.tier, floor)
+        made, found = above_floor(base, asked, floor)
     changed: list[tuple[str, str, str]] = []
     if ours.is_generic:  # it asks for plain Docker
         detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"

@@ -6,8 +6,6 @@ All are read before a task is loaded, which runs its Python.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 from collections import Counter
@@ -227,7 +225,6 @@ class SelectedTask:
     samples: tuple[str, ...]
     epochs: int
     tier: Tier
-    policies: tuple[str, ...] = ()
     images: frozenset[str] = frozenset()
     time_limit_s: float | None = None
     retries: int = 0
@@ -281,7 +278,6 @@ def select_task(
         memory_mib=max(_memory_mib(each.policy) for each in kinds),
         images=frozenset(name for each in kinds for name in each.policy.images),
         needs_hardware=any(each.policy.risk is Risk.CRITICAL for each in kinds),
-        policies=tuple(_digest(each.policy) for each in kinds),
         time_limit_s=None if limit is None else float(limit),
         retries=int(params.get("retry_on_error") or 0),
         limits=tuple(filter(None, (params.get("max_samples"), params.get("max_sandboxes")))),
@@ -301,10 +297,6 @@ def _words(request: RunRequest, spec: str) -> tuple[list[str], list[str]]:
         elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
             rest.append(word)
     return own, rest
-
-
-def _digest(policy: Policy | PresetPolicy) -> str:
-    return hashlib.sha256(json.dumps(policy.to_json(), sort_keys=True).encode()).hexdigest()
 
 
 def _memory_mib(policy: Policy | PresetPolicy) -> int:

@@ -28,7 +28,7 @@ from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
 from belljar.policy.guarding import DEFAULT_ACTIONS, Action, Place, Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
-from belljar.policy.loaded import LoadedPolicy, with_tier
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
 from belljar.policy.refusals import with_changes
@@ -196,7 +196,7 @@ def _directory(
 
 
 def above_floor(
-    base: LoadedPolicy, asked: Mapping[str, Any], tier: str | None, floor: LoadedPolicy | None
+    base: LoadedPolicy, asked: Mapping[str, Any], floor: LoadedPolicy | None
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
     """A task's policy with its compose file (`asked`) on top, within the floor, and differences.
 
@@ -213,7 +213,7 @@ def above_floor(
         changes["resources"] = {**base.policy.resources.written(), **asked["resources"]}
     if "env" in asked:
         changes["env"] = {**base.policy.env, **asked["env"]}
-    wanted = with_tier(with_changes(base, changes) if changes else base, tier)
+    wanted = with_changes(base, changes) if changes else base
     if floor is None:
         return wanted, tuple(found)
     held = bounded(wanted, floor)
