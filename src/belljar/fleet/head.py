@@ -26,7 +26,7 @@ from belljar.fleet.record import UNITS, archive_of, examine, is_whole, unpacked
 from belljar.fleet.units import KIND, summary
 from belljar.harness.evaluate import RunOutcome, load_only
 from belljar.harness.evidence import check_ledger, put_on_record
-from belljar.harness.host_processes import HostActivity, proxies_here, watched_host
+from belljar.harness.host_processes import HostActivity, watched_host
 from belljar.harness.options import RunRequest, SelectedTask, select_task
 from belljar.harness.source import standard_output_to_error
 from belljar.harness.verdicts import LogPart, bind_verdicts, merge_logs
@@ -364,9 +364,7 @@ class Head:
             **ends,
             errors=[problem.detail for problem in self._problems],
             causes=[problem.code.value for problem in self._problems],
-            host_processes=dict(self._host.programs),
-            connections=dict(self._host.connections),
-            proxies=[*proxies_here()],
+            **self._host.data(),
         )
         left = LeftGatherer()
         for line in read_events(run.path):

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -121,9 +123,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         error = "cancelled"
     elif sample.error and "/tiktoken/" in sample.error.traceback:
         # Inspect counts tokens where a model reports no usage, also for mockllm
-        error = (
-            f"tiktoken can't download its file (set TIKTOKEN_CACHE_DIR, or report `usage`): {error}"
-        )
+        error = f"tiktoken has no file (set TIKTOKEN_CACHE_DIR, or report `usage`): {error}"
     return Transcript(
         task=task,
         sample=str(sample.id),
@@ -173,11 +173,9 @@ def _turns(sample: EvalSample, run_id: str) -> Iterator[tuple[str, str, str]]:
                 is_new = message.role != "tool" and message.id not in known
                 known.add(message.id)
                 calls = (message.role == "assistant" and message.tool_calls) or ()
-                said = [f"→ {call.function} {call.arguments}" for call in calls]
+                said = [message.text, *(f"→ {each.function} {each.arguments}" for each in calls)]
                 if is_new:
-                    found.append(
-                        (time, message.role, "\n".join(filter(None, (message.text, *said))))
-                    )
+                    found.append((time, message.role, "\n".join(filter(None, said))))
         elif event.event == "tool":
             result = event.error.message if event.error else str(event.result)
             found.append((event.completed or event.timestamp, f"tool {event.function}", result))
@@ -212,11 +210,9 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
             # What the model's provider did itself, or was asked to do by an `extra_body`.
             if extra_fields(event.config.extra_body):
                 yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
-            messages = (choice.message.content for choice in event.output.choices)
-            contents = (
-                each for content in messages if isinstance(content, list) for each in content
-            )
-            for use in (each for each in contents if each.type == "tool_use"):
+            messages = [choice.message.content for choice in event.output.choices]
+            lists = (content for content in messages if isinstance(content, list))
+            for use in (each for each in chain(*lists) if each.type == "tool_use"):
                 # Of an MCP server the policy names the server, of others the tool that was offered.
                 is_mcp = use.tool_type == "mcp_call"
                 name = (use.context or use.name) if is_mcp else use.tool_type
@@ -230,7 +226,7 @@ FINDINGS: Final = "findings.json"
 
 def own_evidence(run: RunDirectory) -> Evidence:
     key = run.recorder.key.fingerprint
-    return _evidence(run.path, check_ledger(run), logs=(), remote=True, key=key)
+    return _evidence(run.path, check_ledger(run), (), key, is_remote=True)
 
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
@@ -281,9 +277,7 @@ def stored_evidence(
     if state in {Status.VERIFIED, Status.PARTIAL} and not result.key_checked:
         state = Status.BAD
         problem = f"signed by {result.key}, which was compared with no known key"
-    found = _evidence(
-        path, (state, problem), logs=logs, remote=False, key=expected_key, timelines=timelines
-    )
+    found = _evidence(path, (state, problem), logs, expected_key, timelines, is_remote=False)
     if any(name.startswith(f"{INSPECT_LOGS}/") for name in result.files_left_out):
         # Whichever samples it had, their words are missing here
         gone = LogRecord(location=INSPECT_LOGS, missing=True)
@@ -300,11 +294,11 @@ def _state(result: Verification) -> tuple[Status, str]:
 def _evidence(
     path: Path,
     ledger: tuple[Status, str],
-    *,
     logs: Sequence[str],
-    remote: bool,
     key: str | None,
     timelines: Timelines | None = None,
+    *,
+    is_remote: bool,
 ) -> Evidence:
     record, cells, signals = RunRecord(), CellGatherer(), SignalGatherer()
     ranges, left = RangeGatherer(), LeftGatherer()
@@ -318,8 +312,22 @@ def _evidence(
                 ledger = Status.BAD, why
         if timelines is not None:
             timelines.take(line)
-    has_samples = any(cell.sample for cell in cells.found.values())
-    found = _logs(path, record, logs, has_samples=has_samples, remote=remote, timelines=timelines)
+    read = partial(read_log, run_id=record.run_id, timelines=timelines)
+    if record.kind != EVALUATION:
+        # An address in the record is not fetched offline: whoever wrote the record chose it.
+        found = [
+            read(location)
+            if is_remote or logs or "://" not in location or location.startswith("file://")
+            else LogRecord(location=location, problem="it is not on this host; give it with --log")
+            for location in logs or record.logs
+        ]
+    elif places := logs_in(path / INSPECT_LOGS):
+        found = [
+            replace(read(place), location=f"{INSPECT_LOGS}/{Path(place).name}") for place in places
+        ]
+    else:
+        has_samples = any(cell.sample for cell in cells.found.values())
+        found = [LogRecord(location=INSPECT_LOGS, missing=True)] if has_samples else []
     return Evidence(
         logs=found,
         begun_elsewhere=_begun_elsewhere(path, record, found, key),
@@ -341,9 +349,8 @@ def _begun_elsewhere(
         return {}
     named = {each.judged_by for log in logs for each in log.transcripts} - {record.run_id}
     begun: dict[str, frozenset[str]] = {}
-    for run in path.parent.iterdir() if any(named) else ():
-        if run.name not in named or not run.is_dir():
-            continue
+    runs = path.parent.iterdir() if any(named) else ()
+    for run in (each for each in runs if each.name in named and each.is_dir()):
         # A neighbour's word counts only if the same key signed it, and can be understood.
         with suppress(OSError, LedgerError, *_NOT_UNDERSTOOD):
             if verify(run, expected_key=key, expected_run=run.name).problem is None:
@@ -356,32 +363,3 @@ def _readable(path: Path) -> Iterator[Line]:
     """Yield the events before the first unreadable one."""
     with suppress(OSError, LedgerError):
         yield from read_events(path)
-
-
-def _logs(
-    path: Path,
-    record: RunRecord,
-    given: Sequence[str],
-    *,
-    has_samples: bool,
-    remote: bool,
-    timelines: Timelines | None,
-) -> list[LogRecord]:
-    if record.kind == EVALUATION:
-        found = logs_in(path / INSPECT_LOGS)
-        if not found and has_samples:
-            return [LogRecord(location=INSPECT_LOGS, missing=True)]
-        return [
-            replace(
-                read_log(location, record.run_id, timelines),
-                location=f"{INSPECT_LOGS}/{Path(location).name}",
-            )
-            for location in found
-        ]
-    # An address in the record is not fetched offline: whoever wrote the record chose it.
-    return [
-        read_log(location, record.run_id, timelines)
-        if remote or given or "://" not in location or location.startswith("file://")
-        else LogRecord(location=location, problem="it is not on this host; give it with --log")
-        for location in given or record.logs
-    ]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from belljar.airgap import proxies
+from belljar.events import JsonValue
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -27,16 +28,14 @@ if TYPE_CHECKING:
 
 # A task may start thousands of programs: names beyond these are counted together.
 MAX_NAMES: Final = 20
-# Of each event's arguments, the index of the program's; `subprocess.Popen` has its words next.
-_EVENTS: Final[Mapping[str, int | None]] = {
-    **dict.fromkeys(("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system"), 0),
-    **dict.fromkeys(("os.fork", "os.forkpty"), None),
-}
+_EVENTS: Final = frozenset(
+    ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "os.forkpty")
+)
 # They start programs without an event: that they were imported, by whomever, has to do
 _SPAWNS: Final = frozenset(f"multiprocessing.popen_{how}" for how in ("spawn_posix", "forkserver"))
 # Its frames stand between an event and the code that caused it.
 _STDLIB: Final = sysconfig.get_path("stdlib") + "/"
-# Likewise, of an address or a name to look up
+# Of each event's arguments, the index of an address, or of a name to look up
 _PLACES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), 1),
     **dict.fromkeys(("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"), 0),
@@ -50,6 +49,11 @@ class HostActivity(NamedTuple):
 
     programs: Counter[str]
     connections: Counter[str]
+
+    def data(self) -> dict[str, JsonValue]:
+        """Return the fields of `run.evaluated`."""
+        counts = {"host_processes": dict(self.programs), "connections": dict(self.connections)}
+        return {**counts, "proxies": [*proxies_here()]}
 
 
 _watching: HostActivity | None = None
@@ -149,10 +153,8 @@ def _is_stdlib(file: str) -> bool:
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:
-    if _EVENTS[event] is None:
-        return "fork"
-    if event == "os.system":
-        return "sh"
+    if event in {"os.fork", "os.forkpty", "os.system"}:
+        return "sh" if event == "os.system" else "fork"
     program, words = arguments[:2]
     if program is None:  # of `subprocess.Popen`
         program = words if isinstance(words, str | bytes | os.PathLike) else words[0]

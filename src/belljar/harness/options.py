@@ -263,15 +263,14 @@ def select_task(
         raise PolicyError("no sample is selected", where=printable(task.name))
     own, rest = _words(request, spec)
     params = options.params
-    arguments = [word for value in params["t"] or () for word in ("-T", str(value))]
-    sent = f"{Path(path).name}{at}{name}" if root else spec
+    words = (f"{Path(path).name}{at}{name}" if root else spec, *own, *rest)
     epochs = params.get("epochs") or task.epochs or 1
     limit = params.get("time_limit") or task.time_limit
     return SelectedTask(
         name=task.name,
         root=root,
-        words=(sent, *own, *rest),
-        check_words=(sent, *own, *arguments, "--sample-id", ",".join(kinds.values())),
+        words=words,
+        check_words=(*words, "--sample-id", ",".join(kinds.values())),
         samples=samples,
         epochs=int(epochs),
         tier=max(demanded_tier(each.policy.risk, each.policy.tier) for each in kinds),

@@ -149,11 +149,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     @classmethod
-    def is_docker_compatible(cls) -> bool:
-        return True
-
-    @override
-    @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
         return configs.of_log(config)
 
@@ -183,7 +178,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         """Show what differs, and make images and template."""
         loaded, builds = made.policy, made.asked.builds
         session.show_once(() if session.is_previewed else sentences(made.differences))
-        session.show_once(announcements(loaded))
         if builds and not session.is_previewed:
             # with those of earlier configurations: another build of the same name is refused
             session.builds += builds
@@ -221,9 +215,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             report = await environment._probe_noted(environment.range, "start")
             await environment._stop_if_breached(report, environment.cell)
             await environment._act(lambda cell: start_program(cell, asked.service, asked.program))
-            others = {
-                name: environment.beside(cell) for name, cell in environment.range.targets.items()
-            }
+            targets = environment.range.targets
+            others = {name: environment.beside(cell) for name, cell in targets.items()}
         except BaseException:
             await environment.close(outcome="stopped")
             raise
@@ -236,10 +229,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         try:
             opening = session.source.open_range(sample.policy, session.ensure_run())
             opened = await stack.enter_async_context(opening)
-            policy, cell = sample.policy, opened.cell
-            environment = cls(
-                opened, cell, session=session, identity=identity, stack=stack, policy=policy
-            )
+            environment = cls(opened, opened.cell, session, identity, stack, sample.policy)
             environment.containment.differences = (*sample.differences, *of_images)
             session.live.append(environment)
             stack.push_async_callback(environment._forget)

@@ -47,7 +47,6 @@ class SampleCell:
         self,
         opened: Range,
         cell: Cell,
-        *,
         session: Session,
         identity: SampleIdentity,
         stack: AsyncExitStack,
@@ -140,14 +139,8 @@ class SampleCell:
 
     def beside(self, cell: Cell) -> Self:
         """Return another cell of this range, which ends with it."""
-        environment = type(self)(
-            self.range,
-            cell,
-            session=self._session,
-            identity=self.identity,
-            stack=AsyncExitStack(),
-            policy=self.policy,
-        )
+        own = (self._session, self.identity, AsyncExitStack(), self.policy)
+        environment = type(self)(self.range, cell, *own)
         environment.is_own = False
         self._beside.append(environment)
         self._stack.push_async_callback(environment.attach_socket.close)

@@ -27,7 +27,7 @@ from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyErr
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import login_command, remove_dead_sockets
 from belljar.harness.config import BelljarConfig
-from belljar.harness.host_processes import HostActivity, proxies_here
+from belljar.harness.host_processes import HostActivity
 from belljar.harness.operator import Operator, restore_start, within
 from belljar.harness.source import RealCells
 from belljar.model.serve import ModelCell, open_model
@@ -181,11 +181,8 @@ class Session:
             "stopped": self.stopped is not None,
             "errors": [plain(error) for error in self.breaches],
             "causes": [getattr(error, "cause", "") for error in self.breaches],
+            **(self.host.data() if self.host is not None else {}),
         }
-        if self.host is not None:
-            data["host_processes"] = dict(self.host.programs)
-            data["connections"] = dict(self.host.connections)
-            data["proxies"] = [*proxies_here()]
         if self.refusal is not None:
             data["refusal"], data["refusal_code"] = plain(self.refusal), self.refusal.exit_code
         if self.failure:
@@ -298,10 +295,8 @@ class Session:
         Returns at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar`, or when the last cell's
         lifetime is over: a cell never outlives its process.
         """
-        count = len(self.live)
-        print_status(
-            f"belljar: {count} cell(s) kept until this process ends; Ctrl-C destroys them."
-        )
+        count = f"{len(self.live)} cell(s) kept until this process ends"
+        print_status(f"belljar: {count}; Ctrl-C destroys them.")
         for each in self.live:
             sample = printable(each.identity.sample)
             print_status(f"  {each.cell.id}  sample {sample}  {login_command(each.cell.id, None)}")
@@ -332,16 +327,11 @@ class Session:
             tasks.cancel_scope.cancel()
 
     async def close_all(self, *, outcome: str) -> None:
-        """Close every running cell, then raise the first error."""
-        errors: list[Exception] = []
-        # Each of them: an error of one must not keep the others running.
-        for each in tuple(self.live):
-            try:
-                await each.close(outcome=outcome)
-            except Exception as error:  # noqa: BLE001 - raised below
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        """Close every running cell, then raise an error of theirs."""
+        # An error of one must not keep the others running.
+        async with AsyncExitStack() as stack:
+            for each in tuple(self.live):
+                stack.push_async_callback(each.close, outcome=outcome)
 
 
 def plain(error: BelljarError) -> str:

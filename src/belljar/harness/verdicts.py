@@ -53,8 +53,8 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
 
 
 def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
-    found = [(sample, rows.get(sample.uuid or "")) for sample in log.samples or []]
-    judged = [(sample, row) for sample, row in found if row is not None]
+    samples = log.samples or []
+    judged = [(each, rows[each.uuid]) for each in samples if each.uuid and each.uuid in rows]
     for sample, row in judged:
         codes = [reason.code.value for reason in row.reasons]
         known = sample.metadata.get(CONTAINMENT_KEY)
@@ -88,20 +88,17 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
         # A scorer of the task's own may have this name; its score is its author's.
         name = SCORE if SCORE not in (sample.scores or {}) else f"{_AUTHOR}_{SCORE}"
         edit_score(log, sample.id, name, edit, recompute_metrics=False, epoch=sample.epoch)
-    counts = {
-        verdict.value: sum(row.verdict is verdict for _, row in judged) for verdict in Verdict
-    }
-    return edit_eval_log(
-        log, [MetadataEdit(metadata_set={SCORE: counts})], _provenance("verdicts of the samples")
-    )
+    found = [row.verdict for _, row in judged]
+    counts = {each.value: found.count(each) for each in Verdict}
+    edits = [MetadataEdit(metadata_set={SCORE: counts})]
+    return edit_eval_log(log, edits, _provenance("verdicts of the samples"))
 
 
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
     # The log with metrics over contained samples only, and the names of those left out.
     samples = log.samples or []
     contained = {uuid for uuid, row in rows.items() if row.verdict is Verdict.CONTAINED}
-    out = [sample for sample in samples if sample.uuid not in contained]
-    if not out:
+    if not (out := [sample for sample in samples if sample.uuid not in contained]):
         return log, []
     if log.results is not None and len(out) == len(samples):
         results = log.results.model_copy(update={"scores": []})
@@ -117,9 +114,8 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
         recompute_metrics(kept)
         log = log.model_copy(update={"results": kept.results, "reductions": kept.reductions})
     marked = [sample.uuid for sample in out if sample.uuid]
-    log = invalidate_samples(
-        log, marked, _provenance("not contained: it does not count in the metrics")
-    )
+    why = _provenance("not contained: it does not count in the metrics")
+    log = invalidate_samples(log, marked, why)
     return log, [f"{sample.id} #{sample.epoch}" for sample in out]
 
 
