@@ -44,8 +44,7 @@ from belljar.probe.run import probe_cell
 from belljar.store.home import belljar_home
 from belljar.units import printable
 
-# Of the run directory's runs, beside `run` and `exec`.
-KIND: Final = "harbor"
+KIND: Final = "harbor"  # of the run directory's runs, beside `run` and `exec`
 
 
 class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Python 3.12 only

@@ -21,14 +21,12 @@ from belljar.errors import LedgerError, PolicyError
 from belljar.image.layers import ImageEntryKind, LayerError, read_entries
 from belljar.ledger.files import open_beneath, open_directory, walk_files
 
-# So much of an archive is in memory; a queue of Ray's holds four.
-PIECE_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 4 << 20  # so much of an archive is in memory; a queue of Ray's holds four
 # A run has a file for each large body; an index of more would fill the head's memory.
 MAX_ENTRIES: Final = 500_000
 # Packets of a long unit take gigabytes; the head's disk holds those of all units.
 MAX_ARCHIVE_BYTES: Final = 32 << 30
-# It is held in memory, and sent whole to each node.
-MAX_TASK_BYTES: Final = 256 << 20
+MAX_TASK_BYTES: Final = 256 << 20  # it is held in memory, and sent whole to each node
 MAX_TASK_FILES: Final = 20_000
 # Inspect reads a member of a log into memory whole, and a whole log when logs are merged.
 MAX_MEMBER_BYTES: Final = 256 << 20
@@ -191,8 +189,7 @@ class _Member:
 
 def _expanded(member: _Member, method: int) -> Iterator[bytes]:
     """Yield a member's contents in bounded pieces. Raises `ValueError`."""
-    # The methods' numbers are those of PKWARE's APPNOTE, 4.4.5.
-    if method == 93:
+    if method == 93:  # the methods' numbers are those of PKWARE's APPNOTE, 4.4.5
         from zstandard import ZstdDecompressor, ZstdError
 
         source = cast("IO[bytes]", member)

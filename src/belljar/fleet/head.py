@@ -43,8 +43,7 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
 
-# Heartbeats are a second apart: looking more often would find nothing new.
-POLL_S: Final = 0.5
+POLL_S: Final = 0.5  # heartbeats are a second apart: looking more often would find nothing new
 # A node's word of how its unit ended, which may be anything until its shape is checked.
 _END: Final = shape_of("run_id:text why:text exit_code:whole")
 # An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.
@@ -69,8 +68,7 @@ def _interrupts() -> Iterator[list[int]]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
     for number, handler in before.items():
-        # Under `nohup` SIGHUP stays ignored.
-        if handler is not signal.SIG_IGN:
+        if handler is not signal.SIG_IGN:  # under `nohup` SIGHUP stays ignored
             signal.signal(number, lambda caught, _: received.append(caught))
     try:
         yield received
@@ -297,8 +295,7 @@ class Head:
         """End the run: this machine can't keep or read results."""
         why = f"the head can't keep its record: {printable(str(error))}"
         self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
-        # First: once the run stops, `_fail` tries nothing again.
-        self._stop(why)
+        self._stop(why)  # first: once the run stops, `_fail` tries nothing again
         self._fail(running, why)
 
     def _withdraw(self, running: _Running) -> bool:
@@ -334,8 +331,7 @@ class Head:
                 self._fail(running, f"it was not heard of when {node.name} was lost")
 
     def _stop(self, why: str) -> None:
-        # The first reason is shown; later ones follow from it.
-        if self._stopping_s is None:
+        if self._stopping_s is None:  # the first reason is shown; later ones follow from it
             print_status(f"belljar: {why}")
             self._stopping_s = time.monotonic()
             self._engine.is_stopping = True
@@ -435,8 +431,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
                 "fleet": fleet,
                 **{name: getattr(request, name) for name in kept},
             }
-            # Only now: a refused evaluation pins no key.
-            pin_keys(home, nodes)
+            pin_keys(home, nodes)  # only now: a refused evaluation pins no key
             with RunDirectory(home, KIND, argv, what=task.name) as run:
                 head = Head(task, engine, run, nodes, host, patience_s)
                 head.record(Kind.FLEET_PLANNED, **plan)

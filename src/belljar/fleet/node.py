@@ -34,15 +34,12 @@ CHECK_S: Final = 600.0
 # As `harness.evaluate` names it, which takes long to import; `STARTS` as `harness.source` does.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 STARTS: Final = "BELLJAR_MAX_STARTS"
-# The last words of a process say why it ended; a traceback's end fits.
-_TAIL_CHARS: Final = 2000
-# A workspace changes with each sign of life of its head.
-_KEPT_S: Final = 24 * 3600.0
+_TAIL_CHARS: Final = 2000  # the last words of a process say why it ended; a traceback's end fits
+_KEPT_S: Final = 24 * 3600.0  # a workspace changes with each sign of life of its head
 SILENCE: Final = "BELLJAR_FLEET_SILENCE_S"
 # Without a sign of life for so long, a node is lost: a dead one is seen within 15 s.
 SILENCE_S: Final = 12.0
-# So many times as long a node waits for its head, which gives it up before.
-_LEASE: Final = 2.5
+_LEASE: Final = 2.5  # so many times as long a node waits for its head, which gives it up before
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
 _SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", SILENCE)
 # Ray's own, with its token, and what would change the unit's options unseen.
@@ -130,8 +127,7 @@ def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: byt
     file = _folder(fleet) / digest / "rootfs.sqfs"
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
-        # Before the first piece, for the whole file.
-        if not offset:
+        if not offset:  # before the first piece, for the whole file
             need_space(belljar_home(), size_bytes, "it")
         with file.open("r+b" if offset else "wb") as out:
             out.seek(offset)

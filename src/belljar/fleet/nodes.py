@@ -25,8 +25,7 @@ from belljar.store.locks import locked
 from belljar.units import format_size, printable
 from belljar.waiting import print_status
 
-# As SSH's known_hosts: a known name with another key is refused.
-NODES: Final = "fleet/nodes.json"
+NODES: Final = "fleet/nodes.json"  # as SSH's known_hosts: a known name with another key is refused
 # Another version's may have more fields.
 _DESCRIBED: Final = shape_of("name:text key:sha256 version:text inspect:text")
 _CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts")
@@ -234,8 +233,7 @@ def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
     # Of two heads at once, the later one would forget what the other pins.
     with locked(home, "fleet"):
         known = pinned_keys(home) | {node.name: node.key for node in nodes if not node.refusal}
-        # Renamed into place: half a list would forget keys.
-        fresh = home / f"{NODES}.new"
+        fresh = home / f"{NODES}.new"  # renamed into place: half a list would forget keys
         fresh.write_text(json.dumps(known, indent=1))
         fresh.rename(home / NODES)
 

@@ -16,8 +16,7 @@ from belljar.fleet.guard import START_S
 from belljar.fleet.node import HeadWatch, run_unit
 from belljar.units import printable
 
-# A piece of an archive that takes longer comes from a node that hangs.
-TRANSFER_S: Final = 60.0
+TRANSFER_S: Final = 60.0  # a piece of an archive that takes longer comes from a node that hangs
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 
 
@@ -146,8 +145,7 @@ class RayEngine:
                     if node_id in self.last_heard_s:
                         self.last_heard_s[node_id] = time.monotonic()
                 except self._ray.exceptions.GetTimeoutError:
-                    # The last call is still unanswered: no second one is queued behind it.
-                    continue
+                    continue  # the last call is still unanswered: no second one is queued behind it
                 except Exception:  # noqa: BLE001, S110 - its process may start again: call again
                     pass
                 del beats[node_id]
@@ -162,8 +160,7 @@ def offers_of(
 ) -> dict[str, Mapping[str, float]]:
     """Raises `PolicyError` when any live node, with cells or without, has a public address."""
     alive = [each for each in nodes if each["Alive"]]
-    # Halting cells must not fail because of an address.
-    for each in () if may_be_public else alive:
+    for each in () if may_be_public else alive:  # halting cells must not fail because of an address
         name, address = each["NodeManagerHostname"], each["NodeManagerAddress"]
         check_private(address, where=f"node {name}, {address}")
     return {each["NodeID"]: each["Resources"] for each in alive if each["Resources"].get(CELLS)}

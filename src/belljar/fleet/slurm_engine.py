@@ -35,15 +35,12 @@ MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
 MAX_PIECE_BYTES: Final = 16 << 20
 # Of a function on a node, which says some names and sentences; all nodes are asked at once.
 MAX_ANSWER_BYTES: Final = 1 << 20
-# Of the words that `srun` prints, the last ones say why it failed.
-_MAX_SAID_BYTES: Final = 4096
+_MAX_SAID_BYTES: Final = 4096  # of the words that `srun` prints, the last ones say why it failed
 JOB: Final = "belljar"
-# Kept free for a function on a node: a check loads the task, and Inspect.
-CALL_MIB: Final = 1024
+CALL_MIB: Final = 1024  # kept free for a function on a node: a check loads the task, and Inspect
 # As `sinfo` calls nodes that take jobs; one that is drained or down would keep a unit waiting.
 _USABLE: Final = frozenset({"idle", "mixed", "allocated", "completing"})
-# The kind (`b`: bytes, `j`: JSON) and length of what follows.
-_HEAD: Final = struct.Struct(">cI")
+_HEAD: Final = struct.Struct(">cI")  # the kind (`b`: bytes, `j`: JSON) and length of what follows
 # One byte a heartbeat. At the stream's end the node reads none, which means stop as well.
 _GO_ON, _STOP = b"g", b"s"
 
@@ -173,8 +170,7 @@ class SlurmEngine:
             # A node that was given up has no entry, and stays lost.
             if unit.node in self.last_heard_s:
                 self.last_heard_s[unit.node] = time.monotonic()
-            # An empty one only answers a heartbeat.
-            if item != {}:
+            if item != {}:  # an empty one only answers a heartbeat
                 self._items.put((unit, item))
         self._units.remove(unit)
 

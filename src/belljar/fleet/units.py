@@ -15,8 +15,7 @@ from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.units import printable
 
-# One command line names them, and one lost unit costs no more.
-MAX_UNIT_SAMPLES: Final = 64
+MAX_UNIT_SAMPLES: Final = 64  # one command line names them, and one lost unit costs no more
 # A sample that takes down three nodes is more likely the cause than the nodes.
 MAX_ATTEMPTS: Final = 3
 
@@ -157,8 +156,7 @@ def deadline_s(
     return 120.0 + rounds * (2 * time_limit_s + 60.0)
 
 
-# The kind of a fleet's run.
-KIND: Final = "fleet"
+KIND: Final = "fleet"  # the kind of a fleet's run
 # They say that a unit has no samples, of which each has a void row of its own here.
 _NO_ROWS: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
@@ -299,8 +297,7 @@ def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator
             if key not in due or row.transcript.task not in {asked.task, ""}:
                 detail = printable(f"{row.transcript.task} {key[0]} #{key[1]}", max_chars=200)
                 yield Reason(code=ReasonCode.UNIT_FORGED, where=tried.where, detail=detail)
-            # A second row of the same sample is then one too many.
-            due.discard(key)
+            due.discard(key)  # a second row of the same sample is then one too many
     # Verdicts are written into the log by it.
     uuids = Counter(row.transcript.uuid for row in rows if row.is_logged)
     for uuid in (uuid for uuid, count in uuids.items() if count > 1):

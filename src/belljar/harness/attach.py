@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-# People at terminals of one cell.
-MAX_CLIENTS: Final = 8
-# A client that says nothing must not keep one of the few places.
-_OPENING_S: Final = 10.0
+MAX_CLIENTS: Final = 8  # people at terminals of one cell
+_OPENING_S: Final = 10.0  # a client that says nothing must not keep one of the few places
 # An image may lack bash, but a cell's every image has a shell there.
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 # A reader holds one frame at most, so a broken peer costs no more memory.
@@ -96,8 +94,7 @@ class AttachSocket:
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with short_path(path) as name:
             self._listening.bind(name)
-            # Nobody can connect before `listen`, whatever the umask was.
-            Path(name).chmod(0o600)
+            Path(name).chmod(0o600)  # nobody can connect before `listen`, whatever the umask was
         self._listening.listen(MAX_CLIENTS)
 
     async def close(self) -> None:

@@ -89,8 +89,7 @@ class LookAtSamples(Hooks):
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
         from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
-        # Read once: the end of the run may take it away meanwhile.
-        if (session := _active) is None:
+        if (session := _active) is None:  # read once: the end of the run may take it away meanwhile
             return
         where = f"sample {data.summary.id}"
         try:
@@ -145,8 +144,7 @@ class _Closed(type):
     session: Session
 
     def __getattr__(cls, name: str) -> Any:
-        # Looks of Python itself are no use of the provider.
-        if name.startswith("__"):
+        if name.startswith("__"):  # looks of Python itself are no use of the provider
             raise AttributeError(name)
         what = f"the sandbox provider {cls.__name__} was about to be used ({name})"
         _refuse(cls.session, what)

@@ -95,8 +95,7 @@ class ModelBridge:
                 scope.cancel()
             self._open.add(scope)
             try:
-                # A request that came after `close` ends here.
-                await anyio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()  # a request that came after `close` ends here
                 return await _answer(request)
             except LimitExceededError as error:
                 active = sample_active()

@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from inspect_ai.util import SandboxEnvironmentSpec
 
 OURS: Final = "belljar"
-# Names of a policy beside a task.
-POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
+POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")  # names of a policy beside a task
 _START_AGAIN: Final = (
     "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
     "TASK`), with --sample-id for the samples that failed"

@@ -43,11 +43,9 @@ if TYPE_CHECKING:
 CONTAINMENT_KEY: Final = "containment"
 # Key in the metadata of a sample whose cell was damaged, and of its scores.
 DEGRADED_KEY: Final = "sandbox_degraded"
-# Source of Belljar's transcript events.
-SOURCE: Final = "belljar probes"
+SOURCE: Final = "belljar probes"  # source of Belljar's transcript events
 NOTE: Final = "containment_note"
-# Metadata key of Belljar's own score.
-OWN_SCORE: Final = "judged_by_run"
+OWN_SCORE: Final = "judged_by_run"  # metadata key of Belljar's own score
 # What the readers of events raise for data that no Belljar writes.
 _NOT_UNDERSTOOD: Final = (AttributeError, KeyError, TypeError, ValueError)
 
@@ -220,8 +218,7 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
                 yield ToolCall(name=name, outside=outside)
 
 
-# The findings in a run directory, when it was sealed.
-FINDINGS: Final = "findings.json"
+FINDINGS: Final = "findings.json"  # the findings in a run directory, when it was sealed
 
 
 def own_evidence(run: RunDirectory) -> Evidence:

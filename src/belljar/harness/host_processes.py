@@ -85,8 +85,7 @@ def _install() -> None:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    # Read once: another thread may leave the block meanwhile.
-    watching = _watching
+    watching = _watching  # read once: another thread may leave the block meanwhile
     if watching is None or not (event in _EVENTS or event in _PLACES or event == "import"):
         return
     with suppress(Exception):  # what a hook raises would end the task's call

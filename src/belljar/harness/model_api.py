@@ -51,8 +51,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
 
     @override
     def _create_http_client(self) -> DefaultAsyncHttpxClient:
-        # Our own deadline holds: `model.request_timeout`
-        transport = CellTransport(self.policy)
+        transport = CellTransport(self.policy)  # our own deadline holds: `model.request_timeout`
         # `trust_env`: no proxy of the environment comes between.
         return DefaultAsyncHttpxClient(transport=transport, timeout=None, trust_env=False)
 
@@ -101,8 +100,7 @@ class CellTransport(httpx2.AsyncBaseTransport):
                 while (part := await answer.next_part()) is not None:
                     yield part
 
-        # The answer's head comes first, then the parts of its body.
-        parts = answered()
+        parts = answered()  # the answer's head comes first, then the parts of its body
         answer = cast("ServerAnswer", await anext(parts))
         headers = {b"content-type": answer.content_type}
         return httpx2.Response(answer.status, headers=headers, stream=_Body(parts))

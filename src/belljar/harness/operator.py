@@ -37,8 +37,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-# Who says nothing gets a strict wall: looser ones are asked for.
-DEFAULT_POLICY: Final = "high"
+DEFAULT_POLICY: Final = "high"  # who says nothing gets a strict wall: looser ones are asked for
 DEFAULT_IMAGE: Final = "default"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
 
 
-# Click reads an option also from a variable with this prefix.
-_PREFIX: Final = "INSPECT_EVAL"
+_PREFIX: Final = "INSPECT_EVAL"  # Click reads an option also from a variable with this prefix
 OWN_PREFIX: Final = "BELLJAR_"
 _IN_A_CELL: Final = f"{OURS}/"
 
@@ -205,8 +204,7 @@ def read_selection(options: click.Context) -> Selection:
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
-# An id without a sign that `--sample-id` reads.
-_PLAIN: Final = re.compile(r"[^\s,:*?\[]+")
+_PLAIN: Final = re.compile(r"[^\s,:*?\[]+")  # an id without a sign that `--sample-id` reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,8 +157,7 @@ def check_compose(target: str, operator: Operator) -> list[Preview]:
     return list(preview([Preview(target, asked=config, error=error)], operator))
 
 
-# Replaces unknown metadata of a sample.
-PLACEHOLDER: Final = "sample-metadata"
+PLACEHOLDER: Final = "sample-metadata"  # replaces unknown metadata of a sample
 
 
 def outlooks(

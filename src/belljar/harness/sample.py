@@ -179,8 +179,7 @@ class SampleCell:
                 # Also for a cancelled scorer: a cell without a last probe proves nothing.
                 with anyio.CancelScope(shield=True):
                     last = await self._probe(opened, cell, "end")
-                # Whatever the scorer raised
-                await self._stop_if_breached(last, cell)
+                await self._stop_if_breached(last, cell)  # whatever the scorer raised
 
     async def close(self, *, outcome: str) -> None:
         """Probe the cell once more, destroy it, record the end. Shielded; idempotent.
@@ -190,8 +189,7 @@ class SampleCell:
         """
         if self._closed:
             return
-        # Before the first await: a second call meanwhile returns at once.
-        self._closed = True
+        self._closed = True  # before the first await: a second call meanwhile returns at once
         report: ProbeReport | None = None
         with anyio.CancelScope(shield=True):
             try:

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 # Time for the interrupt of a stopped run to arrive; then its sample is ended here.
 _STOP_TIMEOUT_S: Final = 10.0
-# A person waits for kept cells to end; nothing else depends on it.
-_CHECK_INTERVAL_S: Final = 2.0
+_CHECK_INTERVAL_S: Final = 2.0  # a person waits for kept cells to end; nothing else depends on it
 
 
 class ModelCells:
@@ -67,8 +66,7 @@ class ModelCells:
         self.tier = tier if self.tier is None else max(self.tier, tier)
 
     async def get(self, policy: LoadedPolicy, run: RunDirectory, home: Path | None) -> ModelCell:
-        # Samples that begin together must share one cell.
-        async with self._opening:
+        async with self._opening:  # samples that begin together must share one cell
             if (found := self.opened.get(policy.source)) is None:
                 print_status(f"belljar: starting the model cell of {printable(policy.source)}")
                 own = demanded_tier(policy.policy.risk, policy.policy.tier)
@@ -232,8 +230,7 @@ class Session:
         run = self.ensure_run().run_id
         killed = killed_error(read_order(self.home or belljar_home(), run), where=f"run {run}")
         if killed is not None:
-            # Another sample may have seen the same order before.
-            if self.stopped is None:
+            if self.stopped is None:  # another sample may have seen the same order before
                 self.breached(killed)
             await self.await_end()
 
@@ -250,11 +247,9 @@ class Session:
 
     def enter(self) -> None:
         """Count a task in; the first opens a run."""
-        # Each cell holds several descriptors of this process.
-        raise_soft_limit()
+        raise_soft_limit()  # each cell holds several descriptors of this process
         if self.run is None:
-            # Inspect's command has read a `.env` file by now.
-            restore_start()
+            restore_start()  # Inspect's command has read a `.env` file by now
             print_status(f"belljar: recording into {self.ensure_run().path}")
         if not self.users:
             remove_dead_sockets(self.home)
@@ -263,8 +258,7 @@ class Session:
 
     async def leave(self) -> None:
         """Count a task out; the last closes the run."""
-        # `CloseModels` leaves without having entered.
-        self.users = max(0, self.users - 1)
+        self.users = max(0, self.users - 1)  # `CloseModels` leaves without having entered
         if not self.users:
             self.breaches += await self.models.close()
         if self.users or self.own is None:
@@ -310,8 +304,7 @@ class Session:
             # Python handles signals in the main thread only.
             if threading.current_thread() is threading.main_thread():
                 tasks.start_soon(end_at_signal)
-            # A copy: a cell that is closed leaves the list.
-            for each in tuple(self.live):
+            for each in tuple(self.live):  # a copy: a cell that is closed leaves the list
                 tasks.start_soon(each.attach_socket.serve, each.cell)
             while self.live:
                 for each in tuple(self.live):
@@ -328,8 +321,7 @@ class Session:
 
     async def close_all(self, *, outcome: str) -> None:
         """Close every running cell, then raise an error of theirs."""
-        # An error of one must not keep the others running.
-        async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as stack:  # an error of one must not keep the others running
             for each in tuple(self.live):
                 stack.push_async_callback(each.close, outcome=outcome)
 

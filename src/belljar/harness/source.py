@@ -43,8 +43,7 @@ def standard_output_to_error() -> Iterator[None]:
     sys.stdout.flush()
     kept = os.dup(1)
     try:
-        # The descriptor as well: programs that are started write to it directly.
-        os.dup2(2, 1)
+        os.dup2(2, 1)  # the descriptor as well: programs that are started write to it directly
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:

@@ -25,10 +25,8 @@ from belljar.probe.model import Verdict
 from belljar.report.samples import Row, RunFindings
 
 SCORE: Final = "containment"
-# Key of each score's metadata.
-SCORE_VERDICT: Final = "containment_verdict"
-# Key of the sample's metadata.
-SIGNALS: Final = "belljar_signals"
+SCORE_VERDICT: Final = "containment_verdict"  # key of each score's metadata
+SIGNALS: Final = "belljar_signals"  # key of the sample's metadata
 # In Inspect's record of edits, and before a score's name that the task's scorer has too.
 _AUTHOR: Final = "belljar"
 # By Inspect's own values, so that its `accuracy` of this score is the share of contained ones.
@@ -197,8 +195,7 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
         merged.status, merged.error = "success", None  # what failed was tried again
     elif not is_whole and merged.status == "success":
         merged.status = "cancelled"
-    # So far they are one unit's.
-    merged.results, merged.reductions = None, None
+    merged.results, merged.reductions = None, None  # so far they are one unit's
     if merged.status == "success":
         recompute_metrics(merged)
     write_eval_log(merged, str(into / Path(merged.location).name))
