@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final
 
 from belljar.errors import PolicyError
+from belljar.fleet.guard import START_S
 from belljar.units import printable
 
 BEAT_S: Final = 1.0  # often enough that one late answer is far from the end of a node's patience
@@ -29,43 +34,55 @@ _NEAR: Final = tuple(
 )
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A connection to a cluster, for one evaluation.
 
     `last_heard_s`: when each node that is expected to answer did. `is_stopping`: nodes are to end
     their units. `needs_token`: nodes must have token authentication on.
     """
 
-    needs_token: bool
-    last_heard_s: dict[str, float]
-    is_stopping: bool
+    needs_token = False
 
+    def __init__(self) -> None:
+        self.is_stopping = False
+        self.closed = threading.Event()
+        self.last_heard_s: dict[str, float] = {}
+
+    @abstractmethod
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
         """Return the offers of live nodes with cells; `to_kill`: include draining ones."""
 
+    @abstractmethod
     def on_each(
-        self,
-        nodes: Sequence[str],
-        function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401 - those of any function
-        within_s: float = CALL_S,
+        self, nodes: Sequence[str], call: partial[Any], *, within_s: float = CALL_S
     ) -> dict[str, Any]:
         """Return the function's result on each node; exceptions are results."""
 
+    @abstractmethod
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
         """Run a unit on one of these nodes."""
 
+    @abstractmethod
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
         """Yield the units' messages: an item, None at the end, or its exception."""
 
+    @abstractmethod
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
         """Forget a unit; its guard ends it."""
 
-    def watch(self, fleet: str, nodes: Sequence[str]) -> None:
+    def watch(self, _fleet: str, nodes: Sequence[str]) -> None:
         """Exchange heartbeats in a thread, as verifying may take long."""
+        # In the future: nothing is expected while what answers is started.
+        self.last_heard_s = dict.fromkeys(nodes, time.monotonic() + START_S)
+        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
+    @abstractmethod
+    def _beat(self) -> None:
+        """Exchange heartbeats until `closed`."""
+
+    @abstractmethod
     def close(self) -> None:
         """Leave the cluster."""
 

@@ -417,7 +417,8 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             nodes = describe_nodes(engine, home, task)
             asked = [node.node_id for node in nodes if not node.refusal]
             # After Ctrl-C half of an image would stay there, which may be gigabytes.
-            unless_begun.callback(engine.on_each, asked, clear, workspace, within_s=CLEAR_S)
+            cleared = partial(clear, workspace)
+            unless_begun.callback(engine.on_each, asked, cleared, within_s=CLEAR_S)
             place = (workspace, archive, sha256)
             nodes, images, sent = prepare_nodes(engine, nodes, *place, task, home)
             kept = ("inspect_args", "policy", "tier", "allow_upstreams", "require_contained")
@@ -444,7 +445,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
                 hint = f"see `belljar verdict {run.run_id}`"
                 unless_breached.enter_context(breach_stands(outcome.findings.verdict, hint=hint))
-                engine.on_each([*head.usable], clear, workspace, within_s=CLEAR_S)
+                engine.on_each([*head.usable], cleared, within_s=CLEAR_S)
         state, problem = check_ledger(run)  # now that it is sealed
         if state is not Status.VERIFIED:
             raise LedgerError(problem or "it is not sealed", where=str(run.path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -44,7 +45,7 @@ def describe_nodes(engine: Engine, home: Path, task: SelectedTask) -> list[Node]
     # A signature must say whose record it is, and the record tells nodes apart by their names.
     owners = {local_fingerprint(home): "the head"}
     inspect = version("inspect-ai")
-    for node_id, said in engine.on_each([*offers], on_node.describe).items():
+    for node_id, said in engine.on_each([*offers], partial(on_node.describe)).items():
         try:
             if isinstance(said, Exception):
                 raise said
@@ -101,12 +102,12 @@ def prepare_nodes(
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = on_node.settings_of(os.environ)
     words, store = task.check_words, Store(home)
-    said = _checked(
-        engine.on_each(usable, on_node.prepare, fleet, archive, sha256, words, settings)
-    )
+    prepare = partial(on_node.prepare, fleet, archive, sha256, words, settings)
+    said = _checked(engine.on_each(usable, prepare))
     sent, failed = send_images(engine, store, fleet, _to_send(store, task, said))
     if again := {node for node, _ in sent} - {*failed}:
-        said |= _checked(engine.on_each(sorted(again), on_node.check, fleet, words, settings))
+        check = partial(on_node.check, fleet, words, settings)
+        said |= _checked(engine.on_each(sorted(again), check))
     made, images, first = list[Node](), dict[str, str](), ""
     for node in nodes:
         result, why = said.get(node.node_id), node.refusal
@@ -183,7 +184,7 @@ def _send(
     refused, to = dict[str, str](), [*nodes]
 
     def call(function: Callable[..., str], *arguments: object) -> None:
-        said = engine.on_each(to, function, fleet, image.digest, *arguments)
+        said = engine.on_each(to, partial(function, fleet, image.digest, *arguments))
         for each, why in said.items():
             if why != "":
                 is_said = isinstance(why, str | Exception)
@@ -203,7 +204,7 @@ def _send(
     names = [] if is_digest else [name]
     call(on_node.take_image, document, names, [*image.origins])
     if refused:  # their disks may be full
-        engine.on_each([*refused], on_node.clear, fleet, within_s=CLEAR_S)
+        engine.on_each([*refused], partial(on_node.clear, fleet), within_s=CLEAR_S)
     return refused
 
 
@@ -248,7 +249,8 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
     with joined(fleet) as engine:
         asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []
         # `kill_all` gives up after END_S; the rest is for a busy node to start a worker.
-        answers = engine.on_each(asked, on_node.kill_all, reason, more, within_s=END_S + 30.0)
+        kill = partial(on_node.kill_all, reason, more)
+        answers = engine.on_each(asked, kill, within_s=END_S + 30.0)
         for node in asked:
             name, is_killed, words = "", False, "its answer can't be understood"
             match answers[node]:

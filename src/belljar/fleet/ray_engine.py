@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, MEMORY, check_private
-from belljar.fleet.guard import START_S
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, MEMORY, Engine, check_private
 from belljar.fleet.node import HeadWatch, run_unit
 from belljar.units import printable
 
@@ -20,11 +19,12 @@ TRANSFER_S: Final = 60.0  # a piece of an archive that takes longer comes from a
 HINT_EXTRA: Final = "pip install 'belljar-sandbox[fleet]'"
 
 
-class RayEngine:
+class RayEngine(Engine):
     needs_token = True
 
     def __init__(self, address: str) -> None:
         """Join the cluster at `address` or RAY_ADDRESS."""
+        super().__init__()
         if not (address := address or os.environ.get("RAY_ADDRESS", "")):
             hint = "give --fleet ray://HOST:PORT, or set RAY_ADDRESS"
             raise PolicyError("which cluster?", where="--fleet ray", hint=hint)
@@ -50,9 +50,6 @@ class RayEngine:
             raise HostError(what, where=printable(address), hint=hint) from error
         self._ray: Any = ray
         self._watches: dict[str, Any] = {}
-        self.is_stopping = False
-        self.closed = threading.Event()
-        self.last_heard_s: dict[str, float] = {}
 
     def close(self) -> None:
         self.closed.set()
@@ -62,15 +59,11 @@ class RayEngine:
         return offers_of(self._ray.nodes(), may_be_public=to_kill)
 
     def on_each(
-        self,
-        nodes: Sequence[str],
-        function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401 - those of any function
-        within_s: float = CALL_S,
+        self, nodes: Sequence[str], call: partial[Any], *, within_s: float = CALL_S
     ) -> dict[str, Any]:
-        remote = self._ray.remote(function)
+        remote = self._ray.remote(call.func)
         # Bytes are put once, and each node fetches them once.
-        sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in arguments]
+        sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in call.args]
         # `max_retries`: the head alone decides what is tried again.
         references = {
             each: remote.options(num_cpus=0, max_retries=0, label_selector=_on(each)).remote(*sent)
@@ -132,9 +125,7 @@ class RayEngine:
             # It restarts without limit: units must not end because this small process did.
             options = actor.options(num_cpus=0, max_restarts=-1, label_selector=_on(each))
             self._watches[each] = options.remote(fleet)
-            # In the future: nothing is expected while the actor's process starts.
-            self.last_heard_s[each] = time.monotonic() + START_S
-        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
+        super().watch(fleet, nodes)
 
     def _beat(self) -> None:
         beats, number = dict[str, Any](), 0

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from tempfile import TemporaryFile
 from typing import IO, Any, Final, cast
@@ -24,8 +25,7 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.fleet import node as on_node
 from belljar.fleet.archive import MAX_TASK_BYTES
-from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY
-from belljar.fleet.guard import START_S
+from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY, Engine
 from belljar.policy.limits import Tier
 from belljar.units import printable
 
@@ -75,17 +75,13 @@ class _Unit:
     node: str = ""
 
 
-class SlurmEngine:
-    needs_token = False  # Slurm has its own way to know who asks
-
+class SlurmEngine(Engine):
     def __init__(self, partition: str) -> None:
+        super().__init__()
         self._where = [f"--partition={partition}"] if partition else []
         self._units: list[_Unit] = []
         # Pieces of archives are megabytes: a slow head holds the nodes back, not its memory.
         self._items: queue.Queue[tuple[_Unit, Any]] = queue.Queue(maxsize=16)
-        self.is_stopping = False
-        self.closed = threading.Event()
-        self.last_heard_s: dict[str, float] = {}
 
     def offers(self, *, to_kill: bool = False) -> dict[str, Mapping[str, float]]:
         markers = dict.fromkeys([*(f"belljar_{tier}" for tier in Tier), HARDWARE], 1.0)
@@ -100,21 +96,17 @@ class SlurmEngine:
         return found
 
     def on_each(
-        self,
-        nodes: Sequence[str],
-        function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401 - those of any function
-        within_s: float = CALL_S,
+        self, nodes: Sequence[str], call: partial[Any], *, within_s: float = CALL_S
     ) -> dict[str, Any]:
         """Run a job on each node, or a step of a unit's job."""
         running = _output(["squeue", "--me", "--noheader", f"--name={JOB}", "--format=%N|%A"])
         jobs = dict(line.split("|") for line in running)
         request = BytesIO()
-        for item in (function.__name__, len(arguments), *arguments):
+        for item in (call.func.__name__, len(call.args), *call.args):
             send(request, item)
         content = request.getvalue()
 
-        def call(each: str) -> Any:  # noqa: ANN401 - any function's result
+        def ask(each: str) -> Any:  # noqa: ANN401 - any function's result
             words = [*self._where, *_size(1, CALL_MIB)]
             if each in jobs:
                 words = [f"--jobid={jobs[each]}", "--overlap"]
@@ -125,18 +117,15 @@ class SlurmEngine:
                 return error
 
         with ThreadPoolExecutor(max_workers=32) as pool:
-            return dict(zip(nodes, pool.map(call, nodes), strict=True))
+            return dict(zip(nodes, pool.map(ask, nodes), strict=True))
 
     def start(
         self, arguments: Sequence[Any], *, cells: int, memory_mib: int, nodes: Sequence[str]
     ) -> object:
         # `--nodelist` would ask for all of these nodes at once, so the others are excluded.
         others = ",".join(sorted(set(self.offers()) - {*nodes}))
-        words = [
-            *self._where,
-            *_size(cells, memory_mib),
-            *([f"--exclude={others}"] if others else []),
-        ]
+        words = [*self._where, *_size(cells, memory_mib)]
+        words += [f"--exclude={others}"] if others else []
         pipe = subprocess.PIPE
         process = subprocess.Popen(
             _srun(JOB, words), stdin=pipe, stdout=pipe, stderr=None, start_new_session=True
@@ -185,10 +174,6 @@ class SlurmEngine:
         """End a waiting job; a running one's guard sees its pipe closed."""
         with suppress(OSError):
             unit.to.close() if unit.node else unit.process.terminate()
-
-    def watch(self, fleet: str, nodes: Sequence[str]) -> None:  # noqa: ARG002 - by each unit's pipe
-        self.last_heard_s = {each: time.monotonic() + START_S for each in nodes}
-        threading.Thread(target=self._beat, name="fleet-beats", daemon=True).start()
 
     def _beat(self) -> None:
         while not self.closed.wait(BEAT_S):
