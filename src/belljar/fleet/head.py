@@ -91,7 +91,7 @@ class Head:
         self._task, self._engine, self._run, self._host = task, engine, run, host
         self._nodes = nodes
         self.usable = {node.node_id: node for node in nodes if not node.refusal}
-        self._cells = task.at_once(units.cells_per_unit(self.usable.values()))
+        self._cells = min([units.cells_per_unit(self.usable.values()), *task.limits])
         self._waiting, self._again = list(task.samples), list[units.Unit]()
         self._running: list[_Running] = []
         self._count = 0
@@ -367,7 +367,7 @@ class Head:
             left.take(line)
         findings = judged(problems=self._problems, own=left.end())
         put_on_record(run, findings, dropped)
-        return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
+        return RunOutcome(findings=findings, dropped=dropped, path=run.path)
 
     def _merge(self, findings: RunFindings, *, require_contained: bool) -> list[str]:
         """Write the one log with verdicts; return the samples outside metrics."""

@@ -58,7 +58,6 @@ NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 class RunOutcome:
     findings: RunFindings
     dropped: Sequence[str] = ()  # samples left out of the metrics
-    run_id: str
     path: Path
 
     @property
@@ -191,7 +190,7 @@ def _run_tasks(
     state, problem = check_ledger(run)  # now that it is sealed
     if state is not Status.VERIFIED:
         findings = judge(replace(evidence, ledger=state, ledger_problem=problem))
-    return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path)
+    return RunOutcome(findings=findings, dropped=dropped, path=run.path)
 
 
 def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.errors import ContainmentBreach, LedgerError
+from belljar.errors import LedgerError, breach_stands
 from belljar.events import JsonValue
 from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import INSPECT_LOGS
@@ -232,14 +232,9 @@ def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[st
     if ReasonCode.VERDICTS_NOT_IN_LOG in details:
         more["verdicts_not_in_log"] = details[ReasonCode.VERDICTS_NOT_IN_LOG]
     refused = details.get(ReasonCode.RUN_REFUSED)
-    try:
+    with breach_stands(findings.verdict, hint=f"see {run.path}"):
         run.write_json(FINDINGS, {**collect(findings), "not_in_metrics": list(dropped)})
         run.finish(findings.outcome, exit_code=findings.exit_code, error=refused, **more)
-    except LedgerError as error:
-        if findings.verdict is not Verdict.BREACHED:
-            raise
-        what = f"the run is breached, and its verdict can't be put on record: {error.what}"
-        raise ContainmentBreach(what, where=str(run.path), hint=error.hint) from error
 
 
 def check_ledger(run: RunDirectory) -> tuple[Status, str]:

@@ -230,9 +230,6 @@ class SelectedTask:
     needs_hardware: bool = False
     limits: tuple[int, ...] = ()
 
-    def at_once(self, cells: int) -> int:
-        return min(cells, *self.limits) if self.limits else cells
-
     def unit_words(self, samples: Iterable[str], *, cells: int) -> list[str]:
         several = ["--max-samples", str(cells), "--max-sandboxes", str(cells)]
         return [*self.words, "--sample-id", ",".join(samples), *several]
