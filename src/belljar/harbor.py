@@ -53,6 +53,8 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
     The task's image, limits, variables and work directory replace the policy's.
     """
 
+    _run: RunDirectory  # from the start on
+
     def __init__(
         self,
         *arguments: Any,  # noqa: ANN401 - Harbor's
@@ -62,7 +64,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
         self._loaded = resolve_here(policy or None)
         self._cell: Cell | None = None
         self._router: Router | None = None
-        self._run: RunDirectory | None = None
         self._verdict = Verdict.VOID
         # The run outlives the range: its last event has the verdict of the end.
         self._stack, self._range = AsyncExitStack(), AsyncExitStack()
@@ -152,7 +153,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     async def stop(self, delete: bool) -> None:  # noqa: ARG002, FBT001 - a cell is never kept
         """Probe and destroy the cell, with proof; seal the record. Raises `ContainmentBreach`."""
-        if self._cell is None or self._run is None:
+        if self._cell is None:
             return
         run = self._run
         async with self._stack:
@@ -174,17 +175,14 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
             raise ContainmentBreach("a probe got out of the cell", where=str(run.path))
 
     async def _probe(self, phase: str) -> ProbeReport:
-        cell, run = self._running(), self._run
-        if run is None:
-            raise RuntimeError("the environment is not started")
-        return await probe_cell(cell, recorder=run.recorder, router=self._router, phase=phase)
+        cell, recorder = self._running(), self._run.recorder
+        return await probe_cell(cell, recorder=recorder, router=self._router, phase=phase)
 
     def _record(self, kind: Kind) -> None:
         about = {"task": self.environment_name, "sample": self.session_id, "uuid": self.session_id}
         cell_id, actor = self._running().id, Actor.HARNESS
-        if self._run is not None:
-            event = Event(kind=kind, data={**about}, cell_id=cell_id, actor=actor)
-            self._run.recorder.record(event)
+        event = Event(kind=kind, data={**about}, cell_id=cell_id, actor=actor)
+        self._run.recorder.record(event)
 
     def _image(self, force_build: bool) -> str:  # noqa: FBT001
         """Raises `HostError`, `PolicyError`."""

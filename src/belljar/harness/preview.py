@@ -60,12 +60,9 @@ def preview(sandboxes: Iterable[Preview], operator: Operator) -> Iterator[Previe
 def with_images(
     previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]
 ) -> list[Preview]:
-    known = cache(look)
+    known = cache(lambda policy: look(policy) if policy is not None else ())
     return [
-        each
-        if each.policy is None
-        else replace(each, differences=(*each.differences, *known(each.policy)))
-        for each in previews
+        replace(each, differences=(*each.differences, *known(each.policy))) for each in previews
     ]
 
 
@@ -81,15 +78,13 @@ def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
     return list(groups.values())
 
 
-def summary(previews: Iterable[Preview]) -> list[str]:
+def summary(previews: Sequence[Preview]) -> list[str]:
     by_fact: dict[tuple[str, str], list[str]] = {}
-    count = 0
     for each in previews:
-        count += 1
         for sentence in sentences(each.differences):
             by_fact.setdefault((each.task, sentence), []).append(each.sample)
     return [
-        sentence if len(samples) == count else f"{samples_named(samples)}: {sentence}"
+        sentence if len(samples) == len(previews) else f"{samples_named(samples)}: {sentence}"
         for (_, sentence), samples in by_fact.items()
     ]
 
@@ -100,29 +95,24 @@ MISSING_CODE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The outcome of `samples`, which is that of `first`.
-
-    `error`: the author's to fix, or a `HostError`: what this host can't do.
-    """
+    """The outcome of `samples`, which is that of `first`; a `HostError` is this host's."""
 
     first: Preview
     samples: tuple[str, ...]
     missing: tuple[MissingImage, ...] = ()
     plan: Plan | None = None
-    error: BelljarError | None = None
 
     @property
     def exit_code(self) -> int:
-        if self.error is not None:
-            return self.error.exit_code
+        if self.first.error is not None:
+            return self.first.error.exit_code
         return MISSING_CODE if self.missing else 0
 
     @property
     def outcome(self) -> str:
-        if self.exit_code == MISSING_CODE:
-            return "missing"
-        how = "differs" if self.first.differences else "runs"
-        return how if self.error is None else "refused"
+        if self.exit_code:
+            return "missing" if self.exit_code == MISSING_CODE else "refused"
+        return "differs" if self.first.differences else "runs"
 
 
 def kind_of(target: str) -> str:
@@ -177,8 +167,7 @@ def outlooks(
     for same in grouped(whole):
         missing: list[MissingImage] = []
         first, plan = same[0], None
-        error, loaded = first.error, first.policy
-        if error is None and loaded is not None:
+        if (loaded := first.policy) is not None:
             builds = {each.image: each for each in first.asked.builds}
             for each in cells.missing_images([loaded]):
                 if each.image in builds:
@@ -189,17 +178,10 @@ def outlooks(
                 check_stand_ins(loaded)
                 image = image_of(loaded.policy.image)
                 plan = make_plan(loaded.policy, facts(), image, base=loaded.base)
-            except BelljarError as refused:
-                error = refused
-        found.append(
-            Outlook(
-                first=first,
-                samples=tuple(each.sample for each in same if each.sample),
-                missing=tuple(missing),
-                plan=plan,
-                error=error or (None if loaded else PolicyError("nothing is known of it")),
-            )
-        )
+            except BelljarError as error:
+                first = replace(first, error=error)
+        samples = tuple(each.sample for each in same if each.sample)
+        found.append(Outlook(first=first, samples=samples, missing=tuple(missing), plan=plan))
     return found
 
 
@@ -218,7 +200,11 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
                 "samples": list(each.samples),
                 "outcome": each.outcome,
                 "differences": [fact.data() for fact in first.differences],
-                "error": _error_json(each.error),
+                "error": first.error
+                and {
+                    name: printable(getattr(first.error, name), max_chars=2000)
+                    for name in ("what", "where", "hint")
+                },
                 "images": [{"image": name, "present": name not in absent} for name in images],
             }
         )
@@ -232,10 +218,3 @@ def as_json(target: str, kind: str, found: Sequence[Outlook]) -> dict[str, Any]:
             for each in all_missing(found)
         ],
     }
-
-
-def _error_json(error: BelljarError | None) -> dict[str, str] | None:
-    if error is None:
-        return None
-    texts = {"what": error.what, "where": error.where, "hint": error.hint}
-    return {name: printable(text, max_chars=2000) for name, text in texts.items()}

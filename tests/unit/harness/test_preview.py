@@ -126,7 +126,7 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     )
     previews = check_policy(str(tmp_path / "critical.yaml"), Operator())
     (found,) = outlooks_of(previews, tmp_path / "home")
-    assert isinstance(found.error, HostError)
+    assert isinstance(found.first.error, HostError)
     assert [each.image for each in found.missing] == ["gone"]
     assert found.exit_code == 3
 
