@@ -315,13 +315,10 @@ def check_own_files(ours: BelljarConfig) -> None:
 def adapt_task(task: Task, *, directory: Path) -> list[Preview]:
     from inspect_ai.util import SandboxEnvironmentSpec
 
-    known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
+    known: dict[str, BelljarConfig | PolicyError] = {}
 
     def read(spec: SandboxEnvironmentSpec | None, *, where: str) -> BelljarConfig | PolicyError:
-        config = spec.config if spec is not None else None
-        text = config.model_dump_json() if isinstance(config, BaseModel) else repr(config)
-        key = (spec.type if spec is not None else "", text)
-        if key not in known:
+        if (key := repr(spec)) not in known:
             try:
                 known[key] = stand_in(spec, directory=directory, where=where)
             except PolicyError as error:
@@ -353,9 +350,10 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     if spec is None:
         return base
     kind, config, document = spec.type, spec.config, None
-    if isinstance(config, BaseModel):
-        if kind != OURS or isinstance(config, ComposeConfig):
-            document = as_document(config)
+    if kind == OURS and isinstance(config, BelljarConfig):
+        return config
+    if isinstance(config, BaseModel) and (kind != OURS or isinstance(config, ComposeConfig)):
+        document = as_document(config)
     elif isinstance(config, str):
         path = (directory / config).absolute()
         check_below(path, directory)
@@ -365,17 +363,14 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
         if document is None and path.suffix in {".yaml", ".yml"}:
             document = read_document(path)
     elif config is None and (kind == "docker" or (kind == OURS and not base.policy)):
-        path = directory.absolute() / "Dockerfile"
-        if (found := beside(directory)) is not None:  # as Inspect finds it
-            document = read_document(found)
-        elif os.path.lexists(path):
-            document = dockerfile_document(path)
+        found = beside(directory) or directory / "Dockerfile"  # as Inspect finds it
+        document = named_document(found) if os.path.lexists(found) else None
     if document is not None:
         return of_compose(document, base, where=where)
     if kind != OURS:
         return of_other(base, kind, has_config=config is not None, where=where)
-    if config is None or isinstance(config, BelljarConfig):
-        return config or base
+    if config is None:
+        return base
     what = f"a {type(config).__name__} is another version's configuration, or not Belljar's"
     raise PolicyError(what, where=where, hint=_START_AGAIN)
 

@@ -156,13 +156,13 @@ class Session:
     async def model_cell(self, policy: LoadedPolicy) -> ModelCell:
         try:
             return await self.models.get(policy, self.ensure_run(), self.home)
-        except ContainmentBreach as error:
-            self.breached(error)
-            raise
         except BelljarError as error:
-            if self.stop is not None and self.refusal is None:
-                self.stop()
-            self.refusal = self.refusal or error
+            if isinstance(error, ContainmentBreach):
+                self.breached(error)
+            elif self.refusal is None:
+                self.refusal = error
+                if self.stop is not None:
+                    self.stop()
             raise
 
     def show_once(self, notes: Iterable[str]) -> None:
