@@ -51,11 +51,8 @@ def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]
             with open_beneath(root, name) as file:
                 info = tarfile.TarInfo(name)
                 left = info.size = os.fstat(file.fileno()).st_size
-                # The sender's modes and owners mean nothing here: `unpack` gives each file this
-                # mode.
-                info.mode = 0o600
-                # File names are bytes: one that isn't UTF-8 is sent as it is, and `unpack`
-                # refuses it.
+                info.mode = 0o600  # the sender's means nothing: `unpack` gives this one
+                # File names are bytes: one that isn't UTF-8 is sent, and `unpack` refuses it.
                 gathered += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
                 padding = -left % tarfile.BLOCKSIZE
                 while left:
@@ -194,8 +191,7 @@ def _expanded(member: _Member, method: int) -> Iterator[bytes]:
 
         source = cast("IO[bytes]", member)
         try:
-            # A member may be several frames: stopping after the first would leave the rest
-            # uncounted.
+            # A member may be several frames, and the later ones count.
             reader = ZstdDecompressor().stream_reader(source, read_across_frames=True)
             while piece := reader.read(PIECE_BYTES):
                 yield piece

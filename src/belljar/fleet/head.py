@@ -273,7 +273,15 @@ class Head:
 
         So is one of which a record came: that may be of a breach, and nothing may stand for it.
         """
-        has_come = self._withdraw(running)
+        self._running.remove(running)
+        self._engine.cancel(running.handle)
+        with suppress(OSError):  # a full disk: what was written is there
+            running.part.close()
+        place = archive_of(self._run.path, running.unit)
+        # A node may die, or fail, between its record's last piece and its word of the end.
+        has_come = running.size > 0 and (running.end is not None or is_whole(place))
+        if not has_come:
+            place.unlink(missing_ok=True)
         if has_come and not is_bad:
             why, is_bad = f"{why}; its record came, and can't be judged", True
         node, unit = running.node, running.unit
@@ -297,19 +305,6 @@ class Head:
         self._problems.append(Reason(code=ReasonCode.RUN_ERROR, detail=why))
         self._stop(why)  # first: once the run stops, `_fail` tries nothing again
         self._fail(running, why)
-
-    def _withdraw(self, running: _Running) -> bool:
-        """Forget a unit; return whether its whole archive stays as evidence."""
-        self._running.remove(running)
-        self._engine.cancel(running.handle)
-        with suppress(OSError):  # a full disk: what was written is there
-            running.part.close()
-        archive = archive_of(self._run.path, running.unit)
-        # A node may die, or fail, between its record's last piece and its word of the end.
-        has_come = running.size > 0 and (running.end is not None or is_whole(archive))
-        if not has_come:
-            archive.unlink(missing_ok=True)
-        return has_come
 
     def _try_again(self, unit: units.Unit, samples: Sequence[str], node_id: str) -> None:
         if self._stopping_s is None:
@@ -439,8 +434,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
                 names = {node.node_id: node.name for node in nodes}
                 for node_id, about in sent:
                     head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
-                # From here on units may use the files: after an error a later run on the node
-                # removes them.
+                # From here on units may use the files: after an error a later run removes them.
                 unless_begun.pop_all()
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
                 hint = f"see `belljar verdict {run.run_id}`"

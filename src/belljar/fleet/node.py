@@ -171,8 +171,7 @@ def run_unit(
         subprocess.Popen(
             [*guard, *command],
             cwd=folder / "task",
-            # The node's operator may set another number of starts, but not where the run is
-            # noted.
+            # The node's operator may set another number of starts.
             env={STARTS: str(os.cpu_count() or 1), **_environment(settings), NOTED_IN: str(noted)},
             stdin=subprocess.PIPE,  # its end tells the guard that this worker is gone
             stdout=subprocess.DEVNULL,

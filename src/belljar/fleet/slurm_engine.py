@@ -184,8 +184,7 @@ class SlurmEngine(Engine):
                     unit.to.flush()
             now, busy = time.monotonic(), {unit.node for unit in list(self._units)}
             for node, heard_s in list(self.last_heard_s.items()):
-                # Unless a unit's thread noted an answer meanwhile; at first the time lies START_S
-                # ahead.
+                # Unless a unit's thread noted an answer meanwhile; at first it lies START_S ahead.
                 if node not in busy and self.last_heard_s.get(node) == heard_s:
                     self.last_heard_s[node] = max(now, heard_s)
 

@@ -66,10 +66,7 @@ class Node:
 
 
 def cells_per_unit(nodes: Iterable[Node]) -> int:
-    """Return how many cells a unit has at a time: the smallest node runs one unit or two.
-
-    Two, where there is room: one works while the other waits for its last sample.
-    """
+    # Of two units on a node one works while the other waits for its last sample.
     smallest = min(node.cells for node in nodes)
     return max(1, smallest if smallest < 4 else smallest // 2)
 
@@ -114,17 +111,10 @@ def to_try_again(unit: Unit, epochs: int, findings: RunFindings) -> tuple[str, .
     if findings.refusal_code:  # 4: the task is wrong on every node
         return unit.samples if findings.refusal_code == 3 else ()
     is_short = bool(findings.rows) and has_task_error(findings)
-    lost, seen = set[str](), dict[str, int]()
-    for row in findings.rows:
-        sample = row.transcript.sample
-        seen[sample] = seen.get(sample, 0) + 1
-        if may_replace(row, findings):
-            lost.add(sample)
-    return tuple(
-        sample
-        for sample in unit.samples
-        if sample in lost or (seen.get(sample, 0) < epochs and not is_short)
-    )
+    seen = Counter(row.transcript.sample for row in findings.rows)
+    lost = {row.transcript.sample for row in findings.rows if may_replace(row, findings)}
+    missing = {each for each in unit.samples if seen[each] < epochs and not is_short}
+    return tuple(each for each in unit.samples if each in lost | missing)
 
 
 def has_task_error(findings: RunFindings) -> bool:
@@ -209,12 +199,12 @@ def judge_fleet(
     last = counted_rows(tries)
     counted = {id(each) for each, _ in last.values()}
     tried: dict[str, list[Try]] = {}
-    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
     for each in tries:
         for sample in each.unit.samples:
             tried.setdefault(sample, []).append(each)
-        if each.is_bad:
-            doubts.append(Reason(code=ReasonCode.LEDGER_BAD, where=each.where, detail=each.why))
+    doubts = [*problems, *_forged(asked, tries, [row for _, row in last.values()])]
+    bad, code = (each for each in tries if each.is_bad), ReasonCode.LEDGER_BAD
+    doubts += [Reason(code=code, where=each.where, detail=each.why) for each in bad]
     is_ended, rows = interrupted or stopped, list[Row]()
     for sample, epoch in product(asked.samples, range(1, asked.epochs + 1)):
         mine, found = tried.get(sample, []), last.get((sample, epoch))
@@ -278,8 +268,7 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
                 continue
             if key in found:
                 before, known = found[key]
-                # A breach counts whichever attempt it is of; anything else only in place of lost
-                # evidence.
+                # A breach counts of whichever attempt; anything else in place of lost evidence.
                 is_worse = row.verdict is Verdict.BREACHED
                 is_lost = before.findings is not None and may_replace(known, before.findings)
                 if not (is_worse or is_lost):

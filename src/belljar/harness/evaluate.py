@@ -30,6 +30,7 @@ from belljar.harness.preview import preview, summary, with_images
 from belljar.harness.session import Session, session_scope
 from belljar.harness.source import hold_required_gap, standard_output_to_error
 from belljar.host.settings import resolve_here
+from belljar.image.store import refuse_missing
 from belljar.interrupts import termination_as_interrupt
 from belljar.ledger.verification import Status
 from belljar.network.stand_ins.author import check_stand_ins
@@ -49,8 +50,7 @@ if TYPE_CHECKING:
 
     from belljar.ledger.rundir import RunDirectory
 
-# Names a file that gets the run directory's path before a cell is made: a fleet's node sends the
-# record of a process that died.
+# Names a file that gets the run directory: a fleet's node sends the record of a dead process.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 
 
@@ -154,7 +154,7 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> list[LoadedP
     builds = dict.fromkeys(build for each in previews for build in each.asked.builds)
     images = {image for policy in policies for image in policy.policy.images}
     source.build_images(builds, images)
-    source.check_images(policies)
+    refuse_missing(source.missing_images(policies))
     whole = with_images(previews, source.image_differences)
     session.show_once(summary(whole))
     session.is_previewed = True
@@ -346,8 +346,7 @@ def invoke(
         # The tasks are loaded: nothing is left by which Inspect would load them again.
         "t": (),
         "task_config": None,
-        # The cells and the record are this process's, so it can't leave the evaluation to
-        # another.
+        # The cells and the record are this process's.
         "detach": False,
         "json_output": False,
     }
@@ -364,8 +363,7 @@ def invoke(
     except (KeyboardInterrupt, click.Abort):
         return True
     except BaseException as error:  # noqa: BLE001
-        # Whatever ends the evaluation, its record is closed and judged: the code of a solver's
-        # `sys.exit(0)` would read as "contained".
+        # Its record is closed and judged: a solver's `sys.exit(0)` would read as "contained".
         if first_of(error, KeyboardInterrupt) is not None:
             return True
         message = f"{type(error).__name__}: {printable(str(error), max_chars=2000)}"

@@ -192,8 +192,7 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
             span = parents.get(span)
     spans: dict[str, deque[str]] = {}
     for event in events:
-        # Inspect makes the event of a call before its span, and writes it right after: it names the
-        # span around
+        # A call's event is made before its span, and written right after: it names the span around.
         if event.event == "span_begin" and event.type == "tool":
             spans.setdefault(event.name, deque()).append(event.id)
         elif event.event == "tool":

@@ -98,15 +98,13 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
             place = "an address that can't be read"
             with suppress(Exception):
                 place = _place(event, arguments)
-            # Belljar's own is a real upstream, which is on record, or a look for ways out, which
-            # sends nothing.
+            # Belljar's own is a real upstream, on record, or a look for ways out, sending nothing.
             while frame is not None and _is_stdlib(frame.f_code.co_filename):
                 frame = frame.f_back
             if place and (frame is None or not _is_belljars(frame.f_code.co_filename)):
                 _count(watching.connections, place)
             return
-        # `subprocess` raises an event of its own before that of the call by which it starts the
-        # program.
+        # `subprocess` raises an event of its own before that of the call that it makes.
         name = frame.f_globals.get("__name__") if frame is not None else ""
         is_within = event != "subprocess.Popen" and name == "subprocess"
         if not is_within and _is_the_tasks(frame):

@@ -221,9 +221,8 @@ def sample_environment() -> SampleCell | None:
     return None
 
 
-# A model, or its server, chooses them: Inspect takes what doesn't begin with `{` for YAML, in which
-# 400 bytes of aliases are gigabytes once they are written out. What is too much stays a text, as
-# what is no YAML does.
+# A tool call's arguments: Inspect takes what doesn't begin with `{` for YAML, in which 400 bytes of
+# aliases are gigabytes once they are written out. What is too much stays a text, as no YAML does.
 MAX_CHARS: Final = 16 << 10  # a second to read
 _calls: Final[Any] = _call_tools
 _yaml: Final = _calls.yaml  # PyYAML: a dependency of Inspect

@@ -102,8 +102,7 @@ def read_options(arguments: Sequence[str]) -> click.Context:
         what, where = "a run configuration can't be used with belljar run", "--run-config"
         raise PolicyError(what, where=where, hint="give what it says as options")
     for text in context.params.get("env") or ():
-        # `--env` writes `-` as `_`, and sets the variable only when Inspect starts: the policy
-        # would not be the one that was checked.
+        # `--env` writes `-` as `_`, and sets the variable only when Inspect starts: unchecked.
         name = str(text).partition("=")[0].strip().replace("-", "_")
         # They select this host's programs, the store or the log's place.
         if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
@@ -319,8 +318,7 @@ def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[
     model = str(model_of(options))
     given = options.params.get("fail_on_error")
     bound = tasks[0].fail_on_error if given is None else given
-    # True means the first error, and is a number in Python, too; of others Inspect would count
-    # each unit's.
+    # True means the first error; of a number Inspect would count each unit's.
     is_count = bool(bound) and not isinstance(bound, bool)
     is_one = len(tasks) == len(options.params["tasks"]) == 1
     for is_wrong, where, hint in (

@@ -149,8 +149,7 @@ class SampleCell:
     async def _stop_if_breached(
         self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False
     ) -> None:
-        # `cancelled`: Inspect shields this from cancellation: the breach is on record, but waiting
-        # for the evaluation's end would be in vain.
+        # `cancelled`: Inspect shields this, and waiting for the evaluation's end would be in vain.
         breach = breach_of(report, cell.id)
         if breach is None:
             return
@@ -282,8 +281,7 @@ def is_preparing() -> bool:
 _NOT_PROBED: Final = ProbeReport(
     verdict=Verdict.VOID, findings=(), which="", duration_ms=0, problem="it was not probed"
 )
-# Key of each score's metadata in Inspect's log. Not `containment`: with that a *scorer* makes a
-# verdict worse.
+# Key of each score's metadata. Not `containment`: with that a *scorer* makes a verdict worse.
 CELL_VERDICT_KEY: Final = "containment_cell_verdict"
 
 

@@ -205,8 +205,7 @@ class Session:
     async def end_sample(self, error: Exception, *, where: str) -> NoReturn:
         """Stop the run after one of our hooks' errors."""
         # Inspect only logs what a hook raises, and goes on, except for a limit: should the
-        # interrupt be late, the limit ends the sample before its solver runs or its model is
-        # called.
+        # interrupt be late, that ends the sample before its solver runs or its model is called.
         if not isinstance(error, ContainmentBreach):
             what = f"could not be checked: {type(error).__name__}: {error}"
             error = ContainmentBreach(printable(what), where=where)
@@ -222,8 +221,7 @@ class Session:
             raise ContainmentBreach(what, where=error.where, hint=error.hint)
 
     async def end_if_killed(self) -> None:
-        # Inspect has no entry for a sample whose own error meets the cancellation for another's:
-        # the end is awaited here.
+        # Inspect has no entry for a sample whose own error meets the cancellation for another's.
         from belljar.isolation.hold import killed_error, read_order
         from belljar.store.home import belljar_home
 

@@ -47,8 +47,7 @@ def standard_output_to_error() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        # A library may have kept the old `sys.stdout`: what it buffered goes to standard error,
-        # too.
+        # A library may have kept the old `sys.stdout`, and buffered something.
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
@@ -78,12 +77,6 @@ class RealCells:
 
         build_missing(builds, images, self.store, report=print_status)
 
-    def check_images(self, policies: Sequence[LoadedPolicy]) -> None:
-        """Raises `HostError`."""
-        from belljar.image.store import refuse_missing
-
-        refuse_missing(self.missing_images(policies))
-
     def missing_images(self, policies: Iterable[LoadedPolicy]) -> tuple[MissingImage, ...]:
         from belljar.image.store import Store, missing_images
 
@@ -97,7 +90,7 @@ class RealCells:
         store, found = Store(self.store), list[Difference]()
         rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
         for name in policy.policy.images:
-            # A missing image has no configuration; `check_images` refuses it.
+            # A missing image has no configuration; and is refused.
             with contextlib.suppress(HostError):
                 image = store.find(name)
                 facts = [*image_differences(image.config)]
