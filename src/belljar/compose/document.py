@@ -61,13 +61,13 @@ _MAX_ABOVE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """A root, and the start directory of written paths."""
+    """A task's root, and the directory below it where written paths begin."""
 
     root: Path
     directory: str = "."
 
     def path(self, written: str) -> str:
-        """A written path, from the root. Raises `ValueError`."""
+        """Return a written path from the root. Raises `ValueError`."""
         if not written or written.startswith(("/", "~", "\\")) or written[1:2] == ":":
             raise ValueError(OUTSIDE_TASK)
         found = posixpath.normpath(posixpath.join(self.directory, written))
@@ -76,12 +76,12 @@ class TaskFiles:
         return found
 
     def of(self, service: Mapping[str, Any]) -> TaskFiles:
-        """The same root, with the service file's directory."""
+        """Return the same root, with the directory of the service's file."""
         home = service.get(HOME_KEY)
         return self if home is None else TaskFiles(self.root, str(home))
 
     def read_text(self, path: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-        """A text of at most `max_bytes`. Raises `OSError`, `ValueError`."""
+        """Return a text. Raises `OSError`, `ValueError`."""
         # One byte more than is accepted shows that the file is longer.
         content = read_regular(self.root, path, max_bytes + 1)
         if len(content) > max_bytes:
@@ -94,10 +94,7 @@ class TaskFiles:
 
 
 def files_of(directory: Path) -> TaskFiles:
-    """The files of the task whose compose file is here.
-
-    Raises `PolicyError` for the home directory and `/`.
-    """
+    """Return the files of a task. Raises `PolicyError` for the home directory and `/`."""
     own = directory.resolve()
     # As a root, either would open all of it to a compose file.
     barred = {Path("/"), Path.home().resolve()}
@@ -116,14 +113,12 @@ def files_of(directory: Path) -> TaskFiles:
 
 
 def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The parsed file with its directory, whose files it may name."""
     own = directory.resolve()
     READ_HERE.update((str(own), str(files_of(own).root)))
     return {**document, DIRECTORY_KEY: str(own)}
 
 
 def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
-    """A parsed file's task files, if it has a directory."""
     directory = document.get(DIRECTORY_KEY)
     return files_of(Path(directory)) if isinstance(directory, str) and directory else None
 
@@ -132,25 +127,21 @@ def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:
 
 
 def is_compose_name(config: str) -> bool:
-    """Return True if Inspect takes the file for compose."""
     name = Path(config).name
     return name in COMPOSE_NAMES or _LIKE_COMPOSE.search(name) is not None
 
 
 def is_dockerfile_name(config: str) -> bool:
-    """Return whether Inspect takes the file for a Dockerfile."""
     path = Path(config)
     return "Dockerfile" in {path.stem, path.suffix.removeprefix(".")}
 
 
 def beside(directory: Path) -> Path | None:
-    """The compose file of a directory, if any."""
     # A broken link counts: it is reported, and the next name is not read in its place.
     return next(filter(os.path.lexists, map(directory.joinpath, COMPOSE_NAMES)), None)
 
 
 def as_document(config: BaseModel) -> dict[str, Any]:
-    """Inspect's `ComposeConfig` as a file, which has no directory."""
     document = config.model_dump(by_alias=True, exclude_none=True)
     # A task's own words must not name a directory to read files from.
     document.pop(DIRECTORY_KEY, None)
@@ -158,7 +149,7 @@ def as_document(config: BaseModel) -> dict[str, Any]:
 
 
 class NotReadError(ValueError):
-    """The text is not read, as the message says. `line` counts from 1."""
+    """The text can't be read; `line` counts from 1."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)
@@ -177,7 +168,7 @@ def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A parsed compose file with its `include`, directory and names of images.
+    """Return a compose file with its `include`, directory and image names.
 
     Raises `PolicyError` for anything but a regular file of at most `MAX_BYTES` of readable YAML.
     """
@@ -199,10 +190,10 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Name the images of services with `build` alone: `PROJECT-SERVICE`. Pure.
+    """Name the images of services with `build` alone: `PROJECT-SERVICE`.
 
-    As `docker compose build` does (compose-go's `NormalizeProjectName`, compose's
-    `GetImageNameOrDefault`), with a tag for another Dockerfile, arguments or a target.
+    Docker does so (compose-go's `NormalizeProjectName`, compose's `GetImageNameOrDefault`); another
+    Dockerfile, arguments or a target get a tag.
     """
     services = document.get("services")
     name = document.get("name") or directory
@@ -220,7 +211,6 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def dockerfile_document(path: Path) -> dict[str, Any]:
-    """Inspect's compose file of a Dockerfile alone."""
     directory = path.parent.resolve()
     service = {
         "build": {"context": ".", "dockerfile": path.name},
@@ -250,7 +240,7 @@ def _tag(build: object) -> str:
 
 
 def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The services by name. Raises `CannotKeepError`: none, or too many."""
+    """Raises `CannotKeepError` for no services, or too many."""
     written = mapping(document.get("services"), "services")
     if not 0 < len(written) <= MAX_SERVICES:
         number = f"{len(written):,} services; at most {MAX_SERVICES}" if written else "no services"
@@ -262,7 +252,6 @@ def services_of(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, Any]:
-    """The file with its includes; conflicting definitions are refused."""
     whole = _at_home({key: value for key, value in document.items() if key != "include"})
     items = each(document.get("include") or [])
     if len(items) > MAX_INCLUDES:
@@ -294,7 +283,6 @@ def _with_included(document: Mapping[str, Any], files: TaskFiles) -> dict[str, A
 
 
 def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
-    """The file with `home` in each service, and without other `HOME_KEY`s."""
     if not isinstance(services := document.get("services"), Mapping):
         return document
     placed: dict[Any, Any] = dict(services)
@@ -309,7 +297,7 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
 
 
 def image_of(name: str) -> str:
-    """The image of a service's `image`, "" for none. Raises `ValueError`."""
+    """Return the image of a service's `image`, "" for none. Raises `ValueError`."""
     if not name or IMAGE_ID.fullmatch(name):
         return name
     reference = parse_reference(name)
@@ -319,7 +307,7 @@ def image_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build; paths are below `root`. `inline`: a Dockerfile's text."""
+    """An image to build, of paths below `root`; `inline` is a Dockerfile's text."""
 
     image: str
     root: str
@@ -331,7 +319,7 @@ class ServiceBuild:
 
 
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
-    """The builds of the services. Raises `CannotKeepError`."""
+    """Raises `CannotKeepError`."""
     root, found = files_named_by(document), list[ServiceBuild]()
     for name, service in services_of(document).items():
         image, written = text(service.get("image") or ""), service.get("build")

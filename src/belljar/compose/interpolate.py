@@ -48,8 +48,6 @@ MAX_VARIABLES: Final = 1024
 
 @dataclass
 class _Reading:
-    """One pass over a file, with a sample's `variables`."""
-
     variables: Mapping[str, str]
     blanks: bool = False
     what: str = "its compose file"
@@ -59,7 +57,6 @@ class _Reading:
     put_chars: int = 0
 
     def put(self, found: re.Match[str]) -> str:
-        """The text for a reference. Raises `CannotKeepError`."""
         if found["odd"]:
             shown = printable(found.string[found.start() :], max_chars=60)
             why = "write `$NAME`, `${NAME}` or `${NAME:-default}`"
@@ -98,7 +95,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpolated:
-    """A file without references; `shaping`: metadata used outside `environment`."""
+    """`shaping` names the metadata that is used outside `environment`."""
 
     document: dict[str, Any]
     shaping: frozenset[str]
@@ -110,9 +107,9 @@ def interpolate(
 ) -> Interpolated:
     """Replace every reference in the values of a parsed file; keys stay.
 
-    `blanks`: no sample is known yet, so missing metadata in `environment` is empty text.
+    With `blanks` no sample is known yet, so missing metadata in `environment` is empty text.
 
-    Raises `CannotKeepError` for an unset variable without a default, and what is no reference.
+    Raises `CannotKeepError` for what is no reference, and an unset variable without a default.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
@@ -125,21 +122,18 @@ def interpolate(
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
-    """The metadata that a file names anywhere."""
+    """Return all metadata that a file names."""
     return frozenset(re.findall(_OURS, json.dumps(document, default=str, skipkeys=True)))
 
 
 def expand_metadata(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Replace a sample's metadata in a policy's `env`; other dollar signs are left.
-
-    Raises `CannotKeepError`.
-    """
+    """Replace metadata in a policy's `env`; other `$` stay. Raises `CannotKeepError`."""
     reading = _Reading(variables, what="its `env`")
     return {name: _OF_METADATA.sub(reading.put, value) for name, value in env.items()}
 
 
 def literal(value: str) -> str:
-    """A text escaped for a policy's `env`."""
+    """Escape a text for a policy's `env`."""
     return _METADATA.sub("$$", value)
 
 
@@ -157,7 +151,7 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
 
 
 def read_dotenv(text: str) -> dict[str, str | None]:
-    """A file's variables; None without a value. Raises `ValueError`.
+    """Return a file's variables, None without a value. Raises `ValueError`.
 
     A value is plain or in quotes, in one line. Escapes, and references, which Compose would fill
     from this host's environment, are refused.

@@ -36,10 +36,7 @@ _CALLS: Final = ", ".join(DEBUGGER_CALLS)
 
 @dataclass
 class Converted:
-    """One service as a cell: policy fields, program, what its files hold, what differs.
-
-    `home`: the files that its paths name; None: its file has no directory.
-    """
+    """One service as a cell; `home` None: its file has no directory."""
 
     service: str
     model: Service = field(default_factory=Service)
@@ -56,33 +53,27 @@ class Converted:
 
     @property
     def where(self) -> str:
-        """Its name in messages."""
         return f"service {self.service}"
 
     def note(self, kind: DifferenceKind, key: str, detail: str) -> None:
-        """Note a key whose service differs."""
         fact = Difference(kind=kind, where=self.where, key=key, detail=detail)
         self.differences.append(fact)
 
     def changed(self, key: str, detail: str) -> None:
-        """Note a key that is kept in another form."""
         self.note(DifferenceKind.CHANGED, key, detail)
 
     def dropped(self, key: str, detail: str) -> None:
-        """Note a dropped key, which costs the model nothing."""
         self.note(DifferenceKind.DROPPED, key, detail)
 
     def granted(self, key: str, detail: str, **rights: object) -> None:
-        """Note a right, in a policy's words."""
         self.add("rights", **rights)
         self.note(DifferenceKind.GRANTED, key, detail)
 
     def add(self, section: str, **fields: object) -> None:
-        """Set fields of a section of the policy."""
         self.words[section] = {**self.words.get(section, {}), **fields}
 
     def add_file(self, file: TaskFile, tree: Tree) -> None:
-        """Add a copy. Raises `ValueError`: too many files or bytes."""
+        """Raises `ValueError` for too many files or bytes."""
         self.entries += len(tree.entries)
         self.total_bytes += tree.total_bytes
         if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
@@ -96,7 +87,7 @@ Convert = Callable[[Any, Converted], None]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key's fate; None: it is kept, or `convert` decides."""
+    """`fate` None: the key is kept, or `convert` decides."""
 
     fate: DifferenceKind | None = None
     why: str = ""
@@ -106,7 +97,7 @@ class Key:
 def read_service(
     name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
 ) -> Converted:
-    """Convert a service; keys beyond cells go to `refused`."""
+    """Convert a service; keys that no cell can keep go to `refused`."""
     where, home = f"service {name}", files.of(written) if files is not None else None
     found: dict[str, Key] = {}
     for key, value in written.items():

@@ -41,7 +41,6 @@ def _only_names(value: object) -> list[str]:
 
 
 def _mount(value: object) -> object:
-    """`[SOURCE:]TARGET[:OPTIONS]`."""
     parts = value.split(":") if isinstance(value, str) else []
     options = set(parts[2].split(",")) if len(parts) == 3 else set()
     if len(parts) not in {1, 2, 3} or not options <= _MOUNT_OPTIONS:
@@ -104,24 +103,18 @@ class Part(BaseModel):
 
 
 class Limits(Part):
-    """`deploy.resources.limits`."""
-
     cpus: Number = None
     memory: Size = None
     pids: Whole = None
 
 
 class DeployResources(Part):
-    """`deploy.resources`."""
-
     limits: Limits = Limits()
     # A reserved device is a GPU: a task that needs one must not run without it unnoticed.
     reservations: Annotated[Any, BeforeValidator(_without_devices)] = None
 
 
 class Deploy(Part):
-    """One replica."""
-
     ignored: ClassVar[str] = (  # a swarm's
         "labels mode endpoint_mode update_config rollback_config placement"
     )
@@ -131,7 +124,7 @@ class Deploy(Part):
 
 
 class Healthcheck(Part):
-    """With Docker's defaults; 0 is one, too. Without a test: the image's."""
+    """Docker's default is also written as 0. Without a test, the image's is meant."""
 
     ignored: ClassVar[str] = "start_interval"  # a cell asks at least once a second
 
@@ -144,24 +137,18 @@ class Healthcheck(Part):
 
 
 class Condition(Enum):
-    """The awaited state of another service."""
-
     STARTED = "service_started"
     HEALTHY = "service_healthy"
     COMPLETED = "service_completed_successfully"
 
 
 class Dependency(Part):
-    """One service of `depends_on`."""
-
     ignored: ClassVar[str] = "restart required"
 
     condition: Annotated[Condition, BeforeValidator(Condition)] = Condition.STARTED
 
 
 class ComposeNetwork(Part):
-    """A declared network; a range has its own addresses and never joins others'."""
-
     ignored: ClassVar[str] = "name internal attachable labels"
 
     driver: Literal["bridge", "default"] | None = Field(None, description="only `bridge`")
@@ -170,8 +157,6 @@ class ComposeNetwork(Part):
 
 
 class Volume(Part):
-    """A declared volume: a directory of a cell."""
-
     ignored: ClassVar[str] = "name labels"
 
     driver: Literal["local"] | None = Field(None, description=FOR_HOST)
@@ -179,7 +164,7 @@ class Volume(Part):
 
 
 class Mount(Part):
-    """A service's volume. `source`: a path that begins with `.`, a volume's name, or ""."""
+    """`source` is a path that begins with `.`, a volume's name, or ""."""
 
     source: str
     target: Annotated[str, BeforeValidator(values.place_of)]
@@ -187,8 +172,6 @@ class Mount(Part):
 
 
 class Build(Part):
-    """A service's `build`."""
-
     ignored: ClassVar[str] = (
         "cache_from cache_to labels no_cache platforms pull shm_size tags provenance sbom"
     )
@@ -253,7 +236,7 @@ _P = TypeVar("_P", bound=Part)
 
 
 def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refusals) -> _P:
-    """The model of a mapping; refused keys go to `refused` with reasons."""
+    """Return the model of a mapping; refused keys go to `refused`."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -274,7 +257,7 @@ def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refu
 
 
 def read_part(model: type[_P], written: object) -> _P:
-    """The model of a value. Raises `ValueError` with all faults."""
+    """Raises `ValueError` with all faults."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -283,7 +266,6 @@ def read_part(model: type[_P], written: object) -> _P:
 
 
 def _faults(error: ValidationError) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """Each fault's place and reason."""
     for fault in error.errors(include_url=False, include_input=False):
         cause, why = fault.get("ctx", {}).get("error"), fault["msg"]
         # pydantic's place of a bad key, rather than a bad value, ends so.

@@ -59,10 +59,9 @@ _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowEr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """The meaning of a file, in a policy's fields.
+    """The sample works in `service`; `network` is None for one cell alone.
 
-    `service`: the one that the sample works in, with `changes` and `program`. `network`: None for
-    one cell alone. `is_apart`: it has `network_mode: none`.
+    `is_apart`: the service has `network_mode: none`.
     """
 
     service: str
@@ -75,10 +74,7 @@ class Composed:
 
 
 def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
-    """Convert a compose file without references.
-
-    `files`: those of its task. Raises `CannotKeepError`, with what else differs.
-    """
+    """Convert a file without references. Raises `CannotKeepError` with all that differs."""
     seen: list[Difference] = []
     try:
         return _read(compose, files, seen)
@@ -151,7 +147,6 @@ def _read(
 
 
 def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Refusals) -> None:
-    """Add services' volumes; those beyond cells go to `refused`."""
     declared = mapping(volumes, "volumes")
     for name, settings in declared.items():
         where = f"volume {name}"
@@ -177,7 +172,7 @@ def add_volumes(converted: Mapping[str, Converted], volumes: object, refused: Re
 
 
 def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> None:
-    """Give a cell a directory or task files. Raises `OSError`, `ValueError`."""
+    """Raises `OSError`, `ValueError`."""
     source, target = mount.source, mount.target
     if not source.startswith("."):
         if mount.read_only:
@@ -209,7 +204,7 @@ def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> N
 
 
 def add_env_files(cell: Converted) -> None:
-    """Add a service's `env_file` below its `environment`. Raises `CannotKeepError`."""
+    """Add a service's `env_file`. Raises `CannotKeepError`."""
     found = dict[str, str]()
     for file in cell.model.env_file:
         path = printable(file)
@@ -234,10 +229,10 @@ def add_env_files(cell: Converted) -> None:
 
 
 def program_of(service: Service) -> dict[str, Any]:
-    """Return the program, in a target cell's fields.
+    """Return the program in a target cell's fields.
 
-    `command` is all of it; `arguments` follow the image's entrypoint. As in Compose, an
-    `entrypoint` drops the image's command, and an empty one its entrypoint too; so does `[""]`.
+    `command` is all of it; `arguments` follow the image's entrypoint. An `entrypoint` drops the
+    image's command, and an empty one (also `[""]`) its entrypoint too, as in Compose.
     """
     if service.entrypoint is None:
         return {} if service.command is None else {"arguments": service.command}
@@ -246,7 +241,7 @@ def program_of(service: Service) -> dict[str, Any]:
 
 
 def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
-    """A target cell's `health` by Compose's fields. Raises `CannotKeepError`."""
+    """Return a target cell's `health`. Raises `CannotKeepError`."""
     try:
         return _health(read_part(Healthcheck, check))
     except ValueError as error:
@@ -254,10 +249,9 @@ def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _health(check: Healthcheck) -> dict[str, Any]:
-    """It asks at least once a second, and waits as long as Inspect does for Compose.
+    """Ask at least once a second, and wait as long as Inspect does for Compose.
 
-    That is start_period and a timeout, and `retries` times interval and timeout. Times alone, and
-    those of an empty test, are those of the image's check.
+    That is start_period and a timeout, and `retries` times interval and timeout.
     """
     written = check.model_fields_set
     if check.disable or ("test" in written and check.test is None):
@@ -287,7 +281,7 @@ def _health(check: Healthcheck) -> dict[str, Any]:
 
 
 def waits_of(services: Mapping[str, Service]) -> Waits:
-    """Return what each service awaits. Raises `CannotKeepError` for an unknown service."""
+    """Raises `CannotKeepError` for an unknown service."""
     waits: dict[str, dict[str, Condition]] = {}
     for name, service in services.items():
         waits[name] = {}
@@ -300,7 +294,6 @@ def waits_of(services: Mapping[str, Service]) -> Waits:
 
 
 def awaited(waits: Waits, condition: Condition) -> set[str]:
-    """The services of which another awaits this state."""
     return {name for of in waits.values() for name, state in of.items() if state is condition}
 
 
@@ -321,7 +314,7 @@ def check_waits(waits: Waits, cells: Mapping[str, Converted], *, default: str) -
 
 
 def in_order(waits: Waits, *, default: str) -> list[str]:
-    """Services after those awaited, `default` last. Raises `CannotKeepError`."""
+    """Sort services behind those they await. Raises `CannotKeepError`."""
     # The default service is last whatever it waits for.
     needs = {
         name: [needed for needed in of if needed != default]
@@ -370,8 +363,6 @@ def read_networks(services: Mapping[str, Service], networks: object) -> dict[str
 def _network(
     cells: Mapping[str, Converted], joined: Mapping[str, list[str]], waits: Waits, *, own: str
 ) -> dict[str, Any]:
-    """The range's network: every port is reachable, as in compose."""
-
     def reached(name: str) -> dict[str, Any]:
         service = cells[name].model
         given = [name, service.hostname, service.container_name]

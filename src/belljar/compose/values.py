@@ -42,7 +42,7 @@ _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromke
 class CannotKeepError(ValueError):
     """Cells can't keep what the file asks for.
 
-    `differences`: each refused key, then what else differs. `hint`: "" for the usual.
+    `differences` begin with the refused keys.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CannotKeepError(ValueError):
         self.add(found)
 
     def add(self, others: Iterable[Difference]) -> None:
-        """Append other differences, without further facts on refused keys."""
+        """Append differences, but none on refused keys."""
         refused = {
             (fact.where, fact.key)
             for fact in self.differences
@@ -69,24 +69,21 @@ class CannotKeepError(ValueError):
 
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
-    """The error for one key of, say, `service web`."""
     fact = Difference(kind=DifferenceKind.REFUSED, where=where, key=key, detail=detail, hint=hint)
     return CannotKeepError(differences=(fact,))
 
 
 class Refusals:
-    """Refused keys, to be shown all at once."""
+    """Collects refused keys, which are shown all at once."""
 
     def __init__(self) -> None:
         self._found: list[Difference] = []
 
     def add(self, where: str, key: str, detail: str, *, hint: str = "") -> None:
-        """One refused key."""
         self._found += refusal(where, key, detail, hint=hint).differences
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep the block's refusals for `raise_all`."""
         try:
             yield
         except CannotKeepError as error:
@@ -99,14 +96,12 @@ class Refusals:
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
-    """A mapping with text names; None is empty."""
     if value is not None and not isinstance(value, Mapping):
         raise CannotKeepError(f"its compose file's {printable(where)} is no mapping")
     return {str(key): item for key, item in (value or {}).items()}
 
 
 def names_in(value: object) -> list[str]:
-    """A list of names, or a mapping's names."""
     if value is None:
         return []
     if isinstance(value, str) or not isinstance(value, (Sequence, Mapping)):
@@ -115,7 +110,6 @@ def names_in(value: object) -> list[str]:
 
 
 def switch(value: object) -> bool:
-    """A boolean, also as text: of YAML 1.1, or inserted."""
     found = _SWITCHES.get(value.lower()) if isinstance(value, str) else value
     if not isinstance(found, bool):
         raise ValueError("neither true nor false")
@@ -123,7 +117,7 @@ def switch(value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """A scalar as in Compose: `true`, and Go's numbers."""
+    """Write a scalar as Compose does: `true`, and Go's numbers."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -139,7 +133,7 @@ _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def words(value: object) -> list[str]:
-    """A command of at most `MAX_COMMAND_CHARS`; text is split where every reader splits it alike.
+    """Return a command; text is split where every reader splits it alike.
 
     Compose's own (go-shellwords 1.0.13) reads a backslash as no shell does, and ends a command at a
     shell's operator: both are refused.
@@ -158,13 +152,13 @@ def words(value: object) -> list[str]:
 
 
 def limit(value: object) -> str | None:
-    """A limit's text; None for Docker's 0 and -1 (unlimited)."""
+    """Return None for Docker's 0 and -1, which mean no limit."""
     written = text(value).strip()
     return None if written in ("0", "-1") else written
 
 
 def size(value: object) -> str | None:
-    """A size in bytes with Docker's `k` of 1024; None: unlimited."""
+    """Return bytes, counting Docker's `k` by 1024; None: unlimited."""
     written = limit(value)
     if written is None:
         return None
@@ -174,12 +168,10 @@ def size(value: object) -> str | None:
 
 
 def each(value: object) -> list[Any]:
-    """A list, or one value as a list."""
     return value if isinstance(value, list) else [value]
 
 
 def pairs(value: object) -> dict[str, str | None]:
-    """Names and values, from a mapping or lines; None: no value."""
     if isinstance(value, Mapping):
         return {str(name): None if item is None else text(item) for name, item in value.items()}
     split = [text(line).partition("=") for line in names_in(value)]
@@ -187,7 +179,7 @@ def pairs(value: object) -> dict[str, str | None]:
 
 
 def hosts(value: object) -> list[tuple[str, str]]:
-    """Names and addresses of `extra_hosts`, lines `NAME:ADDRESS` or `NAME=ADDRESS`."""
+    """Read `extra_hosts`: lines `NAME:ADDRESS` or `NAME=ADDRESS`."""
     written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
     found = [(line[0].strip(), line[-1].strip().strip("[]")) for line in written]
     for name, address in found:
@@ -200,7 +192,7 @@ def hosts(value: object) -> list[tuple[str, str]]:
 
 
 def health_test(value: object) -> list[str] | None:
-    """A health check's command; None: `NONE`; []: the image's."""
+    """Return a command, None for `NONE`, [] for the image's."""
     if isinstance(value, str):
         return ["sh", "-c", value]
     if not isinstance(value, (list, tuple)):
@@ -218,7 +210,6 @@ def health_test(value: object) -> list[str] | None:
 
 
 def place_of(target: str) -> str:
-    """An absolute path in a cell, normalised; never `/`."""
     found = posixpath.normpath(target)
     if not target.startswith("/") or found in ("/", "//") or "\0" in found:
         raise ValueError("its place is no directory below /")
@@ -226,7 +217,7 @@ def place_of(target: str) -> str:
 
 
 def restart_of(value: object) -> str:
-    """Return a restart policy in Docker's words; "" for `no`, which YAML reads as false."""
+    """Return Docker's word, "" for `no`, which YAML reads as false."""
     return "" if value in (False, "no") else text(value)
 
 
@@ -237,8 +228,7 @@ TMPFS: Final = (
 
 
 def tmpfs_of(value: object) -> str:
-    """A tmpfs, `PATH:OPTIONS`, as a directory of a cell: anybody's, unless its options say
-    otherwise."""
+    """Read `PATH:OPTIONS` as a cell's directory, which is anybody's by default."""
     target, _, written = text(value).partition(":")
     options = dict(option.partition("=")[::2] for option in written.split(","))
     # Only what a directory has too: sizes and flags of a mount mean nothing for it.

@@ -39,8 +39,6 @@ _OWN_PORTS: Final = range(20_000, 32_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameAddress:
-    """A pattern's address; `stand_in` is an id."""
-
     pattern: str
     stand_in: str
     address: str
@@ -48,7 +46,7 @@ class NameAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPort:
-    """A cell's link: address (/32), both MACs, the outer end's device."""
+    """A cell's link, with an address (/32) and both ends' MACs."""
 
     name: str
     address: str
@@ -59,10 +57,9 @@ class CellPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeLayout:
-    """A range's addresses.
+    """`resolver` is every cell's next hop, too; unknown names resolve to `catch_all`.
 
-    `resolver` is every cell's next hop, too. `catch_all`: what an unknown name resolves to.
-    `proxy_port`: where connections to cells are taken, if any cell has a name.
+    `proxy_port` takes connections to cells, if any cell has a name.
     """
 
     prefix: str
@@ -75,20 +72,19 @@ class RangeLayout:
 
     @property
     def local_prefixes(self) -> tuple[str, ...]:
-        """The namespace's addresses (`ip route add local PREFIX dev lo`)."""
+        """The namespace's addresses, for `ip route add local PREFIX dev lo`."""
         names = str(IPv4Network(f"{self.resolver}/24", strict=False))
         has_metadata = any(name.address == METADATA_ADDRESS for name in self.names)
         return (names, *((f"{METADATA_ADDRESS}/32",) if has_metadata else ()))
 
     def cell(self, name: str) -> CellPort:
-        """The named cell's port. Raises `KeyError`."""
         return {port.name: port for port in self.cells}[name]
 
 
 def lay_out(
     network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]
 ) -> RangeLayout:
-    """Addresses for a range of these cells and the network's target cells; `avoid`: host's routes.
+    """Draw addresses for these cells and the network's targets, outside of the host's routes.
 
     Raises `HostError` where no private network is left, and `ValueError`.
     """
@@ -124,7 +120,7 @@ def lay_out(
 
 
 def _stream(random_bytes: bytes, purpose: str) -> Iterator[int]:
-    """Numbers below 2^32 without end, independent for each purpose."""
+    """Yield endless numbers below 2^32, independent for each purpose."""
     block = 0
     while True:
         digest = hashlib.sha256(b"%d\0%s\0%s" % (block, purpose.encode(), random_bytes)).digest()
@@ -164,7 +160,7 @@ def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Itera
 
 
 def _mac(stream: Iterator[int]) -> str:
-    """A random one, unicast and locally administered (IEEE 802)."""
+    """Draw one, unicast and locally administered (IEEE 802)."""
     drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])
     drawn[0] = (drawn[0] & 0xFC) | 0x02
     return drawn.hex(":")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ObstacleError(HostError):
-    """A refusal for obstacles, of which one is shown first."""
+    """A refusal for obstacles, of which the first is shown."""
 
     def __init__(self, what: str, first: Obstacle, *others: Obstacle) -> None:
         super().__init__(what, where=first.where, hint=first.hint)
@@ -33,7 +33,6 @@ class ObstacleError(HostError):
 
 
 def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
-    """Yield what the author should know."""
     if tier is Tier.CONTAINER:
         yield (
             "shared kernel: the workload's system calls are answered by this host's kernel, so a "
@@ -68,7 +67,7 @@ _MAX_PROGRAM_CHARS: Final = 200
 def render_plan(
     plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """Return the plan's lines; `real` shows those about real networks in red."""
+    """Return the plan's lines; `real` styles those about real networks."""
     import textwrap
 
     lines: list[str] = []
@@ -90,7 +89,7 @@ def render_plan(
 
 
 def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(label, text) pairs; a label " " continues the last."""
+    """Yield (label, text) pairs; a label " " continues the last."""
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
@@ -205,7 +204,6 @@ _LAYERS: Final[Mapping[Tier, tuple[Layer, ...]]] = {
 
 
 def layers_of(tier: Tier, *, emulated: bool) -> tuple[Layer, ...]:
-    """What is between a cell's workload and this host."""
     return tuple(
         replace(layer, enforced_by="QEMU's emulator (TCG)", state="emulated")
         if emulated and layer.state == "hardware"
@@ -215,7 +213,6 @@ def layers_of(tier: Tier, *, emulated: bool) -> tuple[Layer, ...]:
 
 
 def bounds_of(resources: Resources, jail: JailLimits) -> tuple[str, ...]:
-    """All that a cell may consume; `plan --json` has every limit."""
     lifetime, timeout = map(format_duration, (resources.lifetime_s, resources.exec_timeout_s))
     quota, host = jail.cpu_quota_percent, "of this host's"
     processors = f"at most {quota // 100} {host}" if quota else f"any {host}, if it is compromised"
@@ -248,7 +245,6 @@ def blast_radius(
     tier: Tier,
     network: NetworkPlan | None,
 ) -> BlastRadius:
-    """The worst that the cell can do. `consumed`: its tier's bounds."""
     shown = f"{printable(policy.image)} (not built)"
     if image is not None:
         shown = f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"
@@ -359,6 +355,6 @@ def _real(network: NetworkPlan) -> tuple[str, ...]:
 
 
 def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
-    """A sentence for each real host. Raises as `plan_network`."""
+    """Return a sentence for each real host. Raises as `plan_network`."""
     network = loaded.policy.network
     return () if network is None else _real(plan_network(network, loaded.base))

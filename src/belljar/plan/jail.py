@@ -26,7 +26,7 @@ IdLine = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """A control group's limits. `cpu_quota_percent`: 100 is one core."""
+    """A control group's limits; 100 `cpu_quota_percent` are one core."""
 
     memory_max_bytes: int
     cpu_quota_percent: int | None
@@ -35,7 +35,7 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailLimits(GroupLimits):
-    """A jail's limits. Without control groups `address_space_bytes` bounds memory."""
+    """Without control groups `address_space_bytes` bounds memory."""
 
     lifetime_s: float
     address_space_bytes: int
@@ -43,17 +43,15 @@ class JailLimits(GroupLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdRange:
-    """Host ids: `start` and the `count - 1` that follow."""
-
     start: int
     count: int = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """The jailed program's ids; `privileged`: root started it, so the host uid is its own.
+    """`privileged`: root started the jailed program, so its host uid is its own.
 
-    `uids`, `gids`: an OCI workload's host ids (`host_uid` is its stage's); None for a VMM.
+    `uids` and `gids` are an OCI workload's (`host_uid` is its stage's); None for a VMM.
     """
 
     host_uid: int
@@ -78,7 +76,7 @@ class JailIds:
 
 
 def nested_cell_ids() -> JailIds:
-    """As `cell_ids`, below a range's user namespace."""
+    """Return `cell_ids` below a range's user namespace."""
     lines = ((0, 0, 1), (WORKLOAD_ROOT, WORKLOAD_ROOT, IdRange(start=WORKLOAD_ROOT).count))
     return JailIds(uid_map=lines, gid_map=lines)
 
@@ -111,7 +109,7 @@ class JailMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailBind:
-    """One host file, noexec and read-only."""
+    """The host's file, noexec and read-only."""
 
     source: Path
     target: str
@@ -119,10 +117,10 @@ class JailBind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """Descriptors: `kept` and `stdin` are the program's, the rest is the supervisor's.
+    """`kept` and `stdin` are the program's, the rest is the supervisor's.
 
-    `hold` stays open until the jail is empty. `user_namespace`: an ordinary user's, above the
-    jail's. `network`: a byte comes there when the jail's link is ready.
+    `hold` stays open until the jail is empty. `user_namespace` is an ordinary user's, above the
+    jail's. `network` gets a byte when the jail's link is ready.
     """
 
     lifeline: int
@@ -164,7 +162,7 @@ class JailSpec:
 def cell_ids(
     identity: JailIdentity, newuidmap: Path | None = None, newgidmap: Path | None = None
 ) -> JailIds:
-    """A cell's maps: 0 for the stage, then the workload's range."""
+    """Map 0 to the stage, then the workload's range."""
     uids, gids = identity.uids, identity.gids
     if uids is None or gids is None:
         raise ValueError("this identity has no range of ids")
@@ -179,7 +177,6 @@ def cell_ids(
 def jail_argv(
     launcher: str, spec: JailSpec, fds: JailFds, program: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The launcher's argv."""
     return (
         launcher,
         *("--cell", spec.cell_id, "--root", str(spec.root), "--owner", str(spec.owner_pid)),

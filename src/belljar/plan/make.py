@@ -76,10 +76,10 @@ def make_plan(
     base: Path | None = None,
     has_port: bool = False,
 ) -> Plan:
-    """The plan in the named tier, else the least allowed by risk and host.
+    """Plan for the named tier, else the least allowed by risk and host.
 
-    `image` None: the plan can only be shown. `base`: the policy's directory. `has_port`: the cell
-    has a port, though its policy names no network. Raises `PolicyError`, `ObstacleError`.
+    Without `image` the plan can only be shown. `base` is the policy's directory. `has_port`: the
+    cell has a port, though its policy names no network. Raises `PolicyError`, `ObstacleError`.
     """
     demanded, network = demanded_tier(policy.risk, policy.tier), None
     if policy.network is not None:
@@ -147,7 +147,7 @@ def make_plan(
 def _choose(
     policy: Policy, facts: HostFacts, demanded: Tier, *, user: str, has_port: bool
 ) -> tuple[Isolation, dict[Tier, Obstacle]]:
-    """The tier, and why each lower one was skipped."""
+    """Return the tier, and why each lower one was skipped."""
     refused: dict[Tier, Obstacle] = {}
     for tier in Tier:
         if tier < demanded or policy.tier not in (None, tier):
@@ -176,8 +176,6 @@ def _choose(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """One tier. `shape`: the container, or machine and guest."""
-
     tier: Tier
     jail: JailLimits
     emulated: bool = False
@@ -187,7 +185,6 @@ class Isolation:
 
 
 def granted(rights: Rights | None, tier: Tier) -> Granted:
-    """What a cell of this tier gets."""
     if rights is None:
         return NOTHING_GRANTED
     most = GRANTABLE[tier]
@@ -250,7 +247,7 @@ def _isolation(tier: Tier, policy: Policy, facts: HostFacts, *, has_port: bool) 
 def vm_shape(
     resources: Resources, *, emulated: bool, has_port: bool = False, has_data: bool = False
 ) -> VmShape:
-    """The VM; its RAM holds processes, files and kernel."""
+    """Size the VM; its RAM holds processes, files and kernel."""
     workload_mib = _up(resources.memory_bytes + resources.disk_bytes, _MIB)
     overhead_mib = GUEST_OVERHEAD_MIB + _MIB_A_CPU * resources.cpus
     ram_mib = workload_mib + _up(workload_mib, _PAGE_TABLE_SHARE) + overhead_mib
@@ -269,13 +266,11 @@ def _up(amount: int, step: int) -> int:
 
 
 def oci_overhead_mib(tier: Tier, resources: Resources) -> int:
-    """The memory group's room besides the workload's."""
     of_processes = _up(resources.processes, _GVISOR_PROCESSES_A_MIB) if tier is Tier.GVISOR else 0
     return OCI_OVERHEAD_MIB[tier] + of_processes
 
 
 def oci_limits(tier: Tier, resources: Resources) -> JailLimits:
-    """The host's limits on a container and its runtime."""
     tasks = resources.processes + _CONTAINER_SPARE_TASKS
     if tier is Tier.GVISOR:
         tasks = _up(_GVISOR_TASKS_PER_TWO_PROCESSES * resources.processes, 2) + _GVISOR_SPARE_TASKS

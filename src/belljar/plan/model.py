@@ -26,7 +26,7 @@ LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """An image's facts for the plan; `program`: "" where it waits."""
+    """An image's facts; it runs `program`, "" where it only waits."""
 
     digest: str
     name: str
@@ -39,7 +39,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One wall between workload and host, and its basis."""
+    """One layer between workload and host."""
 
     name: str
     what: str
@@ -67,7 +67,7 @@ ObstacleCode = StrEnum(
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason against it here. Not escaped."""
+    """One reason why this host can't. It is not escaped."""
 
     code: ObstacleCode
     what: str
@@ -79,9 +79,9 @@ class Obstacle:
 class CellPlan:
     """One cell's plan in any tier; `tier` is never less than `demanded_tier`.
 
-    `image` None: not built, so the plan can only be read. `layers`: outermost first.
-    `memory_by_rlimit`: without a `memory` controller the jail's address space is bounded.
-    `skipped_tiers`: of the warnings. `network` None: the cell has no network device.
+    Without `image` the plan can only be read. `layers` begin outermost. With `memory_by_rlimit` the
+    jail's address space is bounded, for lack of a `memory` controller. `skipped_tiers` are of the
+    warnings. Without `network` the cell has no network device.
     """
 
     policy: Policy
@@ -106,7 +106,7 @@ class CellPlan:
     rights: Granted = NOTHING_GRANTED
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; another tier's shape is null."""
+        """Return JSON values; another tier's shape is null."""
         names = [name for name in field_names(type(self)) if name != "policy"]
         return {
             "version": PLAN_FORMAT,

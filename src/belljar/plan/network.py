@@ -31,7 +31,7 @@ Default: TypeAlias = Literal["deny", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A stand-in's port: `http`, `tls` (HTTPS), `tcp`, `smtp`, `smtps`."""
+    """A port and its protocol: `http`, `tls` (HTTPS), `tcp`, `smtp`, `smtps`."""
 
     number: int
     protocol: str
@@ -55,34 +55,30 @@ class StandInPlan:
 
     @property
     def is_target(self) -> bool:
-        """Whether a target cell answers, and not the gateway."""
         return self.kind in TARGET_KINDS
 
     @property
     def is_detached(self) -> bool:
-        """True for a cell without a network device, reached by commands."""
+        """The cell has no network device, and is reached by commands."""
         return self.is_target and self.settings.get("networks") == []
 
     @property
     def networks(self) -> frozenset[str]:
-        """A cell's networks; empty: every one."""
+        """A cell's networks; empty means every one."""
         return frozenset(self.settings.get("networks") or ())
 
     @property
     def awaits(self) -> tuple[str, ...] | None:
-        """Cells that must be healthy before its start; None: all."""
+        """Cells that must be healthy before its start; None means all."""
         awaited = self.settings.get("awaits")
         return None if awaited is None else tuple(awaited)
 
     def is_apart_from(self, other: StandInPlan) -> bool:
-        """Whether both cells name networks, and none in common."""
         return bool(self.networks and other.networks) and self.networks.isdisjoint(other.networks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
-    """A real service that the gateway may dial."""
-
     host: str
     ports: tuple[int, ...]
     methods: tuple[str, ...]
@@ -127,7 +123,7 @@ class NetworkBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """A range's network; `controllers`: the host's, for the range's processes."""
+    """A range's network; `controllers` are the host's, for the range's processes."""
 
     stand_ins: tuple[StandInPlan, ...] = ()
     default: Default = "deny"
@@ -138,7 +134,6 @@ class NetworkPlan:
 
     @property
     def group_limits(self) -> GroupLimits:
-        """Of the range's own processes."""
         return GroupLimits(
             memory_max_bytes=self.bounds.group_memory_bytes,
             cpu_quota_percent=self.bounds.group_cpu_percent,
@@ -147,37 +142,34 @@ class NetworkPlan:
 
     @property
     def has_own_cell(self) -> bool:
-        """Whether the range's own cell has a network device."""
+        """The range's own cell has a network device."""
         return not any(item.is_detached for item in self.stand_ins if item.id == OWN_CELL)
 
     @property
     def has_cells(self) -> bool:
-        """Whether any cell has; without, no network is made."""
+        """A cell has a network device; else no network is made."""
         return self.has_own_cell or any(not item.is_detached for item in self.targets)
 
     def attached(self) -> NetworkPlan:
-        """The network without cells that lack a device in it."""
+        """Leave out cells without a network device."""
         kept = tuple(item for item in self.stand_ins if not item.is_detached)
         return replace(self, stand_ins=kept)
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:
-        """The stand-ins with a cell, without the range's own."""
         return tuple(item for item in self.stand_ins if item.is_target and item.id != OWN_CELL)
 
     @property
     def reached_cells(self) -> tuple[StandInPlan, ...]:
-        """The cells that others reach by name."""
         return tuple(item for item in self.stand_ins if item.is_target)
 
     @property
     def has_tls(self) -> bool:
-        """Whether the gateway needs certificates."""
         is_web = self.default == "simulate" or bool(self.upstreams)
         return is_web or any(port.protocol in ("tls", "smtps") for port in self._served())
 
     def gateway_ports(self) -> tuple[int, ...]:
-        """The gateway's TCP ports without the resolver's, sorted."""
+        """Return the TCP ports without the resolver's, sorted."""
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
         return tuple(sorted({*(port.number for port in self._served()), *dialled}))
 
@@ -194,9 +186,9 @@ def plan_network(
     decoys: Iterable[DecoySpec] = (),
     open_files_max: int | None = None,
 ) -> NetworkPlan:
-    """What a policy's network comes to, with decoy services as stand-ins of their id.
+    """Plan a policy's network, with decoy services as stand-ins of their id.
 
-    `open_files_max`: this host's, bounds connections. Raises `PolicyError`: files and no `base`.
+    `open_files_max` bounds connections. Raises `PolicyError` for files without a `base`.
     """
     return NetworkPlan(
         stand_ins=(
@@ -280,7 +272,7 @@ def _service(decoy: DecoySpec) -> StandInPlan:
 
 
 def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:
-    """The named ports, and whether all can be reached."""
+    """Return the named ports, and True if all can be reached."""
     ports = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in spoken)
     named = tuple(port for port in ports if port.number != ALL_PORTS)
     return named, named != ports

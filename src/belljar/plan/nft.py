@@ -26,12 +26,10 @@ MARK: Final[Statement] = {"meta": {"key": "mark"}}
 
 
 def field(protocol: str, name: str) -> Statement:
-    """A header's field."""
     return {"payload": {"protocol": protocol, "field": name}}
 
 
 def match(left: Statement, right: Any, op: str = "==") -> Statement:  # noqa: ANN401
-    """Goes on only when it holds."""
     return {"match": {"op": op, "left": left, "right": right}}
 
 
@@ -45,12 +43,11 @@ SOURCE: Final[Statement] = {"concat": [field("ip", "saddr"), L4PROTO, field("th"
 
 
 def marked(mark: int) -> Statement:
-    """Marks the packet."""
     return {"mangle": {"key": MARK, "value": mark}}
 
 
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
-    """Of these TCP flags, only `are` is set."""
+    """Match where only `are` is set of these TCP flags."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)
 
 
@@ -63,17 +60,15 @@ FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")
 
 
 def counter(name: str) -> Statement:
-    """Counts."""
     return {"counter": name}
 
 
 def over(per_s: int, burst: int) -> Statement:
-    """Goes on when there are more than this."""
+    """Match beyond this rate."""
     return {"limit": {"rate": per_s, "burst": burst, "per": "second", "inv": True}}
 
 
 def goto(chain: str) -> Statement:
-    """The other chain decides."""
     return {"goto": {"target": chain}}
 
 
@@ -91,7 +86,7 @@ canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """How a namespace's whole `nft -j list ruleset` differs from `render_rules`: at most 20 lines.
+    """Say in at most 20 lines how a whole `nft -j list ruleset` differs from `render_rules`.
 
     Handles, counts, the order of a set's elements and what packets put into a set don't count.
     """
@@ -116,7 +111,7 @@ def _differences(want: KnownRules, have: KnownRules) -> Iterator[str]:
 
 
 def known_rules(document: Mapping[str, Any]) -> KnownRules:
-    """Every object by its key; a chain's rules are one."""
+    """Return every object by its key; a chain's rules are one."""
     found: KnownRules = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:
@@ -152,7 +147,7 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
 
 
 def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Without counts, the same for nft 1.0.6 and 1.1.3."""
+    """Leave out counts and what nft 1.0.6 and 1.1.3 list differently."""
     if isinstance(part, list):
         return [statement(value) for value in part]
     if not isinstance(part, Mapping):

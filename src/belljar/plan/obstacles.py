@@ -48,7 +48,7 @@ _MAX_PATTERN_CHARS: Final = 80
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
-    """Why no cell can run in the tier here."""
+    """Yield why no cell can run in the tier here."""
     known = ("x86_64",) if tier is Tier.MICROVM else tuple(ARCHITECTURES)
     if facts.arch not in known:
         what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"
@@ -131,7 +131,7 @@ _NOT_GRANTED: Final = {
 
 
 def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
-    """The rights that the tier does not grant."""
+    """Yield the rights that the tier does not grant."""
     if rights is None:
         return
     most = GRANTABLE[tier]
@@ -147,7 +147,6 @@ def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
 def policy_obstacles(
     tier: Tier, rights: Rights | None, user: str, devices: tuple[str, ...]
 ) -> Iterator[Obstacle]:
-    """Why the tier can't give these rights, user and GPUs."""
     if refused := tuple(refusals(rights, tier)):
         what = f"a {tier} cell does not grant {', '.join(refused)}: {_NOT_GRANTED[tier]}"
         able = " or ".join(each.value for each in Tier if not any(refusals(rights, each)))
@@ -166,7 +165,6 @@ def policy_obstacles(
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
-    """Why risk `critical` can't run here, if so."""
     if (state := facts.kvm.state) is TrialState.PROVEN:
         return None
     what = f"risk `critical` demands hardware virtualisation, which {KVM_STATES[state]} here"
@@ -177,7 +175,6 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
 def size_obstacles(
     resources: Resources, memory_max_bytes: int, facts: HostFacts
 ) -> Iterator[Obstacle]:
-    """Why this cell size doesn't fit this host."""
     if resources.cpus > facts.cpus:
         what = f"the policy asks for {resources.cpus} processors, and this host has {facts.cpus}"
         hint = f"write `cpus: {facts.cpus}` or less, or use a larger host"
@@ -193,7 +190,6 @@ def size_obstacles(
 def network_obstacles(
     facts: HostFacts, kinds: Collection[str] | None = None
 ) -> tuple[Obstacle, ...]:
-    """Why no network (of these kinds) is possible here."""
     return tuple(
         replace(each, where="network", hint=f"{each.hint}; or write `network: none`")
         for each in _network(facts, kinds)
@@ -233,7 +229,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> str:
-    """Where this host's core dumps of cells go; "": nowhere."""
+    """Say where this host's core dumps of cells go; "" is nowhere."""
     # With a limit of 1 no program is started; in the other tiers only the sentry or the VMM
     # could crash so.
     is_open = cores.state is CoreState.PROGRAM and not cores.can_limit

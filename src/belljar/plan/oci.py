@@ -101,9 +101,9 @@ _ERRORS: Final = {"pretend": 0, "refuse": errno.EPERM}
 def seccomp_profile(
     arch: str, *, gvisor: bool, rights: Granted = NOTHING_GRANTED
 ) -> dict[str, Any]:
-    """`linux.seccomp` for this machine. Raises `ValueError` for another architecture.
+    """Return `linux.seccomp`. Raises `ValueError` for another architecture.
 
-    `gvisor`: as runsc's kernel applies it. `rights`: they open calls.
+    `gvisor`: as runsc's kernel applies it. `rights` open calls.
     """
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
@@ -132,7 +132,6 @@ def seccomp_profile(
 
 @cache
 def load_rules() -> Mapping[str, tuple[CallGroup, ...]]:
-    """Return the package's rules, by their table's name."""
     import tomllib  # here: the microvm tier needs no profile
 
     data = tomllib.loads(Path(__file__).with_name("seccomp.toml").read_text())
@@ -173,7 +172,7 @@ def _masked(index: int, value: int, mask: int = _WORD) -> dict[str, Any]:
 def prefixes_without(
     values: frozenset[int], value: int, free_bits: int
 ) -> Iterator[tuple[int, int]]:
-    """(value, mask) pairs for all numbers but `values`."""
+    """Yield (value, mask) pairs for all numbers but `values`."""
     within = frozenset(item for item in values if item >> free_bits == value >> free_bits)
     if not within:
         yield value, _WORD >> free_bits << free_bits
@@ -196,10 +195,10 @@ def _entries(group: CallGroup) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciShape:
-    """A container; `config`: config.json but for what `OciCell` has.
+    """`config` is config.json but for what `OciCell` has.
 
     `raw_sockets`: runsc must be told. `memory_max_bytes`: for processes and files together.
-    `disk_bytes`, `disk_inodes`: the writable layer's. `devices`: besides the usual six.
+    `disk_bytes` and `disk_inodes` bound the writable layer. `devices`: besides the usual six.
     """
 
     runtime: RuntimeFact
@@ -215,7 +214,7 @@ class OciShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciCell:
-    """What is one cell's own; paths are the jail's, "" for none.
+    """One cell's own paths, as the jail sees them; "" for none.
 
     `tmp`: the image's /tmp, mounted over itself: gVisor's own has no inode limit. `has_port`: the
     jail's stage has a network namespace with a link.
@@ -240,7 +239,6 @@ def oci_shape(
     rights: Granted = NOTHING_GRANTED,
     devices: tuple[str, ...] = (),
 ) -> OciShape:
-    """The container for these resources. `open_files_max`: this host's."""
     return OciShape(
         runtime=runtime,
         memory_max_bytes=resources.memory_bytes + resources.disk_bytes,
@@ -255,12 +253,11 @@ def oci_shape(
 
 
 def writable_inodes(resources: Resources) -> int:
-    """How many files the writable layer may hold."""
     return min(max(resources.disk_bytes // _BYTES_PER_INODE, _MIN_INODES), _MAX_INODES)
 
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
-    """One cell's config.json, the caller's own copy."""
+    """Return one cell's config.json, the caller's own copy."""
     # Deep: cells of one shape share the plan's document, and its lists are added to below.
     config = copy.deepcopy(dict(shape.config))
     config["hostname"] = cell.hostname
@@ -301,7 +298,7 @@ def runtime_argv(
     has_port: bool = False,
     trace: str = "",
 ) -> tuple[str, ...]:
-    """What starts the container and ends; the agent goes on with descriptor 0.
+    """Start the container and end; the agent goes on with descriptor 0.
 
     `state`: a directory of the runtime's own; `bundle`: that of config.json; `trace`: runsc's trace
     points. No workload sees `name`.

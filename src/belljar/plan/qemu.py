@@ -61,7 +61,7 @@ _CONSOLE_FDSET: Final = 2
 
 
 class Role(StrEnum):
-    """Whether the VMM boots, or goes on from a template."""
+    """The VMM boots, or goes on from a template."""
 
     TEMPLATE = "template"
     CLONE = "clone"
@@ -81,7 +81,7 @@ class VmShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLimits:
-    """The guest agent's limits on the workload. Part of the template."""
+    """The agent's limits on the workload, part of the template."""
 
     memory_max_bytes: int
     disk_bytes: int
@@ -94,7 +94,7 @@ class GuestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFds:
-    """The descriptors the VMM inherits.
+    """The VMM's descriptors.
 
     `kvm` only with that accelerator, `state` (of the devices) only for a clone, `net` (a unix
     datagram socket, one frame a datagram) only with a network device.
@@ -109,27 +109,25 @@ class VmFds:
 
 
 def vmm_memory_max_bytes(shape: VmShape) -> int:
-    """The RAM, and what the VMM itself needs."""
     # TCG keeps 64 MiB of translated code (`tb-size`).
     overhead_mib = 192 if shape.accel == "tcg" else 96
     return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
 
 
 def vmm_address_space_bytes(shape: VmShape) -> int:
-    """As above for RLIMIT_AS, which counts reservations too."""
+    """Return a limit for RLIMIT_AS, which counts reservations too."""
     # Libraries; for each thread an arena of 64 MiB and a stack of 8 MiB
     return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
 
 
 def vmm_processes(shape: VmShape) -> int:
-    """Threads; up to 64 wait for the disk."""
     return shape.vcpus + 80
 
 
 def qemu_argv(
     program: str, shape: VmShape, *, role: Role, name: str, fds: VmFds, counter_khz: int = 0
 ) -> tuple[str, ...]:
-    """The VMM's argv. Raises `ValueError` when the descriptors don't fit.
+    """Raises `ValueError` when the descriptors don't fit.
 
     `name`: the cell id, for the host's tools. `counter_khz`: the host's time-stamp counter, for an
     emulated guest; 0: it measures.
@@ -208,7 +206,7 @@ def _devices(fds: VmFds, *, has_data_disk: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInputs:
-    """What a template is made from and for. Digests are lower-case hex SHA-256.
+    """All that a template is made from and for; digests are lower-case hex SHA-256.
 
     `vmm_digest` covers the VMM's binary, libraries and firmware. `host_cpu`: under KVM its
     features; under TCG its model, whose time-stamp counter the guest's clock runs by.
@@ -227,7 +225,7 @@ class TemplateInputs:
 
 
 def template_key(inputs: TemplateInputs) -> str:
-    """64 hex digits, equal for equal inputs only."""
+    """Return 64 hex digits, equal for equal inputs only."""
     formats = {"template": TEMPLATE_FORMAT, "argv": ARGV_FORMAT}
     document = {"formats": {**formats, "command_line": KERNEL_COMMAND_LINE}, **asdict(inputs)}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

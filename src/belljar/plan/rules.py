@@ -49,10 +49,7 @@ FORBIDDEN: Final = tuple(map(IPv4Network, _FORBIDDEN.split()))
 
 
 class DropReason(StrEnum):
-    """Why a packet was not let through: the prefix of its log record, and its counter's.
-
-    Those of `LET_THROUGH` are no refusals.
-    """
+    """Why a packet was dropped: its log record's prefix, and its counter's."""
 
     SPOOFED = "spoofed"  # another source address or MAC than the port's
     IPV6 = "ipv6"
@@ -77,7 +74,6 @@ class DropReason(StrEnum):
 
     @property
     def counter(self) -> str:
-        """Its counter's name. (Some words are nft's own.)"""
         return f"count_{self}"
 
 
@@ -93,7 +89,7 @@ ANSWERED: Final = frozenset(
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
-    """A range's rule set; nothing in it comes from a guest."""
+    """Return a range's rule set; nothing in it comes from a guest."""
     services = _Services(layout, network)
     counters = [reason.counter for reason in DropReason if reason is not DropReason.ARP]
     objects: list[dict[str, Any]] = [{"table": {"family": "inet", "name": TABLE}}]
@@ -124,7 +120,7 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
 
 
 def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
-    """`FORBIDDEN` without the range's own addresses, sorted and disjoint."""
+    """Return `FORBIDDEN` without the range's own addresses, sorted and disjoint."""
     networks = list(FORBIDDEN)
     for hole in map(IPv4Network, (layout.prefix, *layout.local_prefixes)):
         kept = [each for each in networks if not each.overlaps(hole)]
@@ -135,13 +131,12 @@ def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
 
 
 def counts(listed: Mapping[str, Any]) -> dict[DropReason, int]:
-    """Packets by reason, from `nft -j list ruleset` (or `counters`)."""
+    """Read packets by reason from `nft -j list ruleset` (or `counters`)."""
     packets = _counted(listed)
     return {reason: packets.get(reason.counter, 0) for reason in DropReason}
 
 
 def logged(listed: Mapping[str, Any]) -> int:
-    """Of `counts`, the packets that were logged."""
     return _counted(listed).get(_LOGGED, 0)
 
 
@@ -151,7 +146,7 @@ def _counted(listed: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Services:
-    """Who listens where: (address, protocol, port)."""
+    """Listeners, by (address, protocol, port)."""
 
     def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
         cells = network.reached_cells
@@ -225,7 +220,7 @@ _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "outp
 def _chains(
     layout: RangeLayout, network: NetworkPlan, services: _Services
 ) -> Iterator[tuple[str, list[Rule]]]:
-    """Every chain with its rules, before those that use it."""
+    """Yield every chain with its rules, before those that use it."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in DropReason:
         if reason not in LET_THROUGH | {DropReason.ARP}:
@@ -268,7 +263,6 @@ def _end(reason: DropReason, per_s: int, burst: int) -> list[Rule]:
 
 
 def _checked() -> Iterator[Rule]:
-    """Rules against packets that no cell may send anywhere."""
     yield [nft.FRAGMENT, _to(DropReason.FRAGMENT)]
     # Before all other options, so that an attempt to be routed past the rules has its own name.
     for option in ("lsrr", "ssrr"):
@@ -286,7 +280,6 @@ def _checked() -> Iterator[Rule]:
 
 
 def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
-    """Packets to what no cell and no stand-in has."""
     yield [nft.match(nft.L4PROTO, "udp"), _to(DropReason.UDP)]
     yield [nft.match(nft.L4PROTO, "icmp"), _to(DropReason.ICMP)]
     yield [nft.match(nft.L4PROTO, "tcp", "!="), _to(DropReason.PROTOCOL)]
@@ -298,12 +291,11 @@ def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _taken_by(port: int) -> Rule:
-    """The listener at this port gets it from any destination (TCP alone)."""
+    """Hand it to the listener at this port, whatever its destination (TCP alone)."""
     return [{"tproxy": {"family": "ip", "port": port}}, nft.marked(LOCAL_MARK), nft.ACCEPT]
 
 
 def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
-    """The answered traffic, within this port's bounds."""
     most = network.bounds
     too_many = nft.over(most.new_connections_per_s, most.new_connections_burst)
     yield [nft.FIRST, too_many, _to(DropReason.RATE)]
@@ -319,14 +311,12 @@ def _open(layout: RangeLayout, network: NetworkPlan) -> Iterator[Rule]:
 
 
 def _log(reason: DropReason) -> Rule:
-    """Also counted: the kernel may drop records."""
     # The packet's beginning goes to the group's listener (NFLOG).
     log = {"log": {"prefix": reason, "group": LOG_GROUP, "snaplen": LOG_SNAP_BYTES}}
     return [nft.counter(_LOGGED), log]
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
-    """One cell's traffic: its sender is checked first."""
     yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), _to(DropReason.SPOOFED)]
     yield [nft.match(nft.NFPROTO, "ipv6"), _to(DropReason.IPV6)]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), _to(DropReason.SPOOFED)]
@@ -352,7 +342,7 @@ def _input(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _output(layout: RangeLayout) -> Iterator[Rule]:
-    """Answers of listeners, and the refusals of the rules above.
+    """Let out answers of listeners, and the refusals of the rules above.
 
     No connection can be begun from here but one that the supervisor dials, to a target's port.
     """

@@ -65,7 +65,6 @@ class Strict(BaseModel):
 
 
 def models_of(model: type[Strict]) -> Iterator[type[Strict]]:
-    """Yield a model and all that derive from it."""
     yield model
     for each in model.__subclasses__():
         yield from models_of(each)
@@ -80,12 +79,11 @@ class AtError(ValueError):
 
 
 def list_of(max_count: int, *, min_count: int = 1) -> Any:  # noqa: ANN401 - pydantic's Field
-    """A list of bounded length, read into a tuple."""
     return Field(strict=False, min_length=min_count, max_length=max_count)
 
 
 def amount(default: str) -> Any:  # noqa: ANN401 - pydantic's Field
-    """A size's or duration's field, whose default is written as in a file."""
+    """Return a size's or duration's field; the default is written as in a file."""
     return Field(default, validate_default=True)
 
 
@@ -95,10 +93,7 @@ WORD: Final = Field(strict=False)
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """A kind of value, as a pydantic annotation.
-
-    `read` returns it or raises `ValueError`; `written` is the type of what a person may write.
-    """
+    """A kind of value: `read` raises `ValueError`; `written` is a file's type."""
 
     read: Callable[[object], Any]
     written: Any = str
@@ -110,12 +105,12 @@ class FieldKind:
 
 
 def size(least: str, most: str) -> FieldKind:
-    """A size (`512MiB`, or bytes) in bytes."""
+    """Read a size (`512MiB`, or bytes) in bytes."""
     return _measure(least, most, "512MiB", parse_size, int)
 
 
 def duration(least: str, most: str) -> FieldKind:
-    """A duration (`1h30m`, or seconds) in seconds."""
+    """Read a duration (`1h30m`, or seconds) in seconds."""
     return _measure(least, most, "1h30m", parse_duration, float)
 
 
@@ -148,7 +143,7 @@ def read_text(value: object, what: str) -> str:
 def checked(
     what: str, error: str, accepts: Callable[[str], object], *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
-    """Text for which `accepts` is true; else `error` follows it."""
+    """Take text for which `accepts` is true; else `error` follows it."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
         text = read_text(value, what)
@@ -168,7 +163,7 @@ def _read_user(value: object) -> str:
 
 
 def _paths(what: str, error: str, accepts: Callable[[str, str], bool]) -> FieldKind:
-    """Paths that `accepts` takes unchanged and normalised; else `error` follows."""
+    """Take paths that `accepts` takes unchanged and normalised."""
 
     def read(value: object) -> str:
         text = read_text(value, what)
@@ -285,7 +280,7 @@ USUAL_PROTOCOLS: Final = dict(
 
 
 def read_host(value: object) -> str:
-    """An exact host name, in lower case. Raises `ValueError`."""
+    """Return an exact name in lower case. Raises `ValueError`."""
     if not isinstance(value, str):
         raise expected("a host name such as `shop.example`", value)
     if "*" in value:
@@ -301,19 +296,18 @@ def read_host(value: object) -> str:
 
 
 def read_pattern(value: object) -> str:
-    """A host name, perhaps after `*.`. Raises as `read_host`."""
+    """Read a host name, perhaps after `*.`. Raises as `read_host`."""
     if isinstance(value, str) and value.startswith("*."):
         return f"*.{read_host(value[2:])}"
     return read_host(value)
 
 
 def covers(pattern: str, name: str) -> bool:
-    """Whether a pattern stands for an exact name."""
     return name == pattern or (pattern.startswith("*.") and name.partition(".")[2] == pattern[2:])
 
 
 def read_number(value: object) -> int:
-    """A stand-in's TCP port. Raises `ValueError`."""
+    """Read a stand-in's TCP port. Raises `ValueError`."""
     if type(value) is not int or not 1 <= value <= 65535:
         raise ValueError(f"{quoted(value)} is not a port: write a number from 1 to 65535")
     if value == RESOLVER_PORT:
@@ -339,7 +333,7 @@ def read_port(value: object) -> object:
 
 
 class Port(Strict):
-    """A TCP port; protocol "": the usual one."""
+    """A TCP port; protocol "" means the usual one."""
 
     number: int
     protocol: str = ""

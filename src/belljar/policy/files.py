@@ -45,7 +45,7 @@ class OutsideError(ValueError):
 
 @contextmanager
 def open_beneath(directory: Path, name: str) -> Iterator[int]:
-    """A descriptor of what `name` is below `directory` (which may be a link), for reading.
+    """Open `name` for reading, below `directory` (which may be a link).
 
     One step of the kernel's: nothing can be exchanged between a check and the opening. Raises
     `OSError`, `OutsideError`, and `ValueError` for a null byte.
@@ -63,7 +63,7 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
 
 @contextmanager
 def open_regular(directory: Path, name: str) -> Iterator[int]:
-    """As `open_beneath`, for a regular file, else `ValueError`."""
+    """Raises as `open_beneath`, and `ValueError` for no regular file."""
     with open_beneath(directory, name) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")
@@ -71,7 +71,7 @@ def open_regular(directory: Path, name: str) -> Iterator[int]:
 
 
 def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
-    """The first bytes of a regular file, as `open_regular`."""
+    """Return at most `max_bytes`. Raises as `open_regular`."""
     parts, left = [], max_bytes
     with open_regular(directory, name) as fd:
         while left > 0 and (part := os.read(fd, min(left, _CHUNK_BYTES))):
@@ -112,8 +112,6 @@ def check_below(path: Path, directory: Path) -> None:
 
 
 class EntryKind(Enum):
-    """What an entry is; others are refused."""
-
     FILE = "file"
     DIRECTORY = "directory"
     LINK = "link"
@@ -121,7 +119,7 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A tree's entry. `path`: below the source, or ""."""
+    """`path` is below the source, "" for itself."""
 
     path: str
     kind: EntryKind
@@ -140,20 +138,15 @@ class Tree:
 
     @property
     def is_directory(self) -> bool:
-        """Whether the source is one."""
         return self.entries[0].kind is EntryKind.DIRECTORY
 
     @property
     def total_bytes(self) -> int:
-        """Of all files together."""
         return sum(entry.size_bytes for entry in self.entries)
 
 
 def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
-    """What `source` is, and holds.
-
-    Raises `OSError`, and `ValueError` for what leads out, a socket, pipe or device, or too much.
-    """
+    """Raises `OSError`, and `ValueError` for a way out, a socket, pipe, device, or too much."""
     entries: list[Entry] = []
     with open_beneath(root, source) as fd:
         for entry in _entries(fd, "", os.fstat(fd), max_entries):
@@ -164,7 +157,7 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
 
 
 def read_entry(tree: Tree, entry: Entry) -> bytes:
-    """A file's contents. Raises `OSError`, and `ValueError` if changed since."""
+    """Raises `OSError`, and `ValueError` if it has grown."""
     name = posixpath.join(tree.source, entry.path) if entry.path else tree.source
     # One byte more than was listed, so that a file that grew is noticed, not cut.
     contents = read_regular(tree.root, name, entry.size_bytes + 1)
@@ -174,7 +167,6 @@ def read_entry(tree: Tree, entry: Entry) -> bytes:
 
 
 def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Iterator[Entry]:
-    """What is open, and all below it."""
     mode = stat.S_IMODE(found.st_mode) & 0o777
     if stat.S_ISREG(found.st_mode):
         yield Entry(path=path, kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
@@ -212,7 +204,7 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
 
 
 def link_stays(path: str, link: str) -> bool:
-    """Whether a link at `path` below a root can't lead out of it.
+    """Return True if a link at `path` below a root can't lead out of it.
 
     `..` may only begin the text: after a name, it goes up from wherever another link leads.
     """
@@ -222,7 +214,6 @@ def link_stays(path: str, link: str) -> bool:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why a file can't be used, for its author."""
     if isinstance(error, OSError):
         return (error.strerror or type(error).__name__).lower()
     return str(error)

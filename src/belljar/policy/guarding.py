@@ -11,8 +11,6 @@ from belljar.dataclass import dataclass, field
 
 
 class DecoyKind(StrEnum):
-    """What a decoy pretends to be. `policy.model` documents each."""
-
     AWS_CREDENTIALS = "aws_credentials"
     SSH_KEY = "ssh_key"
     DOTENV = "dotenv"
@@ -48,8 +46,6 @@ SERVICE_ROWS: Final = 25
 
 
 class Place(StrEnum):
-    """Where the guard looks."""
-
     RANGE = "range"  # what a cell sends to a stand-in or another cell of its range
     UPSTREAM = "upstream"  # what would be sent to a real service
     OUTPUT = "output"  # files and output taken out of a cell
@@ -57,7 +53,7 @@ class Place(StrEnum):
 
 
 class Action(StrEnum):
-    """What the guard does, mildest first."""
+    """Mildest first."""
 
     FLAG = "flag"
     REDACT = "redact"
@@ -97,13 +93,10 @@ class GuardRules:
     actions: Mapping[Place, Action] = field(default_factory=lambda: DEFAULT_ACTIONS)
 
     def action(self, place: Place) -> Action:
-        """What becomes of a hit at a place."""
         return self.actions.get(place, DEFAULT_ACTIONS[place])
 
 
 class Trigger(StrEnum):
-    """What a policy can have stopped."""
-
     DECOY_TOUCHED = "decoy_touched"
     DECOY_TAKEN = "decoy_taken"
     DECOY_USED = "decoy_used"
@@ -112,7 +105,7 @@ class Trigger(StrEnum):
 
 
 class Stop(StrEnum):
-    """How much is stopped; the first is the least."""
+    """The first stops the least."""
 
     NOTHING = "nothing"
     SAMPLE = "stop_sample"
@@ -125,7 +118,6 @@ DEFAULT_STOPS: Final[Mapping[Trigger, Stop]] = MappingProxyType({Trigger.BREACH:
 
 
 def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
-    """What is stopped by a trigger."""
     return stops.get(trigger, DEFAULT_STOPS.get(trigger, Stop.NOTHING))
 
 

@@ -35,7 +35,7 @@ class _Scale(Enum):
 
 
 class Risk(_Scale):
-    """How bad the model's worst could be."""
+    """The model's possible worst, mildest first."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -44,7 +44,7 @@ class Risk(_Scale):
 
 
 class Tier(_Scale):
-    """How a cell is isolated, weakest first."""
+    """A cell's isolation, weakest first."""
 
     CONTAINER = "container"
     GVISOR = "gvisor"
@@ -52,12 +52,11 @@ class Tier(_Scale):
 
 
 def least_tier(risk: Risk) -> Tier:
-    """The weakest tier this risk may run in."""
     return {Risk.LOW: Tier.CONTAINER, Risk.MEDIUM: Tier.GVISOR}.get(risk, Tier.MICROVM)
 
 
 def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
-    """The asked tier, or the risk's least. Raises `PolicyError`."""
+    """Return the asked tier, or the risk's least. Raises `PolicyError`."""
     least = least_tier(risk)
     if asked is not None and asked < least:
         what = f"tier `{asked}` is less than risk `{risk}` demands, which is `{least}`"
@@ -80,15 +79,13 @@ class Resources:
 
     @classmethod
     def words(cls) -> dict[str, str]:
-        """Each field's word in a policy file."""
+        """Return each field's word in a policy file."""
         return {name: re.sub("_(bytes|s)$", "", name) for name in field_names(cls)}
 
     def written(self) -> dict[str, Any]:
-        """The same in the words of a policy file."""
         return {word: getattr(self, name) for name, word in self.words().items()}
 
     def memory_sum(self, limit_bytes: int) -> str:
-        """A limit on a cell's memory, as a sum."""
         overhead_bytes = limit_bytes - self.memory_bytes - self.disk_bytes
         return (
             f"{format_size(limit_bytes)} (memory {format_size(self.memory_bytes)} + disk "
@@ -102,12 +99,10 @@ ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTools:
-    """Tools that may act outside of a cell."""
-
     allow: tuple[str, ...]
 
     def permits(self, names: Iterable[str]) -> bool:
-        """True if a tool (its name, its MCP server's) may be called."""
+        """Return True if a tool (its name, its MCP server's) may be called."""
         return ANY in self.allow or any(name in self.allow for name in names)
 
     def __str__(self) -> str:
@@ -125,7 +120,6 @@ REPORT: Final = HostTools(allow=(ANY,))
 
 
 def default_host_tools(risk: Risk) -> HostTools:
-    """The rule of a policy that says nothing."""
     return REFUSE if risk >= Risk.HIGH else REPORT
 
 
@@ -162,7 +156,6 @@ class Granted:
 
     @property
     def mask(self) -> int:
-        """The capabilities as the kernel writes them."""
         return sum(1 << CAPABILITIES[name] for name in self.capabilities)
 
     def __str__(self) -> str:

@@ -48,14 +48,14 @@ _OWN_RULE: Final = (
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """A file's policy. Raises `PolicyError` with all faults."""
+    """Read a policy file. Raises `PolicyError` with all faults."""
     file = Path(path)
     text, base = read_policy_file(file), file.parent.absolute()
     return parse_policy(text, source=str(path), base=base, default_name=file.stem)
 
 
 def read_policy_file(file: Path) -> bytes:
-    """A policy file's bytes, at most one over the limit. Raises `PolicyError`."""
+    """Return at most one byte over the limit. Raises `PolicyError`."""
     try:
         return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
@@ -67,7 +67,7 @@ def read_policy_file(file: Path) -> bytes:
 
 
 def load_preset(name: str) -> LoadedPolicy:
-    """One of Belljar's own policies. Raises `PolicyError`."""
+    """Read one of Belljar's own policies. Raises `PolicyError`."""
     if name not in PRESETS:
         near = did_you_mean(name, PRESETS)
         hint = f"use one of {', '.join(PRESETS)}, or a policy file"
@@ -76,7 +76,7 @@ def load_preset(name: str) -> LoadedPolicy:
 
 
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
-    """A preset (None: `high`) or a file. Raises `PolicyError`."""
+    """Read a preset (None: `high`) or a file. Raises `PolicyError`."""
     if ref is None:
         return load_preset(DEFAULT_PRESET)
     if isinstance(ref, os.PathLike):
@@ -86,7 +86,7 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
 
 
 def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
-    """A policy without `files`. Raises `PolicyError`."""
+    """Check a policy without `files`. Raises `PolicyError`."""
     source = "a Policy" if isinstance(policy, Policy) else "a dict"
     # Read anew: `model_copy` and `model_construct` check nothing.
     fields = policy
@@ -105,7 +105,7 @@ def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
 def parse_policy(
     text: bytes, *, source: str, base: Path | None, default_name: str = "policy"
 ) -> LoadedPolicy:
-    """The policy that these bytes hold. Raises `PolicyError` only."""
+    """Read a policy from bytes. Raises `PolicyError` only."""
     policy, problems = examine(text, base=base, default_name=default_name)
     if policy is None or problems:
         raise refusal(problems, source)
@@ -113,7 +113,7 @@ def parse_policy(
 
 
 def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAMPLE) -> PolicyError:
-    """The error that lists all problems (at least one)."""
+    """Return the error that lists all problems (at least one)."""
     first, *more = problems
     if not more:
         field = f"{first.field}: " if first.field else ""

@@ -40,7 +40,7 @@ FILE_RULE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetPolicy:
-    """What a preset says, with `Policy`'s fields and properties."""
+    """A preset, with `Policy`'s fields and properties."""
 
     belljar: int = 1
     name: str
@@ -64,7 +64,7 @@ class PresetPolicy:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The one image of its cell."""
+        """Its cell has one."""
         return (self.image,)
 
     @property
@@ -74,11 +74,11 @@ class PresetPolicy:
 
     @property
     def guard_rules(self) -> GuardRules:
-        """What the guard looks for and does: the defaults."""
+        """The guard's defaults."""
         return GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """As `Policy.to_json`."""
+        """Return what `Policy.to_json` would."""
         found = {name: getattr(self, name) for name in self.__slots__}
         found |= {"risk": self.risk.value, "tier": self.tier.value if self.tier else None}
         found |= {"resources": self.resources.written(), "network": "none", "decoys": "none"}
@@ -102,8 +102,8 @@ PRESETS: Final = {preset.name: preset for preset in _PRESET_POLICIES}
 class LoadedPolicy:
     """A policy with where it came from.
 
-    `source` is for people. `base`: the absolute directory of its files; None for a preset. `data`:
-    of a compose file. `weights`: their place in the store, of which the cell sees `data`.
+    `source` is for people. `base` is the absolute directory of its files, None for a preset. `data`
+    is a compose file's. `weights` is their place in the store, of which the cell sees `data`.
     """
 
     policy: Policy
@@ -114,7 +114,7 @@ class LoadedPolicy:
     weights: Path | None = None
 
     def read_file(self, file: FileCopy) -> bytes:
-        """A policy file's contents. Raises `PolicyError`."""
+        """Return a policy file's contents. Raises `PolicyError`."""
         try:
             content = read_regular(own_directory(self.base), file.source, MAX_FILE_BYTES + 1)
             if len(content) > MAX_FILE_BYTES:
@@ -127,19 +127,19 @@ class LoadedPolicy:
 
 
 def own_directory(base: Path | None) -> Path:
-    """The directory that bounds a policy's files. Raises `ValueError` for none."""
+    """Return the directory of a policy's files. Raises `ValueError` for none."""
     if base is None:
         raise ValueError("this policy has no directory of its own")
     return base
 
 
 def preset_text(name: str) -> bytes:
-    """The text of one of `PRESETS`."""
+    """Return the text of one of `PRESETS`."""
     return (Path(__file__).parent / "presets" / f"{name}.yaml").read_bytes()
 
 
 def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | None:
-    """A preset without reading YAML, if that will do."""
+    """Return a preset without reading YAML, if that will do."""
     policy = PRESETS.get(DEFAULT_PRESET if name is None else name)
     if policy is None or policy.risk < least:
         return None
@@ -148,12 +148,11 @@ def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | Non
 
 
 def with_image(loaded: LoadedPolicy, image: str) -> LoadedPolicy:
-    """The policy with this image in its cell; "": unchanged."""
+    """Put this image into the cell; "" changes nothing."""
     return _with(loaded, image=image) if image else loaded
 
 
 def _with(loaded: LoadedPolicy, **changes: Any) -> LoadedPolicy:  # noqa: ANN401 - field values
-    """The policy with fields that need no check."""
     known: object = loaded.policy
     if isinstance(known, PresetPolicy):
         return replace(loaded, policy=cast("Policy", replace(known, **changes)))
@@ -161,7 +160,7 @@ def _with(loaded: LoadedPolicy, **changes: Any) -> LoadedPolicy:  # noqa: ANN401
 
 
 def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
-    """The policy with this tier, if any. Raises `PolicyError`."""
+    """Ask for this tier, if any. Raises `PolicyError`."""
     if not tier:
         return loaded
     try:

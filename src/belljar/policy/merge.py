@@ -108,7 +108,7 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
 
 
 def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedPolicy:
-    """The policy with at least this risk. Raises `PolicyError`."""
+    """Raises `PolicyError`."""
     policy = loaded.policy
     if policy.risk >= least:
         return loaded
@@ -126,7 +126,6 @@ def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
 
 
 def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
-    """Each limit the smaller of both."""
     pairs = asdict(theirs)
     return Resources(**{name: min(most, pairs[name]) for name, most in asdict(ours).items()})
 
@@ -182,7 +181,7 @@ def _common_network(ours: Network, theirs: Network | None) -> Network | None:
 def _directory(
     policy: Policy, source: str, files: Path | None, network: Path | None, guard: Path | None
 ) -> Path | None:
-    """The directory of the policy's files, of those that its sections need."""
+    """Return the directory of the files that the policy's sections need."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     needed = [files] if policy.files else []
     if any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins):
@@ -198,10 +197,7 @@ def _directory(
 def above_floor(
     base: LoadedPolicy, asked: Mapping[str, Any], tier: str | None, floor: LoadedPolicy | None
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """A task's policy with its compose file (`asked`) on top, within the floor, and differences.
-
-    Raises `PolicyError`.
-    """
+    """Put a compose file (`asked`) on a task's policy, within the floor. Raises `PolicyError`."""
     changes, network = dict(asked), base.policy.network
     found = list[Difference]()
     if "network" in asked and network is not None:
@@ -223,10 +219,9 @@ def above_floor(
 def under_policy(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """Return the task's content within the operator's isolation, and the differences from it.
+    """Put the task's content into the operator's isolation. Raises `PolicyError`.
 
-    `own`: the task's own policy. `asked`: its compose file, in a policy's terms. Raises
-    `PolicyError`.
+    `own` is the task's own policy, `asked` its compose file in a policy's terms.
     """
     operator, found = _content(run_policy.policy), list[Difference]()
     task = _content(own.policy) if own is not None else {}
@@ -273,7 +268,7 @@ def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
 def _network(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[Network | None, Path | None, list[Difference]]:
-    """The network, the directory of its files, and what is told of it."""
+    """Return the network, the directory of its files, and differences."""
     operator, wanted = run_policy.policy.network, asked.get("network")
     task = own.policy.network if own is not None else None
     services, base = task, own.base if own is not None else None

@@ -144,7 +144,7 @@ class DecoySpec(Strict):
 
     @property
     def is_service(self) -> bool:
-        """True for a service of the range's gateway."""
+        """The range's gateway plays it."""
         return self.kind in SERVICE_PORTS
 
     @property
@@ -154,7 +154,7 @@ class DecoySpec(Strict):
 
     @property
     def port(self) -> int:
-        """Of a service: where it listens."""
+        """A service's TCP port."""
         return int(self.place.partition(":")[2] or SERVICE_PORTS[self.kind][0])
 
 
@@ -249,7 +249,7 @@ class GuardText(Strict):
     provider): flag, redact, stop."""
 
     def rules(self) -> GuardRules:
-        """The same without pydantic."""
+        """Return the same without pydantic."""
         protect = tuple(Protected(**item.model_dump()) for item in self.protect)
         actions = {**DEFAULT_ACTIONS, **self.action}
         return GuardRules(protect=protect, classes=self.classes, actions=actions)
@@ -416,16 +416,15 @@ class Policy(Strict):
 
     @property
     def guard_rules(self) -> GuardRules:
-        """What the guard looks for and does."""
+        """The guard's searches and actions."""
         return self.guard.rules() if self.guard else GuardRules()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, in bytes and seconds, with defaults."""
+        """Return JSON values, in bytes and seconds, with defaults."""
         return self.model_dump(mode="json")
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:
-    """The fields of a class with the texts below them."""
     if not issubclass(model, Strict):
         return
     (cls,) = ast.parse(inspect.getsource(model)).body
@@ -436,7 +435,7 @@ def _docstrings(model: type) -> Iterator[tuple[str, str]]:
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a policy file, for editors."""
+    """Return the JSON Schema (2020-12) of a policy file, for editors."""
     schema, models = Policy.model_json_schema(), {each.__name__: each for each in models_of(Strict)}
     for name, described in [("Policy", schema), *schema["$defs"].items()]:
         properties = described.get("properties", {})

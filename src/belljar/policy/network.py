@@ -62,7 +62,7 @@ class Upstream(Strict):
 
     @property
     def whole_run(self) -> int:
-        """The maximum bytes of all a run's samples together."""
+        """The most bytes of all a run's samples together."""
         return self.budget * RUN_BUDGETS if self.run_budget is None else self.run_budget
 
     @model_validator(mode="after")
@@ -167,13 +167,13 @@ class Network(Strict):
 
     @property
     def has_cells(self) -> bool:
-        """True if any cell of the range has a network device."""
+        """A cell of the range has a network device."""
         targets = (item for item in self.stand_ins.values() if isinstance(item, TargetStandIn))
         cells = (self.own_cell, *targets)
         return any(cell is None or cell.networks != () for cell in cells)
 
     def patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
-        """Each host name, its owner, and its place."""
+        """Yield each host name, its owner, and its place."""
         for name, item in self.stand_ins.items():
             yield from (
                 (pattern, name, ("stand_ins", name, "names", at))
@@ -186,7 +186,6 @@ class Network(Strict):
 
 
 def read_network(value: object) -> object:
-    """`none` → None; a mapping is left to `Network`."""
     if value is None or isinstance(value, (Network, dict)) or value == "none":
         return None if value == "none" else value
     raise kinds.expected("`none` or a mapping with `stand_ins` and `default`", value)

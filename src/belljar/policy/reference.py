@@ -56,12 +56,12 @@ class Reference:
 
     @property
     def canonical(self) -> str:
-        """All parts written out: `docker.io/library/debian:latest`."""
+        """All parts are written out: `docker.io/library/debian:latest`."""
         return f"{self.registry}/{self.path}{_suffix(self.tag, self.digest)}"
 
     @property
     def familiar(self) -> str:
-        """As people write it, without defaults."""
+        """People write it so, without defaults."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
         suffix = _suffix("" if is_latest else self.tag, self.digest)
         if self.registry == DEFAULT_REGISTRY:
@@ -74,7 +74,7 @@ class Reference:
 
     @property
     def untagged(self) -> Reference:
-        """Without its tag, if it has a digest."""
+        """It has no tag if it has a digest."""
         return replace(self, tag="") if self.digest else self
 
 
@@ -96,7 +96,6 @@ def parse_reference(text: str) -> Reference:
 
 
 def _split(host: str, path: str) -> tuple[str, str]:
-    """A registry only if it can't be part of a name."""
     first, slash, rest = path.partition("/")
     if host and not _is_host(host):
         path, host = f"{host}/{path}", ""
@@ -124,7 +123,7 @@ _SHELLS: Final = frozenset(
 
 
 def is_idle(command: Sequence[str]) -> bool:
-    """Return whether it only keeps a container from ending."""
+    """Return True if it only keeps a container from ending."""
     words = list(command)
     if not words or (words[0] in _SHELLS and len(words) == 1):
         return True

@@ -19,7 +19,7 @@ from belljar.units import did_you_mean, listed, printable, quoted
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The policy with fields replaced and checked anew. Raises `PolicyError`."""
+    """Replace fields, and check them anew. Raises `PolicyError`."""
     model = type(loaded.policy)
     fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
     try:
@@ -33,13 +33,11 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
 
 
 def wrong_fields(error: ValidationError) -> str:
-    """The fields that a model refused, with reasons."""
     found = error.errors(include_url=False)
     return "; ".join(f"{field_name(path_of(each))}: {message_of(each)}" for each in found)
 
 
 def path_of(error: Any) -> Path:  # noqa: ANN401 - pydantic's ErrorDetails
-    """The refused field."""
     refusal = error.get("ctx", {}).get("error")
     path: Path = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
     path = (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
@@ -50,7 +48,6 @@ def path_of(error: Any) -> Path:  # noqa: ANN401 - pydantic's ErrorDetails
 
 
 def message_of(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
-    """Why, as a person reads it."""
     match error["type"]:
         case "extra_forbidden":
             hint = did_you_mean(

@@ -78,13 +78,12 @@ class ResourcesText(Strict):
         return exec_timeout
 
     def resources(self) -> Resources:
-        """The same; `exec_timeout` shrinks to a shorter lifetime."""
+        """`exec_timeout` shrinks to a shorter lifetime."""
         written = self.model_dump() | {"exec_timeout": min(self.exec_timeout, self.lifetime)}
         return Resources(**{name: written[word] for name, word in Resources.words().items()})
 
 
 def written_resources(value: object) -> object:
-    """A file's resources in words; anything else unchanged."""
     return value.written() if isinstance(value, Resources) else value
 
 
@@ -172,7 +171,7 @@ class Rights(Strict):
     """All rights that the cell's tier grants, but for set-user-ID programs."""
 
     def common(self, other: Rights | None) -> Rights:
-        """What both ask for; `privileged`: a tier's whole list; None bounds nothing."""
+        """Return what both ask for. `privileged` means a tier's whole list; None bounds nothing."""
         if other is None:
             return self
         setuid = min(self.setuid_programs, other.setuid_programs, key=("off", "auto", "on").index)
@@ -298,7 +297,6 @@ class ModelBlock(Strict):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The host's device files that the cell gets."""
         return () if self.gpu is None else (*_GPU_CONTROL, *dict.fromkeys(self.gpu.devices))
 
 
@@ -309,21 +307,21 @@ MAX_BYTES: Final = 100 << 20
 
 
 class TaskFile(Strict):
-    """A file or directory; `source` is below the root."""
+    """`source` is below the root."""
 
     target: str
     source: str
 
 
 class CellData(Strict):
-    """Of one cell; `hosts`: names and addresses."""
+    """`hosts` are names and addresses."""
 
     files: tuple[TaskFile, ...] = ()
     hosts: tuple[tuple[str, str], ...] = ()
 
 
 class TaskData(Strict):
-    """Of all cells, by name; `cell` is the one being made."""
+    """`cell` is the one being made."""
 
     cells: Mapping[str, CellData] = {}
     root: str = ""
@@ -331,11 +329,9 @@ class TaskData(Strict):
 
     @property
     def own(self) -> CellData:
-        """What the cell `cell` holds."""
         return self.cells.get(self.cell, CellData())
 
     def of(self, cell: str) -> TaskData:
-        """The same, for another cell."""
         return self.model_copy(update={"cell": cell})
 
     def __hash__(self) -> int:
@@ -343,7 +339,7 @@ class TaskData(Strict):
 
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
-    """Each source's current tree, by target. Raises as `list_tree`."""
+    """Return each source's current tree, by target. Raises as `list_tree`."""
     trees: dict[str, Tree] = {}
     entries = total_bytes = 0
     for file in data.files:

@@ -88,7 +88,6 @@ class StandIn(Strict):
         return self
 
     def spoken_ports(self) -> tuple[tuple[int, str], ...]:
-        """Every port with its protocol, defaults filled in."""
         ports = self.ports or tuple(kinds.Port(number=number) for number in self.usual_ports)
         usual = {
             number: protocol
@@ -101,7 +100,7 @@ class StandIn(Strict):
         )
 
     def own_path(self) -> tuple[str, str]:
-        """The field of the author's path, and the path."""
+        """Return the field of the author's path, and the path."""
         for name in (self.file_field, self.directory_field):
             path = getattr(self, name) if name else None
             if isinstance(path, str):
@@ -109,7 +108,7 @@ class StandIn(Strict):
         return "", ""
 
     def settings(self) -> dict[str, Any]:
-        """The kind's own written fields as JSON values."""
+        """Return the kind's own written fields as JSON values."""
         common = {"kind", "names", "ports"}
         return self.model_dump(mode="json", exclude=common, exclude_none=True)
 

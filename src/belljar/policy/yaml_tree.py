@@ -56,7 +56,7 @@ _MAX_DIGITS: Final = 64
 
 
 def number(written: str) -> int | float | None:
-    """A plain scalar's number by Docker's YAML reader (Go's yaml.v3): `0755` is octal."""
+    """Read a number as Docker's YAML reader does (Go's yaml.v3): `0755` is octal."""
     plain = written.replace("_", "")
     digits = plain[1:] if plain[:1] in ("+", "-") else plain
     if not written.startswith("_") and _BASED.fullmatch(digits):
@@ -70,7 +70,7 @@ def number(written: str) -> int | float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Mark:
-    """A place in the text; counts from 1, columns in characters."""
+    """Line and column count from 1, columns in characters."""
 
     line: int
     column: int
@@ -78,21 +78,18 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, and where."""
-
     mark: Mark
     field: str
     message: str
 
     def line(self, source: str) -> str:
-        """`file:line:column: field: message`."""
         place = f"{printable(source)}:{self.mark.line}:{self.mark.column}"
         return ": ".join(part for part in (place, self.field, self.message) if part)
 
 
 @dataclass(slots=True, kw_only=True)
 class YamlTree:
-    """What the text holds, with places by path."""
+    """A document with places by path."""
 
     value: Any = None
     marks: dict[Path, Mark] = field(default_factory=dict)
@@ -101,7 +98,7 @@ class YamlTree:
 
 
 def field_name(path: Path) -> str:
-    """A path as a person reads it: `files[0].source`, escaped."""
+    """Write a path as `files[0].source`, escaped."""
     shown = (
         f"[{part}]" if isinstance(part, int) else f".{printable(part, max_chars=60)}"
         for part in path
@@ -142,7 +139,6 @@ def _mark(mark: Any) -> Mark:  # noqa: ANN401 - ruamel's marks are untyped
 
 
 def scalar(text: str, *, plain: bool) -> object:
-    """A scalar's value (YAML 1.2, section 10.3.2; `number`)."""
     if not plain:
         return text
     if text in _SPECIAL:
@@ -189,7 +185,6 @@ class _Reader:
         self.nodes = self.characters = 0
 
     def read(self) -> None:
-        """Read the one document."""
         documents = 0
         for event in self.events:
             if isinstance(event, DocumentStartEvent):
@@ -205,7 +200,6 @@ class _Reader:
         raise _FaultError(_mark(event.start_mark), path, message)
 
     def _value(self, event: _Event, path: Path) -> Any:  # noqa: ANN401 - values of a document
-        """Return the value that begins with `event`; note its place."""
         value = self._node(event, path).value
         self.tree.marks[path] = mark = _mark(event.start_mark)
         if value is None and path and not self.is_compose:
@@ -295,7 +289,7 @@ def _is_plain(event: _Event) -> bool:
 
 
 def closest_mark(tree: YamlTree, path: Path, *, key: bool = False) -> Mark:
-    """The place of `path`, or the nearest around it."""
+    """Return the place of `path`, or the nearest around it."""
     if key and path in tree.keys:
         return tree.keys[path]
     for length in range(len(path), -1, -1):
