@@ -32,7 +32,9 @@ class ObstacleError(HostError):
         self.obstacles = (first, *others)
 
 
-def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str]:
+def warnings_of(
+    tier: Tier, facts: HostFacts, network: NetworkPlan | None, *, emulated: bool
+) -> Iterator[str]:
     if tier is Tier.CONTAINER:
         yield (
             "shared kernel: the workload's system calls are answered by this host's kernel, so a "
@@ -54,18 +56,21 @@ def warnings_of(tier: Tier, facts: HostFacts, *, emulated: bool) -> Iterator[str
         )
     if warning := cores_warning(tier, facts.cores):
         yield warning
+    if network is not None and network.upstreams:
+        hosts = ", ".join(printable(item.host) for item in network.upstreams)
+        what = "what the model sends there leaves this host"
+        yield f"this range reaches something real ({hosts}): {what}"
 
 
 # ---- the whole plan; every dynamic string is escaped
 
-_WIDTH: Final = 110
 _LABEL_WIDTH: Final = 10
 # An image's command may be a whole script.
 _MAX_PROGRAM_CHARS: Final = 200
 
 
 def render_plan(
-    plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str
+    plan: Plan, *, width: int = 110, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
     """Return the plan's lines; `real` styles those about real networks."""
     import textwrap

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final, Literal, TypeAlias
 
 from belljar.dataclass import asdict, dataclass
+from belljar.plan.jail import JailLimits
 
 Accel: TypeAlias = Literal["kvm", "tcg"]
 
@@ -108,20 +109,20 @@ class VmFds:
     net: int | None = None
 
 
-def vmm_memory_max_bytes(shape: VmShape) -> int:
+def vmm_limits(shape: VmShape, lifetime_s: float, *, has_cpu_limit: bool = False) -> JailLimits:
     # TCG keeps 64 MiB of translated code (`tb-size`).
     overhead_mib = 192 if shape.accel == "tcg" else 96
-    return (shape.ram_mib + overhead_mib + 8 * shape.vcpus) * _MIB
-
-
-def vmm_address_space_bytes(shape: VmShape) -> int:
-    """Return a limit for RLIMIT_AS, which counts reservations too."""
-    # Libraries; for each thread an arena of 64 MiB and a stack of 8 MiB
-    return vmm_memory_max_bytes(shape) + (1024 + 160 * shape.vcpus) * _MIB
-
-
-def vmm_processes(shape: VmShape) -> int:
-    return shape.vcpus + 80
+    memory_mib = shape.ram_mib + overhead_mib + 8 * shape.vcpus
+    return JailLimits(
+        memory_max_bytes=memory_mib * _MIB,
+        # The VMM's own threads (devices, migration) run beside the virtual processors.
+        cpu_quota_percent=100 * (shape.vcpus + 1) if has_cpu_limit else None,
+        processes=shape.vcpus + 80,  # threads, of which up to 64 wait for the disk
+        lifetime_s=lifetime_s,
+        # RLIMIT_AS counts reservations too: libraries; for each thread an arena of 64 MiB and a
+        # stack of 8 MiB.
+        address_space_bytes=(memory_mib + 1024 + 160 * shape.vcpus) * _MIB,
+    )
 
 
 def qemu_argv(
