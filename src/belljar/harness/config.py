@@ -36,12 +36,12 @@ from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import BelljarError, PolicyError
+from belljar.policy.fields import wrong_fields
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.loaded import PRESETS, LoadedPolicy
 from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.policy.network import Network
-from belljar.policy.refusals import wrong_fields
 from belljar.policy.sections import Rights, TaskData
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
 from belljar.units import printable

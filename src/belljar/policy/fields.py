@@ -10,28 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    model_serializer,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_serializer
+from pydantic.annotated_handlers import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, ErrorDetails, ValidationError, core_schema
 
+from belljar import units
 from belljar.dataclass import dataclass
-from belljar.units import (
-    ALL_PORTS,
-    SURROGATE,
-    did_you_mean,
-    kind_of,
-    listed,
-    parse_duration,
-    parse_size,
-    quoted,
-)
+from belljar.policy.yaml_tree import Path, field_name
+from belljar.units import ALL_PORTS, did_you_mean, listed, printable, quoted
 
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
@@ -51,7 +37,7 @@ _KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")
 
 def expected(what: str, value: object) -> ValueError:
     """Refuse a value, which may be a secret."""
-    return ValueError(f"expected {what}, got {kind_of(value)}")
+    return ValueError(f"expected {what}, got {units.kind_of(value)}")
 
 
 class Strict(BaseModel):
@@ -106,12 +92,12 @@ class FieldKind:
 
 def size(least: str, most: str) -> FieldKind:
     """Read a size (`512MiB`, or bytes) in bytes."""
-    return _measure(least, most, "512MiB", parse_size, int)
+    return _measure(least, most, "512MiB", units.parse_size, int)
 
 
 def duration(least: str, most: str) -> FieldKind:
     """Read a duration (`1h30m`, or seconds) in seconds."""
-    return _measure(least, most, "1h30m", parse_duration, float)
+    return _measure(least, most, "1h30m", units.parse_duration, float)
 
 
 def _measure(
@@ -135,7 +121,7 @@ def read_text(value: object, what: str) -> str:
     """Return text without NUL bytes. Raises `ValueError` naming `what`."""
     if not isinstance(value, str):
         raise ValueError(f"{expected(what, value)}; if it is meant as text, put it in quotes")
-    if "\0" in value or SURROGATE.search(value):
+    if "\0" in value or units.SURROGATE.search(value):
         raise ValueError(f"{what} can't contain a NUL byte or half a character")
     return value
 
@@ -361,3 +347,41 @@ Ports: TypeAlias = Annotated[
 ]
 HostNames: TypeAlias = Annotated[tuple[Annotated[str, HOST], ...], list_of(MAX_NAMES)]
 Names: TypeAlias = Annotated[tuple[Annotated[str, PATTERN], ...], list_of(MAX_NAMES)]
+
+
+# ---- pydantic's refusals, in the words of a policy's author
+
+
+def wrong_fields(error: ValidationError) -> str:
+    found = error.errors(include_url=False)
+    return "; ".join(f"{field_name(path_of(each))}: {message_of(each)}" for each in found)
+
+
+def path_of(error: ErrorDetails) -> Path:
+    refusal, path = error.get("ctx", {}).get("error"), error["loc"]
+    if path[-1:] == ("[key]",):
+        path = path[:-1]
+    # Pydantic puts a stand-in's kind behind its name.
+    if path[:2] == ("network", "stand_ins") and len(path) > 3:
+        path = (*path[:3], *path[4:])
+    return (*path, *(refusal.path if isinstance(refusal, AtError) else ()))
+
+
+def message_of(error: ErrorDetails) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            known = sorted({name for each in models_of(Strict) for name in each.model_fields})
+            return f"there is no such field{did_you_mean(str(error['loc'][-1]), known)}"
+        case "missing":
+            return "is missing"
+        case "enum":
+            words = re.findall("'([^']*)'", error["ctx"]["expected"])
+            hint = did_you_mean(error["input"], words)
+            return f"{quoted(error['input'])} is not one of {listed(words)}{hint}"
+        case "tuple_type":
+            return str(expected("a list", error["input"]))
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
+            return str(expected("a mapping of fields to values", error["input"]))
+    return printable(str(error["msg"]), max_chars=200)

@@ -119,7 +119,7 @@ REFUSE: Final = HostTools(allow=())
 REPORT: Final = HostTools(allow=(ANY,))
 
 
-def default_host_tools(risk: Risk) -> HostTools:
+def usual_host_tools(risk: Risk) -> HostTools:
     return REFUSE if risk >= Risk.HIGH else REPORT
 
 

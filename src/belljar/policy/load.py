@@ -19,20 +19,11 @@ from pydantic import ValidationError
 
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
-from belljar.policy import yaml_tree
+from belljar.policy import loaded, yaml_tree
 from belljar.policy.files import OutsideError, open_beneath, open_regular, read_regular, reason
-from belljar.policy.loaded import (
-    DEFAULT_PRESET,
-    FILE_RULE,
-    MAX_FILE_BYTES,
-    PRESETS,
-    LoadedPolicy,
-    own_directory,
-    preset_text,
-)
+from belljar.policy.loaded import PRESETS, LoadedPolicy, own_directory, preset_text
 from belljar.policy.model import Policy
 from belljar.policy.network import Network
-from belljar.policy.refusals import message_of, path_of
 from belljar.policy.sections import FileCopy
 from belljar.policy.stand_ins import CellStandIn
 from belljar.policy.yaml_tree import Problem, YamlTree
@@ -78,7 +69,7 @@ def load_preset(name: str) -> LoadedPolicy:
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
     """Read a preset (None: `high`) or a file. Raises `PolicyError`."""
     if ref is None:
-        return load_preset(DEFAULT_PRESET)
+        return load_preset(loaded.DEFAULT_PRESET)
     if isinstance(ref, os.PathLike):
         return load_policy(ref)
     looks_like_path = "\0" not in ref and ("/" in ref or "." in ref or os.path.lexists(ref))
@@ -157,7 +148,7 @@ def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> 
         wrong = dict[str, Problem]()
         for each in error.errors(include_url=False):
             is_key = each["loc"][-1:] == ("[key]",) or each["type"] == "extra_forbidden"
-            problem = _problem(tree, path_of(each), message_of(each), key=is_key)
+            problem = _problem(tree, kinds.path_of(each), kinds.message_of(each), key=is_key)
             wrong.setdefault(problem.field, problem)
         return Examined(None, tuple(sorted(wrong.values(), key=attrgetter("mark"))))
     found = [*_file_problems(policy, tree, base), *_own_problems(policy.network, tree, base)]
@@ -180,7 +171,7 @@ def _file_problems(policy: Policy, tree: YamlTree, base: Path | None) -> Iterato
             try:
                 total_bytes += _size_of(own_directory(base), file.source)
             except (OSError, ValueError) as exc:
-                why = f"{quoted(file.source)} can't be copied in: {reason(exc)}; {FILE_RULE}"
+                why = f"{quoted(file.source)} can't be copied in: {reason(exc)}; {loaded.FILE_RULE}"
                 yield _problem(tree, (*where, index, "source"), why)
         if total_bytes > MAX_FILES_BYTES:
             size, most = format_size(total_bytes), format_size(MAX_FILES_BYTES)
@@ -214,6 +205,6 @@ def _own_problems(network: Network | None, tree: YamlTree, base: Path | None) ->
 def _size_of(home: Path, name: str) -> int:
     with open_regular(home, name) as fd:
         size_bytes = os.fstat(fd).st_size
-    if size_bytes > MAX_FILE_BYTES:
+    if size_bytes > loaded.MAX_FILE_BYTES:
         raise ValueError(f"its size is {format_size(size_bytes)}")
     return size_bytes

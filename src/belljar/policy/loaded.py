@@ -14,14 +14,7 @@ from belljar.dataclass import dataclass, field, replace
 from belljar.errors import PolicyError
 from belljar.policy.files import read_regular, reason
 from belljar.policy.guarding import GuardRules, Stop, Trigger
-from belljar.policy.limits import (
-    HostTools,
-    Resources,
-    Risk,
-    Tier,
-    default_host_tools,
-    demanded_tier,
-)
+from belljar.policy.limits import HostTools, Resources, Risk, Tier, demanded_tier, usual_host_tools
 from belljar.units import format_size, printable, quoted
 
 if TYPE_CHECKING:
@@ -70,7 +63,7 @@ class PresetPolicy:
     @property
     def host_tools_rule(self) -> HostTools:
         """The rule for tools outside of cells."""
-        return default_host_tools(self.risk)
+        return usual_host_tools(self.risk)
 
     @property
     def guard_rules(self) -> GuardRules:

@@ -1,20 +1,7 @@
 """The policy of a cell, made of what its task wants and what the operator allows. Pure.
 
-The one rule, `bounded`: what is wanted, in no field looser than the operator's policy.
-
-- `risk`, and the tier that risk and `tier` demand together: the higher.
-- Each of `resources`: the smaller, also of target cells.
-- `rights`: those that both grant; a policy without a word of them bounds none.
-- `host_tools`: the tools that both allow to act outside of a cell.
-- `host`: an air gap that either requires. `snapshots`: what both allow.
-- `network`: none, or cells of the sample's own range alone; else the operator's, with the
-  `upstreams` that both name.
-- Each of `network.record`: the larger, which keeps more evidence.
-- `guard`: the operator's, if any. Each of `on`: what stops more.
-
-All else has no order and stays as wanted. `--policy` states the isolation: what is wanted is then
-that policy with the task's content, services, rights and limits (`under_policy`).
-`$BELLJAR_POLICY` is a floor below the task's own policy (`above_floor`).
+The one rule, `bounded`: what is wanted, in no field looser than the operator's policy; see
+design/policy.md for each field.
 """
 
 from __future__ import annotations
@@ -23,15 +10,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from belljar.dataclass import asdict, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import PolicyError
+from belljar.policy.fields import wrong_fields
 from belljar.policy.guarding import DEFAULT_ACTIONS, Action, Place, Stop, Trigger, stop_for
 from belljar.policy.limits import ANY, HostTools, Resources, Risk, Tier, demanded_tier, least_tier
 from belljar.policy.loaded import LoadedPolicy, with_tier
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Record, Upstream
-from belljar.policy.refusals import with_changes
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
@@ -105,6 +94,20 @@ def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
     of_guard = bound.base if theirs.guard is not None else wanted.base
     base = _directory(made, wanted.source, wanted.base, of_network, of_guard)
     return replace(wanted, policy=made, base=base)
+
+
+def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
+    """Replace fields, and check them anew. Raises `PolicyError`."""
+    model = type(loaded.policy)
+    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
+    try:
+        changed = model.model_validate({**fields, **changes}, strict=False)
+    except ValidationError as error:
+        wrong = printable(wrong_fields(error), max_chars=600)
+        what = f"the policy can't be changed as asked: {wrong}"
+        hint = "change the task's sandbox, or use your own policy: `belljar run --policy FILE`"
+        raise PolicyError(what, where=printable(loaded.source), hint=hint) from error
+    return replace(loaded, policy=changed)
 
 
 def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedPolicy:

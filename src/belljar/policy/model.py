@@ -23,42 +23,12 @@ from pydantic import (
 
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
+from belljar.policy import guarding, sections
 from belljar.policy.fields import AtError, Strict, list_of, models_of
-from belljar.policy.guarding import (
-    ACTIONS,
-    DEFAULT_ACTIONS,
-    GUARD_CLASSES,
-    LOGIN_SERVICES,
-    METADATA_ADDRESS,
-    OWN_CELL,
-    SERVICE_PORTS,
-    SERVICE_ROWS,
-    Action,
-    DecoyKind,
-    GuardRules,
-    Place,
-    Protected,
-    Stop,
-    Trigger,
-)
-from belljar.policy.limits import (
-    HostTools,
-    Resources,
-    Risk,
-    Tier,
-    default_host_tools,
-    demanded_tier,
-)
+from belljar.policy.guarding import SERVICE_PORTS, Action, DecoyKind, GuardRules, Place
+from belljar.policy.limits import HostTools, Resources, Risk, Tier, demanded_tier, usual_host_tools
 from belljar.policy.network import Network, read_network
-from belljar.policy.sections import (
-    IMAGE,
-    FilesField,
-    HostRules,
-    HostToolsField,
-    ModelBlock,
-    ResourcesField,
-    Rights,
-)
+from belljar.policy.sections import FilesField, HostToolsField, ModelBlock, ResourcesField, Rights
 from belljar.policy.stand_ins import MetadataStandIn, TargetStandIn
 from belljar.units import listed, quoted
 
@@ -138,7 +108,7 @@ class DecoySpec(Strict):
         secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
         if is_text and not any(secret in self.template for secret in secrets):
             raise AtError("must contain `{secret}`, to be recognised", "template")
-        if self.kind in LOGIN_SERVICES and "count" in self.model_fields_set:
+        if self.kind in guarding.LOGIN_SERVICES and "count" in self.model_fields_set:
             raise AtError("leave it out: this decoy has no rows; it logs in and refuses", "count")
         return self
 
@@ -150,7 +120,7 @@ class DecoySpec(Strict):
     @property
     def host(self) -> str:
         """A service's name; a metadata service's address."""
-        return self.place.partition(":")[0] or METADATA_ADDRESS
+        return self.place.partition(":")[0] or guarding.METADATA_ADDRESS
 
     @property
     def port(self) -> int:
@@ -192,8 +162,8 @@ def _specs(decoys: tuple[DecoySpec, ...]) -> tuple[DecoySpec, ...]:
             why = f"{quoted(decoy.service)} is not the id of a decoy service that can have it"
             raise AtError(why, index, "service")
     return tuple(
-        decoy.model_copy(update={"count": SERVICE_ROWS})
-        if decoy.kind in SERVICE_PORTS.keys() - LOGIN_SERVICES
+        decoy.model_copy(update={"count": guarding.SERVICE_ROWS})
+        if decoy.kind in SERVICE_PORTS.keys() - guarding.LOGIN_SERVICES
         and "count" not in decoy.model_fields_set
         else decoy
         for decoy in decoys
@@ -225,8 +195,8 @@ class ProtectedText(Strict):
 
 def _check_actions(actions: Mapping[Place, Action]) -> Mapping[Place, Action]:
     for place, action in actions.items():
-        if action not in ACTIONS[place]:
-            words = listed(word.value for word in ACTIONS[place])
+        if action not in guarding.ACTIONS[place]:
+            words = listed(word.value for word in guarding.ACTIONS[place])
             raise AtError(f"{quoted(action.value)} is not one of {words}", place.value)
     return actions
 
@@ -236,9 +206,7 @@ class GuardText(Strict):
 
     protect: Annotated[tuple[ProtectedText, ...], list_of(MAX_PROTECTED, min_count=0)] = ()
     """Data of your own that may not leave."""
-    classes: Annotated[
-        tuple[Literal["card", "iban", "email"], ...], list_of(len(GUARD_CLASSES), min_count=0)
-    ] = ()
+    classes: Annotated[tuple[Literal["card", "iban", "email"], ...], list_of(3, min_count=0)] = ()
     """Personal data that is looked for. Credentials, private keys and seed phrases always are."""
     action: Annotated[
         Mapping[Annotated[Place, kinds.WORD], Annotated[Action, kinds.WORD]],
@@ -250,8 +218,8 @@ class GuardText(Strict):
 
     def rules(self) -> GuardRules:
         """Return the same without pydantic."""
-        protect = tuple(Protected(**item.model_dump()) for item in self.protect)
-        actions = {**DEFAULT_ACTIONS, **self.action}
+        protect = tuple(guarding.Protected(**item.model_dump()) for item in self.protect)
+        actions = {**guarding.DEFAULT_ACTIONS, **self.action}
         return GuardRules(protect=protect, classes=self.classes, actions=actions)
 
 
@@ -293,7 +261,7 @@ class Policy(Strict):
     high and critical microvm."""
     tier: Annotated[Tier, kinds.WORD] | None = None
     """Only to raise the tier above what the risk demands."""
-    image: Annotated[str, IMAGE] = "default"
+    image: Annotated[str, sections.IMAGE] = "default"
     """The root filesystem: an image's name or its sha256 digest."""
     resources: ResourcesField = Field(default=Resources(), json_schema_extra={"default": {}})
     """What the cell may consume at most."""
@@ -316,7 +284,7 @@ class Policy(Strict):
     rights: Rights | None = None
     """What the workload may do inside its cell beyond an ordinary container's. Granted by a tier
     whose kernel is the cell's own."""
-    host: HostRules | None = None
+    host: sections.HostRules | None = None
     """What the host must be for a cell to run on it. Default: nothing."""
     host_tools: HostToolsField = None
     """Tools of the evaluation that act outside of the cell (MCP servers, web search). Default
@@ -330,7 +298,7 @@ class Policy(Strict):
     """Whether a cell in use may be saved and forked."""
     model: ModelBlock | None = None
     """Makes this the policy of a model cell, which has no network."""
-    on: Mapping[Annotated[Trigger, kinds.WORD], Annotated[Stop, kinds.WORD]] = {}
+    on: Mapping[Annotated[guarding.Trigger, kinds.WORD], Annotated[guarding.Stop, kinds.WORD]] = {}
     """What is stopped when something happens. Default: a breach stops the run."""
 
     @field_validator("tier", mode="after")
@@ -385,7 +353,7 @@ class Policy(Strict):
             if network is None or not network.has_cells:
                 why = "a service needs a network (`network: {default: deny}`)"
                 raise AtError(why, index, "kind")
-            if decoy.id in stand_ins or decoy.id == OWN_CELL:
+            if decoy.id in stand_ins or decoy.id == guarding.OWN_CELL:
                 raise AtError(f"{quoted(decoy.id)} is already a cell or stand-in", index, "id")
             if decoy.kind is DecoyKind.METADATA:
                 if has_metadata:
@@ -412,7 +380,7 @@ class Policy(Strict):
     @property
     def host_tools_rule(self) -> HostTools:
         """The rule for tools that act outside of cells."""
-        return self.host_tools or default_host_tools(self.risk)
+        return self.host_tools or usual_host_tools(self.risk)
 
     @property
     def guard_rules(self) -> GuardRules:

@@ -12,10 +12,9 @@ from belljar.policy.fields import MAX_NAMES, MAX_PORTS, AtError, HostNames, Port
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.stand_ins import (
     MODELS,
-    NETWORKS,
     AnyStandIn,
-    CellNetworks,
     MetadataStandIn,
+    NetworksField,
     TargetStandIn,
 )
 from belljar.units import did_you_mean, listed, quoted
@@ -107,7 +106,7 @@ class OwnCell(Strict):
     """Host names, exact."""
     ports: Ports
     """TCP ports that can be reached; `[all]`: every one."""
-    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
+    networks: NetworksField = None
 
 
 class Network(Strict):

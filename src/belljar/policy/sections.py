@@ -10,27 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator
+from pydantic_core.core_schema import ValidationInfo
 
 from belljar.policy import fields as kinds
+from belljar.policy import limits
 from belljar.policy.fields import Strict, list_of
 from belljar.policy.files import Tree, list_tree
 from belljar.policy.guarding import OWN_CELL
-from belljar.policy.limits import (
-    CAPABILITIES,
-    REFUSE,
-    REPORT,
-    USUAL_CAPABILITIES,
-    HostTools,
-    Resources,
-)
+from belljar.policy.limits import CAPABILITIES, REFUSE, REPORT, HostTools, Resources
 from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.units import format_size, listed, quoted
 
@@ -158,7 +146,7 @@ class Rights(Strict):
     capabilities: Annotated[
         tuple[Annotated[str, _CAPABILITY], ...],
         list_of(len(CAPABILITIES), min_count=0),
-        AfterValidator(lambda names: tuple(sorted({*names} - USUAL_CAPABILITIES))),
+        AfterValidator(lambda names: tuple(sorted({*names} - limits.USUAL_CAPABILITIES))),
         PlainSerializer(list, return_type=list[str]),
     ] = ()
     """Capabilities of root in the cell, beside the usual ones."""

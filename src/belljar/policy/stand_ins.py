@@ -42,6 +42,7 @@ Env: TypeAlias = Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.EN
 CellNetworks: TypeAlias = Annotated[
     tuple[Annotated[str, kinds.NAME], ...], list_of(MAX_NETWORKS, min_count=0)
 ]
+NetworksField: TypeAlias = Annotated[CellNetworks | None, Field(description=NETWORKS)]
 
 
 # With the options of a compose file's `tmpfs`, which begin behind a colon: the path can't have one.
@@ -244,7 +245,7 @@ class TargetStandIn(StandIn):
     health: HealthField = None
     tier: Annotated[Tier, kinds.WORD] | None = None
     """Only to raise the cell's tier above the range's."""
-    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
+    networks: NetworksField = None
     awaits: (
         Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of(kinds.MAX_NAMES, min_count=0)]
         | None

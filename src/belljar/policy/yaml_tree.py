@@ -11,17 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NoReturn, TypeAlias
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    MappingEndEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-)
+from ruamel.yaml.events import NodeEvent, ScalarEvent
 
 from belljar.dataclass import dataclass, field
 from belljar.units import SURROGATE, format_size, printable, quoted
@@ -117,8 +109,8 @@ def read_tree(data: bytes | str, *, is_compose: bool = False) -> YamlTree:
             raise ValueError(f"too large: at most {format_size(MAX_BYTES)} are read")
         # Some editors begin a file with a byte order mark.
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
-        events = iter(YAML(typ="safe", pure=True).parse(text))
-        _Reader(tree, events, is_compose=is_compose).read()
+        parsed = iter(YAML(typ="safe", pure=True).parse(text))
+        _Reader(tree, parsed, is_compose=is_compose).read()
     except _FaultError as fault:
         tree.problems.append(fault.problem)
     # `%YAML 1.3` asserts; ruamel gives `chr` whatever number an escape names, as `\UFFFFFFFF`.
@@ -176,9 +168,9 @@ class _Reader:
     `_FaultError`.
     """
 
-    def __init__(self, tree: YamlTree, events: Iterator[_Event], *, is_compose: bool) -> None:
+    def __init__(self, tree: YamlTree, parsed: Iterator[_Event], *, is_compose: bool) -> None:
         self.tree = tree
-        self.events = events
+        self.parsed = parsed
         self.max_depth = MAX_COMPOSE_DEPTH if is_compose else MAX_DEPTH
         self.is_compose = is_compose
         self.anchors: dict[str, _Node] = {}
@@ -186,8 +178,8 @@ class _Reader:
 
     def read(self) -> None:
         documents = 0
-        for event in self.events:
-            if isinstance(event, DocumentStartEvent):
+        for event in self.parsed:
+            if isinstance(event, events.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
                     self._refuse(event, (), "a second document; write one, without `---`")
@@ -208,7 +200,7 @@ class _Reader:
         return value
 
     def _node(self, event: _Event, path: Path) -> _Node:
-        if isinstance(event, AliasEvent):
+        if isinstance(event, events.AliasEvent):
             written, found = quoted("*" + event.anchor), self.anchors.get(event.anchor)
             if not self.is_compose:
                 self._refuse(event, path, f"aliases are not read: write the value, not {written}")
@@ -236,11 +228,11 @@ class _Reader:
             if len(path) >= self.max_depth:
                 self._refuse(event, path, f"nested deeper than {self.max_depth} levels")
             self._count(event, 1, 0)
-            if isinstance(event, MappingStartEvent):
+            if isinstance(event, events.MappingStartEvent):
                 value = self._mapping(path)
             else:
                 value = []
-                while not isinstance(item := next(self.events), SequenceEndEvent):
+                while not isinstance(item := next(self.parsed), events.SequenceEndEvent):
                     value.append(self._value(item, (*path, len(value))))
         node = _Node(value, self.nodes - nodes, self.characters - characters, text)
         if event.anchor is not None:
@@ -257,11 +249,11 @@ class _Reader:
     def _mapping(self, path: Path) -> dict[str, Any]:
         own: dict[str, Any] = {}
         merged: list[dict[str, Any]] = []
-        while not isinstance(event := next(self.events), MappingEndEvent):
+        while not isinstance(event := next(self.parsed), events.MappingEndEvent):
             name = self._node(event, path).text if isinstance(event, ScalarEvent) else None
             if name is None:
                 self._refuse(event, path, "a field's name is text, not a list, mapping or alias")
-            below, following, plain = (*path, name), next(self.events), _is_plain(event)
+            below, following, plain = (*path, name), next(self.parsed), _is_plain(event)
             if plain and name == "<<":
                 if not self.is_compose:
                     self._refuse(event, path, "merge keys (`<<`) are not read: write the fields")
