@@ -42,8 +42,6 @@ class Converted:
     model: Service = field(default_factory=Service)
     home: TaskFiles | None = None
     words: dict[str, Any] = field(default_factory=dict)
-    program: dict[str, Any] = field(default_factory=dict)
-    health: dict[str, Any] | None = None
     hosts: list[tuple[str, str]] = field(default_factory=list)
     directories: list[str] = field(default_factory=list)
     files: list[TaskFile] = field(default_factory=list)

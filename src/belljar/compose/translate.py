@@ -8,7 +8,7 @@ but for reading the task's files.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, TypeAlias
 
@@ -95,50 +95,37 @@ def _read(
         if compose.get(key) and key not in SECTIONS and not key.startswith("x-"):
             why = KEYS[key].why if key in KEYS else "cells have no use for this part of a file"
             refused.add("", key, why)
-    marked = (each for each, of in written.items() if values.switch(of.get("x-default") or False))
-    named = (each for each in written if each == _DEFAULT)
-    default = next(iter([*marked, *named, *written]))
-    converted = {name: read_service(name, of, files, refused) for name, of in written.items()}
-    services = {name: each.model for name, each in converted.items()}
+    marked = [name for name, of in written.items() if values.switch(of.get("x-default") or False)]
+    named = [_DEFAULT] if _DEFAULT in written else []
+    default = [*marked, *named, *written][0]
+    cells = {name: read_service(name, of, files, refused) for name, of in written.items()}
+    services = {name: each.model for name, each in cells.items()}
     waits = waits_of(services)
     order = in_order(waits, default=default)
-    add_volumes(converted, compose.get("volumes"), refused)
-    for each in converted.values():
+    add_volumes(cells, compose.get("volumes"), refused)
+    for each in cells.values():
         with refused.collected():
             add_env_files(each)
     with refused.collected():
         joined = read_networks(services, compose.get("networks"))
-    differences += [fact for each in converted.values() for fact in each.differences]
+    differences += [fact for each in cells.values() for fact in each.differences]
     refused.raise_all()
-    for each in converted.values():
-        made = [*each.directories, *each.model.tmpfs]
-        each.program = program_of(each.model) | ({"directories": made} if made else {})
-        if each.model.restart:
-            each.program["restart"] = each.model.restart
-        if each.model.healthcheck is not None and each.model.healthcheck.model_fields_set:
-            each.health = _health(each.model.healthcheck)
-    check_waits(waits, converted, default=default)
-    own = converted[default]
-    network = None
-    if len(order) > 1:
-        cells = {name: converted[name] for name in order}
-        network = _network(cells, joined, waits, own=default)
-    env = {"env": tuple(own.words["env"].items())} if "env" in own.words else {}
-    held = {
-        OWN_CELL if name == default else name: CellData(
-            files=tuple(sorted(cell.files, key=lambda file: file.target)),
-            hosts=tuple(dict.fromkeys(cell.hosts)),
-        )
-        for name, cell in converted.items()
-    }
-    data = {name: of for name, of in held.items() if of != CellData()}
+    check_waits(waits, services, default=default)
+    own, held = cells[default], dict[str, CellData]()
+    for name, cell in cells.items():
+        copied = tuple(sorted(cell.files, key=lambda file: file.target))
+        data = CellData(files=copied, hosts=tuple(dict.fromkeys(cell.hosts)))
+        if data != CellData():
+            held[OWN_CELL if name == default else name] = data
+    health = health_of(own.model.healthcheck)
+    ordered = {name: cells[name] for name in order}
     return Composed(
         service=default,
-        changes={**own.words, **env},
-        program={**own.program, **({"health": own.health} if own.health else {})},
-        network=network,
-        is_apart=services[default].network_mode == "none",
-        data=TaskData(cells=data, root=str(files.root) if files else "") if data else None,
+        changes=own.words,
+        program=program_of(own.model, own.directories) | ({"health": health} if health else {}),
+        network=_network(ordered, joined, waits, own=default) if len(order) > 1 else None,
+        is_apart=own.model.network_mode == "none",
+        data=TaskData(cells=held, root=str(files.root) if files else "") if held else None,
         differences=tuple(dict.fromkeys(differences)),
     )
 
@@ -228,31 +215,38 @@ def add_env_files(cell: Converted) -> None:
 # ---- programs and health
 
 
-def program_of(service: Service) -> dict[str, Any]:
+def program_of(service: Service, directories: Iterable[str] = ()) -> dict[str, Any]:
     """Return the program in a target cell's fields.
 
     `command` is all of it; `arguments` follow the image's entrypoint. An `entrypoint` drops the
     image's command, and an empty one (also `[""]`) its entrypoint too, as in Compose.
     """
-    if service.entrypoint is None:
-        return {} if service.command is None else {"arguments": service.command}
-    entrypoint = [] if service.entrypoint == [""] else service.entrypoint
-    return {"command": [*entrypoint, *(service.command or ())]}
+    program: dict[str, Any] = {}
+    if service.entrypoint is not None:
+        entrypoint = [] if service.entrypoint == [""] else service.entrypoint
+        program["command"] = [*entrypoint, *(service.command or ())]
+    elif service.command is not None:
+        program["arguments"] = service.command
+    if made := [*directories, *service.tmpfs]:
+        program["directories"] = made
+    return program | ({"restart": service.restart} if service.restart else {})
 
 
 def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
     """Return a target cell's `health`. Raises `CannotKeepError`."""
     try:
-        return _health(read_part(Healthcheck, check))
+        return health_of(read_part(Healthcheck, check))
     except ValueError as error:
         raise refusal("", "healthcheck", str(error)) from None
 
 
-def _health(check: Healthcheck) -> dict[str, Any]:
+def health_of(check: Healthcheck | None) -> dict[str, Any]:
     """Ask at least once a second, and wait as long as Inspect does for Compose.
 
     That is start_period and a timeout, and `retries` times interval and timeout.
     """
+    if check is None or not check.model_fields_set:
+        return {}
     written = check.model_fields_set
     if check.disable or ("test" in written and check.test is None):
         return dict(UNCHECKED)
@@ -297,16 +291,17 @@ def awaited(waits: Waits, condition: Condition) -> set[str]:
     return {name for of in waits.values() for name, state in of.items() if state is condition}
 
 
-def check_waits(waits: Waits, cells: Mapping[str, Converted], *, default: str) -> None:
+def check_waits(waits: Waits, services: Mapping[str, Service], *, default: str) -> None:
     """Raises `CannotKeepError` for an endless wait: `default` starts last."""
     completed = awaited(waits, Condition.COMPLETED)
-    program = cells[default].program
+    program = program_of(services[default])
     idles = is_idle(program.get("arguments") or program.get("command") or ())
     for name, of in waits.items():
         for needed, condition in of.items():
             # Only an idle one can be taken as started before it is.
             is_late = needed == default and not (idles and condition is Condition.STARTED)
-            is_unasked = needed in completed or cells[needed].health == UNCHECKED
+            health = health_of(services[needed].healthcheck)
+            is_unasked = needed in completed or health == UNCHECKED
             if is_late or (is_unasked and condition is Condition.HEALTHY):
                 why = "which starts last" if is_late else "whose health is not asked for"
                 shown = f"{printable(name)} waits for {printable(needed)}, {why}"
@@ -377,13 +372,13 @@ def _network(
         if name == own:
             continue
         # A service whose health is waited for, without a check in the file, has its image's.
-        health = cell.health or ({"image": True} if name in healthy else None)
+        health = health_of(cell.model.healthcheck) or ({"image": True} if name in healthy else None)
         start = {"completes": True} if name in completed else {"health": health} if health else {}
         stand_ins[name] = {
             "kind": "cell",
             **reached(name),
             **cell.words,
-            **cell.program,
+            **program_of(cell.model, cell.directories),
             "awaits": sorted(
                 needed for needed, state in waits[name].items() if state is Condition.HEALTHY
             ),

@@ -251,7 +251,7 @@ def _changes(found: Composed) -> dict[str, Any]:
     # A `$` that is left is the file's own text, and no reference for a policy's `env`.
     changes = {**found.changes, "rights": _rights(found.changes)}
     if "env" in changes:
-        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
+        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"].items())
     if resources := changes.pop("resources", None):
         changes["resources"] = tuple(sorted(resources.items()))
     if found.network is not None:
