@@ -18,7 +18,7 @@ from belljar.compose.document import (
     image_of,
 )
 from belljar.compose.model import FOR_HOST, UNKNOWN, Deploy, Service, parse
-from belljar.compose.values import GATEWAY, TMPFS, Refusals, refusal
+from belljar.compose.values import GATEWAY, Refusals, refusal
 from belljar.dataclass import dataclass, field
 from belljar.differences import Difference, DifferenceKind
 from belljar.policy.files import Tree
@@ -53,19 +53,13 @@ class Converted:
     def where(self) -> str:
         return f"service {self.service}"
 
-    def note(self, kind: DifferenceKind, key: str, detail: str) -> None:
+    def note(self, key: str, detail: str, kind: DifferenceKind = DifferenceKind.CHANGED) -> None:
         fact = Difference(kind=kind, where=self.where, key=key, detail=detail)
         self.differences.append(fact)
 
-    def changed(self, key: str, detail: str) -> None:
-        self.note(DifferenceKind.CHANGED, key, detail)
-
-    def dropped(self, key: str, detail: str) -> None:
-        self.note(DifferenceKind.DROPPED, key, detail)
-
     def granted(self, key: str, detail: str, **rights: object) -> None:
         self.add("rights", **rights)
-        self.note(DifferenceKind.GRANTED, key, detail)
+        self.note(key, detail, DifferenceKind.GRANTED)
 
     def add(self, section: str, **fields: object) -> None:
         self.words[section] = {**self.words.get(section, {}), **fields}
@@ -114,15 +108,13 @@ def read_service(
     for key, known in found.items():
         value = getattr(model, key) if key in valued else written[key]
         if known.fate in (DifferenceKind.CHANGED, DifferenceKind.DROPPED) and value:
-            converted.note(known.fate, key, known.why)
+            converted.note(key, known.why, known.fate)
         elif known.convert is not None and key in model.model_fields_set:
             with refused.collected():
                 known.convert(value, converted)
     if model.build is not None and model.image.removesuffix(":latest") in ("", INSPECTS_IMAGE):
-        hint = "`belljar image import docker-daemon:NAME`, and write `image: NAME`"
-        refused.add(
-            where, "build", "a cell does not build images", hint=f"build it elsewhere, {hint}"
-        )
+        hint = "build it elsewhere, `belljar image import docker-daemon:NAME`, write `image: NAME`"
+        refused.add(where, "build", "a cell does not build images", hint=hint)
     return converted
 
 
@@ -135,14 +127,9 @@ def _image(name: str, converted: Converted) -> None:
     except ValueError as error:
         raise refusal(converted.where, "image", str(error)) from None
     if image == GENERIC_IMAGE != name:
-        converted.changed("image", GENERIC_DETAIL)
+        converted.note("image", GENERIC_DETAIL)
     if image:
         converted.words["image"] = image
-
-
-def _build(_value: object, converted: Converted) -> None:
-    why = "built by `belljar image build`, without network, unless the store has its image"
-    converted.changed("build", why)
 
 
 def _word(name: str) -> Convert:
@@ -152,12 +139,12 @@ def _word(name: str) -> Convert:
 def _resource(name: str, key: str) -> Convert:
     def convert(value: Any, converted: Converted) -> None:  # noqa: ANN401 - a number or a size
         if value is None:
-            converted.changed(key, "a cell always has a limit: the policy's")
+            converted.note(key, "a cell always has a limit: the policy's")
             return
         # Rounded up: half a processor becomes one, not none.
         whole = -int(-value // 1) if name == "cpus" else value
         if whole != value:
-            converted.changed(key, f"a cell has whole processors: {value:g} becomes {whole}")
+            converted.note(key, f"a cell has whole processors: {value:g} becomes {whole}")
         converted.add("resources", **{name: whole})
 
     return convert
@@ -166,7 +153,7 @@ def _resource(name: str, key: str) -> Convert:
 def _environment(pairs: dict[str, str | None], converted: Converted) -> None:
     if left_out := sorted(name for name, item in pairs.items() if item is None):
         why = "this host's environment is not read: variables without a value are not set"
-        converted.changed("environment", f"{why} ({', '.join(left_out)})")
+        converted.note("environment", f"{why} ({', '.join(left_out)})")
     converted.words["env"] = {name: item for name, item in pairs.items() if item is not None}
 
 
@@ -182,14 +169,14 @@ def _init(value: object, converted: Converted) -> None:
     words = [*(converted.model.entrypoint or ()), *(converted.model.command or ())]
     if value and not (words and is_idle(words)):
         why = "nothing reaps orphans for a program; in tier microvm it gets those of commands too"
-        converted.changed("init", why)
+        converted.note("init", why)
 
 
 def _extra_hosts(pairs: list[tuple[str, str]], converted: Converted) -> None:
     for name, address in pairs:
         if address == GATEWAY:
             why = f"{name} has no address: a cell does not reach the host"
-            converted.dropped("extra_hosts", why)
+            converted.note("extra_hosts", why, DifferenceKind.DROPPED)
         else:
             converted.hosts.append((name, address))
 
@@ -207,7 +194,11 @@ def _security_opt(options: list[str], converted: Converted) -> None:
             why = f"the calls by which debuggers work ({_CALLS}) are granted in tier {_CALLING}"
             converted.granted("security_opt", why, seccomp="unconfined")
         elif name in ("label", "apparmor", "seccomp"):
-            converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")
+            converted.note(
+                "security_opt",
+                f"{option}: a cell's programs have its own filter",
+                DifferenceKind.DROPPED,
+            )
         elif (name, rest) != ("no-new-privileges", "false"):  # Docker's default
             why = f"{option}: it would weaken the isolation of the cell"
             raise refusal(converted.where, "security_opt", why)
@@ -227,10 +218,14 @@ def _cap_add(listed: list[str], converted: Converted) -> None:
             refused.add(converted.where, "cap_add", f"{name}: no tier grants it; {why}")
     refused.raise_all()
     if "MKNOD" in names:
-        converted.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
+        converted.note(
+            "cap_add",
+            "MKNOD: a cell has the usual six devices, and makes no others",
+            DifferenceKind.DROPPED,
+        )
     if "NET_RAW" in names and "NET_ADMIN" not in names:
         why = "NET_RAW: in a cell with a network, raw sockets are for who has NET_ADMIN"
-        converted.changed("cap_add", why)
+        converted.note("cap_add", why)
     for name in more:
         able = [str(tier) for tier, most in GRANTABLE.items() if name in most.capabilities]
         why = f"{name}: granted in tier {' or '.join(able)}"
@@ -253,7 +248,6 @@ def _keys(fate: DifferenceKind | None, by_reason: Mapping[str, str]) -> dict[str
 
 _CONVERTED: Final[Mapping[str, Convert]] = {
     "image": _image,
-    "build": _build,
     "environment": _environment,
     "working_dir": _word("workdir"),
     "user": _word("user"),
@@ -280,7 +274,10 @@ KEYS: Final[Mapping[str, Key]] = {
             "then": "restart",
             "others reach the cell by it; inside, a cell's host name is drawn anew": "hostname",
             "the cell's root file system can be written, and ends with the cell": "read_only",
-            f"it {TMPFS}": "tmpfs",
+            "it is a directory of the cell, which ends with the cell; mode and owner are kept, the "
+            "other options are not, and what the image has there stays": "tmpfs",
+            "built by `belljar image build`, without network, unless the store has its "
+            "image": "build",
         },
     ),
     **_keys(

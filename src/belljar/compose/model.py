@@ -132,7 +132,7 @@ class Healthcheck(Part):
     interval: Time = 0.0
     timeout: Time = 0.0
     start_period: Time = 0.0
-    retries: Annotated[int | None, Field(strict=False, ge=1), BeforeValidator(limit)] = None
+    retries: Whole = None
     disable: Switch = False
 
 
@@ -211,7 +211,10 @@ class Service(Part):
     security_opt: list[Text] = []
     cap_add: list[Text] = []
     privileged: Switch = False
-    restart: Annotated[str, BeforeValidator(values.restart_of)] = ""
+    # YAML reads Docker's `no` as false.
+    restart: Annotated[
+        str, BeforeValidator(lambda value: "" if value in (False, "no") else text(value))
+    ] = ""
     hostname: Text = ""
     container_name: Text = ""
     extra_hosts: Annotated[list[tuple[str, str]], BeforeValidator(values.hosts)] = []

@@ -177,14 +177,14 @@ def _add_volume(cell: Converted, mount: Mount, declared: Mapping[str, Any]) -> N
         if mount.read_only:  # Compose makes any other missing source
             raise
         cell.directories.append(target)
-        cell.changed("volumes", f"{source} does not exist: {target} is an empty directory")
+        cell.note("volumes", f"{source} does not exist: {target} is an empty directory")
         return
     cell.add_file(TaskFile(target=target, source=path), tree)
     later = "what is written there ends with the cell and does not reach this host"
     if mount.read_only:
         later = "root of the cell could change the copy"
     size = format_size(tree.total_bytes)
-    cell.changed("volumes", f"{source} is copied to {target} ({size}): {later}")
+    cell.note("volumes", f"{source} is copied to {target} ({size}): {later}")
 
 
 # ---- variables
@@ -204,7 +204,7 @@ def add_env_files(cell: Converted) -> None:
             raise refusal(cell.where, "env_file", why) from error
         found |= {name: value for name, value in read.items() if value is not None}
         if unset := ", ".join(sorted(name for name, value in read.items() if value is None)):
-            cell.changed("env_file", f"{path}: variables without a value are not set ({unset})")
+            cell.note("env_file", f"{path}: variables without a value are not set ({unset})")
     if len(found) > MAX_VARIABLES:
         raise refusal(cell.where, "env_file", f"more than {MAX_VARIABLES:,} variables")
     if cell.model.env_file:

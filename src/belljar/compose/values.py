@@ -46,31 +46,23 @@ class CannotKeepError(ValueError):
     """
 
     def __init__(
-        self, message: str = "", *, hint: str = "", differences: Iterable[Difference] = ()
+        self, message: str = "", *, hint: str = "", refused: Iterable[Difference] = ()
     ) -> None:
-        found = tuple(differences) or (
-            Difference(kind=DifferenceKind.REFUSED, detail=message, hint=hint),
-        )
-        refused = [fact for fact in found if fact.kind is DifferenceKind.REFUSED]
-        super().__init__(message or "; ".join(sentences(refused)))
-        self.differences = tuple(refused)
-        self.hint = hint or (refused[0].hint if len(refused) == 1 else "")
-        self.add(found)
+        written = Difference(kind=DifferenceKind.REFUSED, detail=message, hint=hint)
+        self.differences = tuple(refused) or (written,)
+        super().__init__("; ".join(sentences(self.differences)))
+        self.hint = self.differences[0].hint if len(self.differences) == 1 else ""
+        self._refused = {(fact.where, fact.key) for fact in self.differences}
 
     def add(self, others: Iterable[Difference]) -> None:
         """Append differences, but none on refused keys."""
-        refused = {
-            (fact.where, fact.key)
-            for fact in self.differences
-            if fact.kind is DifferenceKind.REFUSED
-        }
-        more = (fact for fact in others if (fact.where, fact.key) not in refused)
+        more = (fact for fact in others if (fact.where, fact.key) not in self._refused)
         self.differences = tuple(dict.fromkeys((*self.differences, *more)))
 
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
     fact = Difference(kind=DifferenceKind.REFUSED, where=where, key=key, detail=detail, hint=hint)
-    return CannotKeepError(differences=(fact,))
+    return CannotKeepError(refused=(fact,))
 
 
 class Refusals:
@@ -92,7 +84,7 @@ class Refusals:
     def raise_all(self) -> None:
         """Raises one `CannotKeepError` if anything was refused."""
         if self._found:
-            raise CannotKeepError(differences=dict.fromkeys(self._found))
+            raise CannotKeepError(refused=dict.fromkeys(self._found))
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:
@@ -193,20 +185,17 @@ def hosts(value: object) -> list[tuple[str, str]]:
 
 def health_test(value: object) -> list[str] | None:
     """Return a command, None for `NONE`, [] for the image's."""
-    if isinstance(value, str):
-        return ["sh", "-c", value]
-    if not isinstance(value, (list, tuple)):
-        raise ValueError("a test that is no command")
-    if not value:
-        return []
-    kind, *rest = [text(word) for word in value]
-    if kind == "NONE":
-        return None
-    if kind == "CMD-SHELL" and len(rest) == 1:
-        return ["sh", "-c", rest[0]]
-    if kind != "CMD" or not rest:
-        raise ValueError("a test that begins with none of CMD, CMD-SHELL, NONE")
-    return rest
+    written: Any = [text(word) for word in value] if isinstance(value, (list, tuple)) else value
+    match written:
+        case str(shell) | ["CMD-SHELL", shell]:
+            return ["sh", "-c", shell]
+        case ["CMD", _, *_]:
+            return list(written[1:])
+        case ["NONE", *_]:
+            return None
+        case []:
+            return []
+    raise ValueError("a test that begins with none of CMD, CMD-SHELL, NONE")
 
 
 def place_of(target: str) -> str:
@@ -214,17 +203,6 @@ def place_of(target: str) -> str:
     if not target.startswith("/") or found in ("/", "//") or "\0" in found:
         raise ValueError("its place is no directory below /")
     return found
-
-
-def restart_of(value: object) -> str:
-    """Return Docker's word, "" for `no`, which YAML reads as false."""
-    return "" if value in (False, "no") else text(value)
-
-
-TMPFS: Final = (
-    "is a directory of the cell, which ends with the cell; mode and owner are kept, the other "
-    "options are not, and what the image has there stays"
-)
 
 
 def tmpfs_of(value: object) -> str:
