@@ -26,7 +26,7 @@ from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from belljar.policy.yaml_tree import Problem
 
 # Belljar's image for tasks that name none, or the one of Inspect's Docker provider.
 GENERIC_IMAGE: Final = "inspect"
@@ -40,23 +40,17 @@ COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "d
 DIRECTORY_KEY: Final = "x-belljar-directory"
 # The key of an included file's directory, from the root, in each of its services.
 HOME_KEY: Final = "x-belljar-home"
-# Each is a cell of the sample's range.
-MAX_SERVICES: Final = 64
-# The largest of inspect_evals has 3 KiB.
-MAX_BYTES: Final = 128 << 10
-# Of any further file.
-MAX_TEXT_BYTES: Final = 256 << 10
+MAX_SERVICES: Final = 64  # each is a cell of the sample's range
+MAX_BYTES: Final = 128 << 10  # the largest of inspect_evals has 3 KiB
+MAX_TEXT_BYTES: Final = 256 << 10  # of any further file
 # Included in one compose file, repeats counted: theagentcompany's have five at most.
 MAX_INCLUDES: Final = 32
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
-# What Compose keeps of a project's name.
-_PROJECT: Final = re.compile(r"[a-z0-9_-]")
+_PROJECT: Final = re.compile(r"[a-z0-9_-]")  # what Compose keeps of a project's name
 # A file that has them may be quoted in an error: any other may hold a secret.
 _SERVICES: Final = re.compile(r"^[\"']?services[\"']?\s*:", re.MULTILINE)
-# Directories and roots of the files read so far.
-READ_HERE: Final[set[str]] = set()
-# Directories above a compose file that are looked at for its package.
-_MAX_ABOVE: Final = 8
+READ_HERE: Final[set[str]] = set()  # directories and roots of the files read so far
+_MAX_ABOVE: Final = 8  # directories above a compose file that are looked at for its package
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +135,12 @@ def beside(directory: Path) -> Path | None:
     return next(filter(os.path.lexists, map(directory.joinpath, COMPOSE_NAMES)), None)
 
 
-def as_document(config: BaseModel) -> dict[str, Any]:
-    document = config.model_dump(by_alias=True, exclude_none=True)
-    # A task's own words must not name a directory to read files from.
-    document.pop(DIRECTORY_KEY, None)
-    return document
-
-
 class NotReadError(ValueError):
     """The text can't be read; `line` counts from 1."""
 
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.line = line
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(": ".join(filter(None, (problem.field, problem.message))))
+        self.line = problem.mark.line
 
 
 def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
@@ -162,8 +149,7 @@ def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
 
     tree = read_tree(text, is_compose=True)
     for problem in tree.problems:
-        message = f"{problem.field}: {problem.message}" if problem.field else problem.message
-        raise NotReadError(message, problem.mark.line)
+        raise NotReadError(problem)
     return tree.value
 
 

@@ -40,10 +40,8 @@ _METADATA: Final = re.compile(rf"\$(?=\{{?{_OURS})")
 # Of a line of such a file, after a blank or at a value's beginning.
 _COMMENT: Final = re.compile(r"\s#|^#")
 _ODD: Final = {"'": {"'"}, '"': {'"', "\\", "$"}, "": {"'", '"', "\\", "$"}}
-# Of all inserted text.
-MAX_CHARACTERS: Final = 1 << 20
-# Of all of a service's files of variables.
-MAX_VARIABLES: Final = 1024
+MAX_CHARACTERS: Final = 1 << 20  # of all inserted text
+MAX_VARIABLES: Final = 1024  # of all of a service's files of variables
 
 
 @dataclass

@@ -19,8 +19,7 @@ from belljar.compose.values import OUTSIDE_TASK, Refusals, each, limit, names_in
 from belljar.units import parse_duration, printable
 
 UNKNOWN: Final = "Compose has no such key"
-# Each is read whole, for every service that names it.
-_MAX_ENV_FILES: Final = 16
+_MAX_ENV_FILES: Final = 16  # each is read whole, for every service that names it
 # Of these only `ro` changes what a cell has; a cell has no labels of SELinux.
 _MOUNT_OPTIONS: Final = {"rw", "ro", "z", "Z"}
 NO_DEVICE: Final = "no cell has a GPU or another device"

@@ -49,8 +49,7 @@ _NO_DIRECTORY: Final = (
     "the compose configuration is not a file, so the task's directory is not known"
 )
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
-# The implicit network, and the sample's own cell in a range.
-_DEFAULT: Final = "default"
+_DEFAULT: Final = "default"  # the implicit network, and the sample's own cell in a range
 # What each service awaits, in which state.
 Waits: TypeAlias = Mapping[str, Mapping[str, Condition]]
 # A file may be anything at all: whatever reading it raises is a refusal, not a crash.

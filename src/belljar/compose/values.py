@@ -19,8 +19,7 @@ from belljar.units import parse_size, printable
 
 # Docker's units of a size, which count by 1024, and none for bytes.
 _UNIT: Final = re.compile(r"([kmgt])i?b?$")
-# A program without a health check is ready after this time.
-SETTLE_S: Final = 1.0
+SETTLE_S: Final = 1.0  # a program without a health check is ready after this time
 # Of one command, as text or as a list.
 MAX_COMMAND_CHARS: Final = 64 << 10
 GATEWAY: Final = "host-gateway"
@@ -31,8 +30,7 @@ OUTSIDE_TASK: Final = (
 # One name of a hosts file's line: a space or a line break would make further names.
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _SEPARATOR: Final = re.compile(r"[=:]")
-# Lines of a cell's hosts file.
-_MAX_HOSTS: Final = 256
+_MAX_HOSTS: Final = 256  # lines of a cell's hosts file
 # YAML 1.1's words, which Docker's reader takes.
 _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromkeys(
     ("false", "no", "n", "off"), False

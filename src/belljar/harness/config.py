@@ -20,7 +20,6 @@ from belljar.compose.document import (
     DIRECTORY_KEY,
     READ_HERE,
     ServiceBuild,
-    as_document,
     beside,
     builds_of,
     dockerfile_document,
@@ -394,7 +393,9 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     kind, config, document = spec.type, spec.config, None
     if isinstance(config, BaseModel):
         if kind != OURS or isinstance(config, ComposeConfig):
-            document = as_document(config)
+            document = config.model_dump(by_alias=True, exclude_none=True)
+            # A task's own words must not name a directory to read files from.
+            document.pop(DIRECTORY_KEY, None)
     elif isinstance(config, str):
         path = (directory / config).absolute()
         check_below(path, directory)

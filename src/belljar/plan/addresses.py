@@ -16,8 +16,7 @@ from belljar.errors import HostError
 from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan
 from belljar.policy.guarding import METADATA_ADDRESS
 
-# 128 bits: no range's addresses can be guessed from another's.
-MIN_RANDOM_BYTES: Final = 16
+MIN_RANDOM_BYTES: Final = 16  # 128 bits: no range's addresses can be guessed from another's
 # RFC 1918's networks, tried in this order: the largest is most likely to have room.
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 # Four /24: names and cells take one each, so neither can run into the other's addresses.

@@ -65,8 +65,7 @@ def warnings_of(
 # ---- the whole plan; every dynamic string is escaped
 
 _LABEL_WIDTH: Final = 10
-# An image's command may be a whole script.
-_MAX_PROGRAM_CHARS: Final = 200
+_MAX_PROGRAM_CHARS: Final = 200  # an image's command may be a whole script
 
 
 def render_plan(
@@ -143,8 +142,7 @@ def _decoys(policy: Policy) -> Iterator[str]:
         yield f"{decoy.id} ({decoy.kind}): {at or FILES[decoy.kind][0]}"
 
 
-# As many as `docker images` shows; `--json` has all.
-_SHOWN_DIGITS: Final = 12
+_SHOWN_DIGITS: Final = 12  # as many as `docker images` shows; `--json` has all
 
 # ---- layers and bounds
 

@@ -12,8 +12,7 @@ from typing import Final, Literal
 
 from belljar.dataclass import dataclass
 
-# Of the VMM in its namespace: an ordinary user's, never root's.
-INNER_ID: Final = 1000
+INNER_ID: Final = 1000  # of the VMM in its namespace: an ordinary user's, never root's
 # Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a
 # piped `core_pattern` names (fs/coredump.c)
 _NO_CORE: Final = 1

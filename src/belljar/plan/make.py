@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from belljar.policy.sections import Rights
 
 _MIB: Final = 1 << 20
-# Of the guest's kernel and agent; with less the guest thrashes.
-GUEST_OVERHEAD_MIB: Final = 120
-# Host memory of runtime and agent.
-OCI_OVERHEAD_MIB: Final = {Tier.CONTAINER: 32, Tier.GVISOR: 192}
+GUEST_OVERHEAD_MIB: Final = 120  # of the guest's kernel and agent; with less the guest thrashes
+OCI_OVERHEAD_MIB: Final = {Tier.CONTAINER: 32, Tier.GVISOR: 192}  # host memory of runtime and agent
 # Measured: 0.4 MiB of the host for each process in the cell beside its own memory (the sentry's
 # record, stubs, page tables), at 100 and at 300.
 _GVISOR_PROCESSES_A_MIB: Final = 2

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
     from belljar.policy.model import Policy
 
-# A reader of a run directory's plan tells by it which fields to expect.
-PLAN_FORMAT: Final = 2
-# How a sentence about something real begins.
-REAL: Final = "REAL network: "
+PLAN_FORMAT: Final = 2  # a reader of a run directory's plan tells by it which fields to expect
+REAL: Final = "REAL network: "  # how a sentence about something real begins
 # `shared`: as good as the host's kernel.
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 

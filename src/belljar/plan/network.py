@@ -20,10 +20,8 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
     from belljar.policy.network import Network, OwnCell
     from belljar.policy.stand_ins import StandIn
 
-# RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
-DNS_PORT: Final = 53
-# Kinds that a target cell answers.
-TARGET_KINDS: Final = frozenset({"cell", "python"})
+DNS_PORT: Final = 53  # RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
+TARGET_KINDS: Final = frozenset({"cell", "python"})  # kinds that a target cell answers
 # Of an upstream's budget for each dial's own packets.
 DIAL_BYTES: Final = 512
 Default: TypeAlias = Literal["deny", "simulate"]
@@ -92,10 +90,8 @@ class UpstreamPlan:
         return f"upstream:{self.host}"
 
 
-# A gateway's descriptors beside its connections'.
-GATEWAY_OTHER_FILES: Final = 256
-# Descriptors of a connection between two cells.
-_FILES_OF_CELLS: Final = 2
+GATEWAY_OTHER_FILES: Final = 256  # a gateway's descriptors beside its connections'
+_FILES_OF_CELLS: Final = 2  # descriptors of a connection between two cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,8 +53,7 @@ def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
 
 # A TCP segment that asks for a connection.
 FIRST: Final = flags(("fin", "syn", "rst", "ack"), "syn")
-# One that doesn't, so that it begins none.
-NOT_FIRST: Final = flags(("syn", "ack"), "syn", "!=")
+NOT_FIRST: Final = flags(("syn", "ack"), "syn", "!=")  # one that doesn't, so that it begins none
 # More fragments follow, or this is not the first (RFC 791).
 FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")
 

@@ -19,8 +19,7 @@ from belljar.units import format_size, printable
 if TYPE_CHECKING:
     from belljar.policy.sections import Rights
 
-# For the container tiers: a tmpfs with user attributes.
-MIN_KERNEL: Final = (6, 6)
+MIN_KERNEL: Final = (6, 6)  # for the container tiers: a tmpfs with user attributes
 # Every bound of a container on what the host has is held by one of them.
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
 # The kind of stand-in that needs a module.

@@ -20,25 +20,21 @@ from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Resources, Tier
 
 OCI_VERSION: Final = "1.0.2"
-# As many as subordinate ids are handed out at once; `nobody` is 65534.
-ID_COUNT: Final = 1 << 16
+ID_COUNT: Final = 1 << 16  # as many as subordinate ids are handed out at once; `nobody` is 65534
 # Gone before the workload runs; neutral names, in a directory that every image has.
 AGENT_IN_CELL: Final = "/dev/.i"
 PROBE_IN_CELL: Final = "/dev/.p"
 # Standard input: a detached container keeps it from its starter, without an option of the runtime.
 CHANNEL_FD: Final = 0
 _TMP: Final = "/tmp"  # noqa: S108 - the cell's
-# As the runtime sees it, which is in it.
-STAGES_NETWORK: Final = "/proc/self/ns/net"
-# One part in so many of the memory may be shared, as in the VM.
-SHM_SHARE: Final = 2
+STAGES_NETWORK: Final = "/proc/self/ns/net"  # as the runtime sees it, which is in it
+SHM_SHARE: Final = 2  # one part in so many of the memory may be shared, as in the VM
 # Soft: what `select` can watch. Hard: systemd's default (DefaultLimitNOFILE=), as services expect.
 OPEN_FILES: Final = (1024, 524_288)
 # Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve).
 MAX_TERMINALS: Final = 64
 _MAX_SHM_INODES: Final = 65_536
-# A page: a smaller file takes one all the same.
-_BYTES_PER_INODE: Final = 4096
+_BYTES_PER_INODE: Final = 4096  # a page: a smaller file takes one all the same
 # Few pages make few inodes: a small disk still holds a tree of small files.
 _MIN_INODES: Final = 16_384
 # A tmpfs holds inodes in the kernel's memory: a disk beyond 16 GiB gets no more of them.
@@ -75,8 +71,7 @@ CPU_FILES: Final = tuple(
 )
 
 
-# Of most arguments the kernel looks at the lower 32 bits alone.
-_WORD: Final = 0xFFFF_FFFF
+_WORD: Final = 0xFFFF_FFFF  # of most arguments the kernel looks at the lower 32 bits alone
 # The machine's own: 32-bit and x32 calls on x86_64 kill the caller.
 ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 

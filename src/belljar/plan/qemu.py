@@ -16,10 +16,8 @@ from belljar.plan.jail import JailLimits
 
 Accel: TypeAlias = Literal["kvm", "tcg"]
 
-# Part of a template's key: raised with each change it could notice.
-ARGV_FORMAT: Final = 1
-# Likewise, of a template's directory and of its guest's state.
-TEMPLATE_FORMAT: Final = 2
+ARGV_FORMAT: Final = 1  # part of a template's key: raised with each change it could notice
+TEMPLATE_FORMAT: Final = 2  # Likewise, of a template's directory and of its guest's state
 
 # A name that stock guests have, so that it tells the workload nothing.
 AGENT_PORT: Final = "org.qemu.guest_agent.0"

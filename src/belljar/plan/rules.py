@@ -19,12 +19,10 @@ from belljar.plan.addresses import CellPort, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
 
 Rule: TypeAlias = list[nft.Statement]
-# The namespace is the range's own: any other table in it is a breach.
-TABLE: Final = "range"
+TABLE: Final = "range"  # the namespace is the range's own: any other table in it is a breach
 # Groups of NFLOG are a network namespace's: no other program of the host listens here.
 LOG_GROUP: Final = 1
-# Enough for the headers, by which a refused packet is told.
-LOG_SNAP_BYTES: Final = 128
+LOG_SNAP_BYTES: Final = 128  # enough for the headers, by which a refused packet is told
 # On packets to addresses of others that end here, and (SO_MARK) on the answers.
 LOCAL_MARK: Final = 1
 # On what the supervisor sends to a target cell's port, on behalf of another cell.
@@ -34,8 +32,7 @@ ENTER_MARK, REFUSE_MARK = 3, 4
 # Before the kernel's own at -400 (defragmentation): fragments are seen as they came.
 _BEFORE_ASSEMBLY: Final = -450
 _CHECK, _UNNAMED = "checked", "unnamed"
-# The counter of everything that is logged.
-_LOGGED: Final = "logged"
+_LOGGED: Final = "logged"  # the counter of everything that is logged
 
 # This host, private networks (the range's own prefix left out), carriers' (RFC 6598; Alibaba's
 # metadata service), loopback, Azure's host, link-local (metadata services), private, protocol

@@ -21,14 +21,11 @@ from belljar.units import ALL_PORTS, did_you_mean, listed, printable, quoted
 
 # useradd's own rule; a number needs no entry in the image's /etc/passwd.
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
-# Of a microVM's guest (native/guest/agent.h).
-MAX_ID: Final = 0xFFFF_FFFD - 100_000
-# A reviewer reads it in one look, and a message can show it whole.
-MAX_LINE_CHARS: Final = 4096
+MAX_ID: Final = 0xFFFF_FFFD - 100_000  # of a microVM's guest (native/guest/agent.h)
+MAX_LINE_CHARS: Final = 4096  # a reviewer reads it in one look, and a message can show it whole
 # As many as a whole policy file has bytes at most (`yaml_tree.MAX_BYTES`).
 MAX_TEXT_CHARS: Final = 64 * 1024
-# Linux's PATH_MAX without the zero at the end.
-MAX_PATH_BYTES: Final = 4095
+MAX_PATH_BYTES: Final = 4095  # Linux's PATH_MAX without the zero at the end
 # The kernel starts no program with a longer string (MAX_ARG_STRLEN).
 MAX_ENV_VALUE_BYTES: Final = 128 * 1024
 # The kernel answers there: a file of a policy's would hide it, or never be seen.
@@ -172,8 +169,7 @@ NAME: Final = checked(
     # It begins with a letter or digit: `..`, a hidden file's name and an option are none.
     re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII).fullmatch,
 )
-# An integer too: YAML reads `user: 1000` as one.
-USER: Final = FieldKind(_read_user, str | int)
+USER: Final = FieldKind(_read_user, str | int)  # an integer too: YAML reads `user: 1000` as one
 WORKDIR: Final = _paths(
     "a working directory",
     "is not the absolute path of a directory, as in `/home/user`",
@@ -243,14 +239,11 @@ URL_PATH: Final = checked(
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-# DNS's 255 bytes (RFC 1035) without the first length and the last zero.
-MAX_HOST_CHARS: Final = 253
+MAX_HOST_CHARS: Final = 253  # DNS's 255 bytes (RFC 1035) without the first length and the last zero
 # Each port is a listener of the gateway, which has a bounded number of descriptors.
 MAX_PORTS: Final = 64
-# Of one stand-in; all are in the plan that a reviewer reads.
-MAX_NAMES: Final = 250
-# The gateway answers DNS there itself, on each address.
-RESOLVER_PORT: Final = 53
+MAX_NAMES: Final = 250  # of one stand-in; all are in the plan that a reviewer reads
+RESOLVER_PORT: Final = 53  # the gateway answers DNS there itself, on each address
 # Only a cell and a stand-in of kind `metadata` may have them.
 METADATA_NAMES: Final = (
     *("instance-data", "instance-data.ec2.internal", "metadata", "metadata.azure.internal"),

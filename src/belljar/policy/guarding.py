@@ -37,12 +37,9 @@ SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
 )
 # Services that log in, record and refuse: they hold no rows.
 LOGIN_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES, DecoyKind.SSH})
-# Every large cloud's metadata service.
-METADATA_ADDRESS: Final = "169.254.169.254"
-# The name of the cell that the sample works in.
-OWN_CELL: Final = "default"
-# Of a service that says no `count`.
-SERVICE_ROWS: Final = 25
+METADATA_ADDRESS: Final = "169.254.169.254"  # every large cloud's metadata service
+OWN_CELL: Final = "default"  # the name of the cell that the sample works in
+SERVICE_ROWS: Final = 25  # of a service that says no `count`
 
 
 class Place(StrEnum):

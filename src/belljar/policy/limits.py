@@ -16,8 +16,7 @@ from belljar.dataclass import dataclass, field_names
 from belljar.errors import PolicyError
 from belljar.units import format_size
 
-# Where a model cell's weights are, read-only.
-WEIGHTS_IN_CELL: Final = "/weights"
+WEIGHTS_IN_CELL: Final = "/weights"  # where a model cell's weights are, read-only
 
 
 @total_ordering
@@ -93,8 +92,7 @@ class Resources:
         )
 
 
-# Stands alone: no other pattern is read, so a name with a star in it is a name.
-ANY: Final = "*"
+ANY: Final = "*"  # stands alone: no other pattern is read, so a name with a star in it is a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +111,8 @@ class HostTools:
         return f"refused, but for {', '.join(self.allow)}"
 
 
-# The default from risk `high` on.
-REFUSE: Final = HostTools(allow=())
-# Nothing is refused, and the report names each call.
-REPORT: Final = HostTools(allow=(ANY,))
+REFUSE: Final = HostTools(allow=())  # the default from risk `high` on
+REPORT: Final = HostTools(allow=(ANY,))  # nothing is refused, and the report names each call
 
 
 def usual_host_tools(risk: Risk) -> HostTools:

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
     from belljar.policy.sections import FileCopy, TaskData
 
-# Who names no policy gets a strong one.
-DEFAULT_PRESET: Final = "high"
-# The file is read into memory and sent whole.
-MAX_FILE_BYTES: Final = 100 << 20
+DEFAULT_PRESET: Final = "high"  # who names no policy gets a strong one
+MAX_FILE_BYTES: Final = 100 << 20  # the file is read into memory and sent whole
 FILE_RULE: Final = (
     f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the "
     f"policy's directory"

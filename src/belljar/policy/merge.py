@@ -24,10 +24,8 @@ from belljar.policy.network import Network, Record, Upstream
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
-# A task's wish for no network, whatever its policy has.
-NO_NETWORK: Final = "none"
-# The whole of a task's sandbox, as the place of a difference.
-TASK: Final = "task"
+NO_NETWORK: Final = "none"  # a task's wish for no network, whatever its policy has
+TASK: Final = "task"  # the whole of a task's sandbox, as the place of a difference
 # Fields that open nothing, and their values when unset.
 _CONTENT: Final[Mapping[str, Any]] = {
     "image": "default",

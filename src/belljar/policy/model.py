@@ -243,8 +243,7 @@ else:
     ]
 
 
-# All of them go along with each command of a cell.
-MAX_VARIABLES: Final = 1024
+MAX_VARIABLES: Final = 1024  # all of them go along with each command of a cell
 
 
 class Policy(Strict):

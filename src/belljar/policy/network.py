@@ -19,18 +19,12 @@ from belljar.policy.stand_ins import (
 )
 from belljar.units import did_you_mean, listed, quoted
 
-# Each has an address of the range, and a row of the plan.
-MAX_STAND_INS: Final = 64
-# Each is a cell with its own memory and record.
-MAX_TARGETS: Final = 16
-# A reviewer reads each reason: a longer list would be waved through.
-MAX_UPSTREAMS: Final = 32
-# A run's default budget, in samples' budgets.
-RUN_BUDGETS: Final = 100
-# An upstream is real: a word alone tells a reviewer nothing.
-MIN_REASON_CHARS: Final = 10
-# A sentence, not a page: a plan with many of them must stay readable.
-MAX_REASON_CHARS: Final = 500
+MAX_STAND_INS: Final = 64  # each has an address of the range, and a row of the plan
+MAX_TARGETS: Final = 16  # each is a cell with its own memory and record
+MAX_UPSTREAMS: Final = 32  # a reviewer reads each reason: a longer list would be waved through
+RUN_BUDGETS: Final = 100  # a run's default budget, in samples' budgets
+MIN_REASON_CHARS: Final = 10  # an upstream is real: a word alone tells a reviewer nothing
+MAX_REASON_CHARS: Final = 500  # a sentence, not a page: a plan with many of them must stay readable
 
 
 _REASON: Final = kinds.checked(

@@ -17,8 +17,7 @@ DEFAULT_REGISTRY: Final = "docker.io"
 DEFAULT_TAG: Final = "latest"
 # Docker's older name of the same, which some files still have.
 _OLD_DEFAULT_REGISTRY: Final = "index.docker.io"
-# Where Docker Hub has the images that people write without a slash.
-_OFFICIAL: Final = "library/"
+_OFFICIAL: Final = "library/"  # where Docker Hub has the images that people write without a slash
 # Registries and clients take no longer repository name (OCI distribution spec).
 _MAX_NAME_CHARS: Final = 255
 # A name, a tag of 128 and a digest of 71 characters fit; more isn't given to the expression.

@@ -210,8 +210,7 @@ HostToolsField: TypeAlias = Annotated[
 
 # Servers whose command line is known here; any other is written as a list of words.
 PRESETS: Final = ("llama_cpp", "vllm")
-# A server's command with all its options.
-_MAX_WORDS: Final = 256
+_MAX_WORDS: Final = 256  # a server's command with all its options
 # With the prefix or without it, and in any case, as tools print it.
 _SHA256: Final = kinds.checked(
     "a SHA-256",
@@ -288,10 +287,8 @@ class ModelBlock(Strict):
         return () if self.gpu is None else (*_GPU_CONTROL, *dict.fromkeys(self.gpu.devices))
 
 
-# Of one cell: each is an operation of its own.
-MAX_ENTRIES: Final = 2_000
-# Of one cell together. More belongs into an image.
-MAX_BYTES: Final = 100 << 20
+MAX_ENTRIES: Final = 2_000  # of one cell: each is an operation of its own
+MAX_BYTES: Final = 100 << 20  # of one cell together. More belongs into an image.
 
 
 class TaskFile(Strict):

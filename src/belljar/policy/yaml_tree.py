@@ -20,8 +20,7 @@ from belljar.units import SURROGATE, format_size, printable, quoted
 
 # The largest example has 2 KiB; files and images are named, not written in.
 MAX_BYTES: Final = 64 * 1024
-# Bounds the recursion of the reader, too.
-MAX_DEPTH: Final = 12
+MAX_DEPTH: Final = 12  # bounds the recursion of the reader, too
 # Of a compose file; none of inspect_evals is nested deeper than ten levels.
 MAX_COMPOSE_DEPTH: Final = 64
 # Values and names, and characters of all texts, with everything that aliases stand for.
