@@ -36,15 +36,12 @@ GENERIC_DETAIL: Final = (
     "3.11, as root in `/`, without a browser and that image's tool server"
 )
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
-# The key of the directory that a parsed file was read from.
-DIRECTORY_KEY: Final = "x-belljar-directory"
-# The key of an included file's directory, from the root, in each of its services.
-HOME_KEY: Final = "x-belljar-home"
+DIRECTORY_KEY: Final = "x-belljar-directory"  # of the directory that a parsed file was read from
+HOME_KEY: Final = "x-belljar-home"  # an included file's directory, in each of its services
 MAX_SERVICES: Final = 64  # each is a cell of the sample's range
 MAX_BYTES: Final = 128 << 10  # the largest of inspect_evals has 3 KiB
 MAX_TEXT_BYTES: Final = 256 << 10  # of any further file
-# Included in one compose file, repeats counted: theagentcompany's have five at most.
-MAX_INCLUDES: Final = 32
+MAX_INCLUDES: Final = 32  # repeats counted: theagentcompany's have five at most
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")  # what Compose keeps of a project's name
 # A file that has them may be quoted in an error: any other may hold a secret.

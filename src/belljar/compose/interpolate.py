@@ -35,8 +35,7 @@ _OF_METADATA: Final = re.compile(
     rf"\$(?:(?P<dollar>\$)(?=\{{?{_OURS})|(?P<plain>{_OURS})"
     rf"|\{{(?P<name>{_OURS})(?:(?P<operator>:?-)(?P<word>[^{{}}]*))?\}}|(?P<odd>(?!)))"
 )
-# What it would take for a reference: it is escaped there.
-_METADATA: Final = re.compile(rf"\$(?=\{{?{_OURS})")
+_METADATA: Final = re.compile(rf"\$(?=\{{?{_OURS})")  # what would be a reference, and is escaped
 # Of a line of such a file, after a blank or at a value's beginning.
 _COMMENT: Final = re.compile(r"\s#|^#")
 _ODD: Final = {"'": {"'"}, '"': {'"', "\\", "$"}, "": {"'", '"', "\\", "$"}}

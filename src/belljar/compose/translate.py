@@ -35,23 +35,19 @@ from belljar.policy.reference import is_idle
 from belljar.policy.sections import MAX_ENTRIES, CellData, TaskData, TaskFile
 from belljar.units import format_size, printable
 
-# The keys of a file; others are refused.
-SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})
-# `health` of a service whose check the file switches off.
-UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
+SECTIONS: Final = frozenset({"services", "version", "name", "networks", "volumes"})  # of a file
+UNCHECKED: Final[Mapping[str, Any]] = {"image": False}  # `health` that the file switches off
 _USUAL_S, _USUAL_RETRIES = 30.0, 3  # Docker's
 # What a policy's `health` takes; asked at least once a second, a sample does not wait for nothing.
 _MIN_S, _MAX_INTERVAL_S, _MAX_TIMEOUT_S, _MAX_WAIT_S = 0.1, 1.0, 300.0, 24 * 3600.0
-# Likewise: a policy's `retries`.
-_MAX_TRIES: Final = 1000
+_MAX_TRIES: Final = 1000  # likewise: a policy's `retries`
 _TIMES: Final = ("interval", "timeout", "start_period")
 _NO_DIRECTORY: Final = (
     "the compose configuration is not a file, so the task's directory is not known"
 )
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
 _DEFAULT: Final = "default"  # the implicit network, and the sample's own cell in a range
-# What each service awaits, in which state.
-Waits: TypeAlias = Mapping[str, Mapping[str, Condition]]
+Waits: TypeAlias = Mapping[str, Mapping[str, Condition]]  # of each service
 # A file may be anything at all: whatever reading it raises is a refusal, not a crash.
 _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError)
 

@@ -17,11 +17,9 @@ from typing import Any, Final
 from belljar.differences import Difference, DifferenceKind, sentences
 from belljar.units import parse_size, printable
 
-# Docker's units of a size, which count by 1024, and none for bytes.
-_UNIT: Final = re.compile(r"([kmgt])i?b?$")
+_UNIT: Final = re.compile(r"([kmgt])i?b?$")  # Docker's, which count by 1024
 SETTLE_S: Final = 1.0  # a program without a health check is ready after this time
-# Of one command, as text or as a list.
-MAX_COMMAND_CHARS: Final = 64 << 10
+MAX_COMMAND_CHARS: Final = 64 << 10  # of one command, as text or as a list
 GATEWAY: Final = "host-gateway"
 OUTSIDE_TASK: Final = (
     "a cell sees only files below the task's own directory: put them beside the compose file, or "

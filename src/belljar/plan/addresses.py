@@ -19,21 +19,17 @@ from belljar.policy.guarding import METADATA_ADDRESS
 MIN_RANDOM_BYTES: Final = 16  # 128 bits: no range's addresses can be guessed from another's
 # RFC 1918's networks, tried in this order: the largest is most likely to have room.
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
-# Four /24: names and cells take one each, so neither can run into the other's addresses.
-_PREFIX_LENGTH: Final = 22
+_PREFIX_LENGTH: Final = 22  # names and cells take a /24 each, so neither meets the other
 # Of virtual machines, containers and homes: an address there would be read wrongly, by people and
 # by probes
 _USUAL: Final = (
     *("10.0.0.0/16", "10.88.0.0/16", "172.17.0.0/16"),
     *("192.168.0.0/23", "192.168.64.0/23", "192.168.122.0/24"),
 )
-# Prefixes that are drawn from one pool before the next: of the largest, a quarter.
-_TRIES: Final = 4096
+_TRIES: Final = 4096  # before the next pool: of the largest, a quarter
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
-# The network's first address, where a router usually is: it is every cell's next hop, too.
-_RESOLVER_HOST: Final = 1
-# Below the ports that the kernel hands out itself (from 32,768 by default, ip(7)).
-_OWN_PORTS: Final = range(20_000, 32_000)
+_RESOLVER_HOST: Final = 1  # the first address, where a router usually is
+_OWN_PORTS: Final = range(20_000, 32_000)  # below the kernel's own (32,768 by default, ip(7))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,9 @@ INNER_ID: Final = 1000  # of the VMM in its namespace: an ordinary user's, never
 # Too small for a file, and the one RLIMIT_CORE at which the kernel doesn't start the program that a
 # piped `core_pattern` names (fs/coredump.c)
 _NO_CORE: Final = 1
-# The workload's root in the jail's user namespace; 0 is the stage.
-WORKLOAD_ROOT: Final = 1
+WORKLOAD_ROOT: Final = 1  # in the jail's user namespace; 0 is the stage
 MountKind = Literal["bind", "tree", "device", "tmpfs", "proc", "sysfs", "cgroup", "overlay"]
-# Of an id map: first id inside, first on the host, count.
-IdLine = tuple[int, int, int]
+IdLine = tuple[int, int, int]  # first id inside, first on the host, count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,18 +30,15 @@ OCI_OVERHEAD_MIB: Final = {Tier.CONTAINER: 32, Tier.GVISOR: 192}  # host memory 
 # Measured: 0.4 MiB of the host for each process in the cell beside its own memory (the sentry's
 # record, stubs, page tables), at 100 and at 300.
 _GVISOR_PROCESSES_A_MIB: Final = 2
-# Tasks of the runtime and the agent, which are in the same group as the workload.
-_CONTAINER_SPARE_TASKS: Final = 32
-# With the slope below it is 98 tasks or more above each measurement.
-_GVISOR_SPARE_TASKS: Final = 192
+_CONTAINER_SPARE_TASKS: Final = 32  # the runtime and the agent are in the workload's group
+_GVISOR_SPARE_TASKS: Final = 192  # with the slope below 98 tasks or more above each measurement
 # Measured: 46 tasks of the host for one process in the cell, 169 for 50, 318 for 200; threads of a
 # process add none.
 _GVISOR_TASKS_PER_TWO_PROCESSES: Final = 3
 # One part in so many of the RAM is the guest kernel's record of its pages (1/64) and what else
 # grows with them.
 _PAGE_TABLE_SHARE: Final = 40
-# Measured: the guest's kernel takes 1.6 MiB for each of its processors.
-_MIB_A_CPU: Final = 2
+_MIB_A_CPU: Final = 2  # measured: the guest's kernel takes 1.6 MiB for each processor
 _RAM_STEP_MIB: Final = 2
 
 

@@ -129,5 +129,4 @@ class MicrovmPlan(CellPlan):
     guest: GuestLimits
 
 
-# One cell's plan, of either shape.
-Plan: TypeAlias = OciPlan | MicrovmPlan
+Plan: TypeAlias = OciPlan | MicrovmPlan  # one cell's, of either shape

@@ -22,8 +22,7 @@ if TYPE_CHECKING:  # a gateway reads plans and needs none of pydantic's models
 
 DNS_PORT: Final = 53  # RFC 1035, 4.2. TCP isn't served there: no answer is too long for UDP.
 TARGET_KINDS: Final = frozenset({"cell", "python"})  # kinds that a target cell answers
-# Of an upstream's budget for each dial's own packets.
-DIAL_BYTES: Final = 512
+DIAL_BYTES: Final = 512  # of an upstream's budget for each dial's own packets
 Default: TypeAlias = Literal["deny", "simulate"]
 
 

@@ -54,8 +54,7 @@ def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
 # A TCP segment that asks for a connection.
 FIRST: Final = flags(("fin", "syn", "rst", "ack"), "syn")
 NOT_FIRST: Final = flags(("syn", "ack"), "syn", "!=")  # one that doesn't, so that it begins none
-# More fragments follow, or this is not the first (RFC 791).
-FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")
+FRAGMENT: Final = match({"&": [field("ip", "frag-off"), 0x3FFF]}, 0, "!=")  # RFC 791
 
 
 def counter(name: str) -> Statement:
@@ -73,15 +72,12 @@ def goto(chain: str) -> Statement:
 
 # What the kernel numbers and counts itself: two listings of the same rules differ in it.
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
-# They go into an event: a table that is gone differs in each of its objects.
-_MAX_DIFFERENCES: Final = 20
+_MAX_DIFFERENCES: Final = 20  # they go into an event
 _SHOWN_CHARS: Final = 300
 # Kind, family, table and name; all rules of a chain have one key, as their order matters.
 _Key = tuple[str, str, str, str]
-# Rules as they are compared.
-KnownRules: TypeAlias = dict[_Key, list[str]]
-# As JSON, keys in order.
-canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode
+KnownRules: TypeAlias = dict[_Key, list[str]]  # as they are compared
+canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode  # keys in order
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from belljar.policy.sections import Rights
 
 MIN_KERNEL: Final = (6, 6)  # for the container tiers: a tmpfs with user attributes
-# Every bound of a container on what the host has is held by one of them.
-_CONTROLLERS: Final = ("cpu", "memory", "pids")
+_CONTROLLERS: Final = ("cpu", "memory", "pids")  # they hold a container's bounds
 # The kind of stand-in that needs a module.
 MODULE_OF: Final = {"asyncssh": "ssh", "dulwich": "git", "jinja2": "http", "packaging": "pypi"}
 NETWORK_EXTRA_HINT: Final = (
@@ -42,8 +41,7 @@ KVM_HINTS: Final = {
 }
 # Distributions append to it (`6.12.48+deb13-amd64`): only the first two numbers are compared.
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
-# The kernel's own patterns are shorter; what an administrator wrote may be a whole command.
-_MAX_PATTERN_CHARS: Final = 80
+_MAX_PATTERN_CHARS: Final = 80  # the kernel's own are shorter; an administrator's may be a command
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:

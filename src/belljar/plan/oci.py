@@ -21,24 +21,19 @@ from belljar.policy.limits import NOTHING_GRANTED, WEIGHTS_IN_CELL, Granted, Res
 
 OCI_VERSION: Final = "1.0.2"
 ID_COUNT: Final = 1 << 16  # as many as subordinate ids are handed out at once; `nobody` is 65534
-# Gone before the workload runs; neutral names, in a directory that every image has.
-AGENT_IN_CELL: Final = "/dev/.i"
+AGENT_IN_CELL: Final = "/dev/.i"  # gone before the workload runs; a neutral name
 PROBE_IN_CELL: Final = "/dev/.p"
-# Standard input: a detached container keeps it from its starter, without an option of the runtime.
-CHANNEL_FD: Final = 0
+CHANNEL_FD: Final = 0  # a detached container keeps standard input from its starter
 _TMP: Final = "/tmp"  # noqa: S108 - the cell's
 STAGES_NETWORK: Final = "/proc/self/ns/net"  # as the runtime sees it, which is in it
 SHM_SHARE: Final = 2  # one part in so many of the memory may be shared, as in the VM
 # Soft: what `select` can watch. Hard: systemd's default (DefaultLimitNOFILE=), as services expect.
 OPEN_FILES: Final = (1024, 524_288)
-# Of a cell; the host has 3,072 for all (kernel.pty.max and .reserve).
-MAX_TERMINALS: Final = 64
+MAX_TERMINALS: Final = 64  # the host has 3,072 for all cells (kernel.pty.max, .reserve)
 _MAX_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096  # a page: a smaller file takes one all the same
-# Few pages make few inodes: a small disk still holds a tree of small files.
-_MIN_INODES: Final = 16_384
-# A tmpfs holds inodes in the kernel's memory: a disk beyond 16 GiB gets no more of them.
-_MAX_INODES: Final = 4_194_304
+_MIN_INODES: Final = 16_384  # a small disk still holds a tree of small files
+_MAX_INODES: Final = 4_194_304  # a tmpfs holds inodes in the kernel's memory
 
 
 _CAPABILITIES: Final = (
@@ -63,8 +58,7 @@ _MASKED: Final = (
 )
 # What tells too much of the host, or helped a breakout before.
 MASKED_PROC: Final = tuple(f"/proc/{name}" for name in _MASKED.split())
-# Some sysctls are the whole host's, in whatever namespace they are written.
-READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
+READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")  # some sysctls are the whole host's
 # All that is shown of the host's sysfs.
 CPU_FILES: Final = tuple(
     f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")

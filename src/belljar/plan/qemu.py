@@ -19,8 +19,7 @@ Accel: TypeAlias = Literal["kvm", "tcg"]
 ARGV_FORMAT: Final = 1  # part of a template's key: raised with each change it could notice
 TEMPLATE_FORMAT: Final = 2  # Likewise, of a template's directory and of its guest's state
 
-# A name that stock guests have, so that it tells the workload nothing.
-AGENT_PORT: Final = "org.qemu.guest_agent.0"
+AGENT_PORT: Final = "org.qemu.guest_agent.0"  # stock guests have it, too
 # In the jail's root, where only the VMM is; the guest sees none of these names.
 KERNEL_PATH: Final = "/i/kernel"
 INITRD_PATH: Final = "/i/initrd"
@@ -40,10 +39,8 @@ KERNEL_COMMAND_LINE: Final = (
     "swiotlb=noforce "
     "lsm=lockdown,landlock,yama"
 )
-# Tells the guest agent (native/guest/boot.c) to wait for the second disk.
-DATA_DISK_WORD: Final = " data_disk"
-# The network device's until RENEW, while its link is down.
-TEMPLATE_MAC: Final = "02:00:00:00:00:01"
+DATA_DISK_WORD: Final = " data_disk"  # the guest agent (boot.c) waits for the second disk
+TEMPLATE_MAC: Final = "02:00:00:00:00:01"  # until RENEW, while the link is down
 # Each would make the frames' other side finish what the guest left undone.
 _OFFLOADS: Final = (
     "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
@@ -54,8 +51,7 @@ _NO_OFFLOADS: Final = ",".join(f"{feature}=off" for feature in _OFFLOADS.split()
 # QEMU's own seccomp filter, as strict as it goes: the VMM starts no program.
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _MIB: Final = 1 << 20
-# Paths in the jail that open as descriptors it inherited: it has no /dev.
-_KVM_FDSET: Final = 1
+_KVM_FDSET: Final = 1  # opens as an inherited descriptor: the jail has no /dev
 _CONSOLE_FDSET: Final = 2
 
 

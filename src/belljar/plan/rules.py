@@ -20,17 +20,13 @@ from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
 
 Rule: TypeAlias = list[nft.Statement]
 TABLE: Final = "range"  # the namespace is the range's own: any other table in it is a breach
-# Groups of NFLOG are a network namespace's: no other program of the host listens here.
-LOG_GROUP: Final = 1
+LOG_GROUP: Final = 1  # a network namespace's own: no other program listens here
 LOG_SNAP_BYTES: Final = 128  # enough for the headers, by which a refused packet is told
-# On packets to addresses of others that end here, and (SO_MARK) on the answers.
-LOCAL_MARK: Final = 1
-# On what the supervisor sends to a target cell's port, on behalf of another cell.
-DIAL_MARK: Final = 2
+LOCAL_MARK: Final = 1  # on packets to others' addresses that end here, and on the answers
+DIAL_MARK: Final = 2  # on what the supervisor sends to a target cell for another
 # On a connection's first segment, sent again by loopback: it is let in, or refused.
 ENTER_MARK, REFUSE_MARK = 3, 4
-# Before the kernel's own at -400 (defragmentation): fragments are seen as they came.
-_BEFORE_ASSEMBLY: Final = -450
+_BEFORE_ASSEMBLY: Final = -450  # before the kernel's defragmentation at -400
 _CHECK, _UNNAMED = "checked", "unnamed"
 _LOGGED: Final = "logged"  # the counter of everything that is logged
 

@@ -23,13 +23,10 @@ from belljar.units import ALL_PORTS, did_you_mean, listed, printable, quoted
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,10}(:[0-9]{1,10})?", re.ASCII)
 MAX_ID: Final = 0xFFFF_FFFD - 100_000  # of a microVM's guest (native/guest/agent.h)
 MAX_LINE_CHARS: Final = 4096  # a reviewer reads it in one look, and a message can show it whole
-# As many as a whole policy file has bytes at most (`yaml_tree.MAX_BYTES`).
-MAX_TEXT_CHARS: Final = 64 * 1024
+MAX_TEXT_CHARS: Final = 64 * 1024  # as many as a policy file has bytes (`yaml_tree.MAX_BYTES`)
 MAX_PATH_BYTES: Final = 4095  # Linux's PATH_MAX without the zero at the end
-# The kernel starts no program with a longer string (MAX_ARG_STRLEN).
-MAX_ENV_VALUE_BYTES: Final = 128 * 1024
-# The kernel answers there: a file of a policy's would hide it, or never be seen.
-_KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")
+MAX_ENV_VALUE_BYTES: Final = 128 * 1024  # no program starts with a longer string (MAX_ARG_STRLEN)
+_KERNELS_OWN: Final = ("/proc/", "/sys/", "/dev/")  # a file there would hide the kernel's
 
 
 def expected(what: str, value: object) -> ValueError:
@@ -70,8 +67,7 @@ def amount(default: str) -> Any:  # noqa: ANN401 - pydantic's Field
     return Field(default, validate_default=True)
 
 
-# Of an enumeration: a file has its members' words. (`load` suggests the nearest.)
-WORD: Final = Field(strict=False)
+WORD: Final = Field(strict=False)  # of an enumeration, as a file has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +236,7 @@ PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
 # CONNECT and TRACE are no upstream's business: both lead elsewhere.
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 MAX_HOST_CHARS: Final = 253  # DNS's 255 bytes (RFC 1035) without the first length and the last zero
-# Each port is a listener of the gateway, which has a bounded number of descriptors.
-MAX_PORTS: Final = 64
+MAX_PORTS: Final = 64  # each is a listener of the gateway
 MAX_NAMES: Final = 250  # of one stand-in; all are in the plan that a reviewer reads
 RESOLVER_PORT: Final = 53  # the gateway answers DNS there itself, on each address
 # Only a cell and a stand-in of kind `metadata` may have them.

@@ -22,12 +22,10 @@ from belljar.errors import PolicyError
 from belljar.units import printable
 
 MAX_DEPTH: Final = 32  # of directories; each level holds a descriptor
-# A file may grow while it is read: it is read in pieces, up to its limit.
-_CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20  # a file may grow while it is read: it is read in pieces
 _OPENAT2: Final = 437  # the same on every architecture (Linux 5.6)
 _RESOLVE_NO_MAGICLINKS: Final = 0x02  # from linux/openat2.h: Python has no names for them
-# Neither an absolute link nor `..` leads out of the directory: EXDEV (openat2(2)).
-_RESOLVE_BENEATH: Final = 0x08
+_RESOLVE_BENEATH: Final = 0x08  # neither absolute links nor `..` lead out: EXDEV (openat2(2))
 _TRIES: Final = 16  # for EAGAIN: something is renamed meanwhile (openat2(2))
 # Opening a FIFO would wait for ever, and opening a terminal could make it ours.
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY

@@ -118,5 +118,4 @@ def stop_for(stops: Mapping[Trigger, Stop], trigger: Trigger) -> Stop:
     return stops.get(trigger, DEFAULT_STOPS.get(trigger, Stop.NOTHING))
 
 
-# Personal data, looked for only where a policy names it.
-GUARD_CLASSES: Final = ("card", "iban", "email")
+GUARD_CLASSES: Final = ("card", "iban", "email")  # looked for only where a policy names it

@@ -29,8 +29,7 @@ from belljar.policy.stand_ins import CellStandIn
 from belljar.policy.yaml_tree import Problem, YamlTree
 from belljar.units import did_you_mean, format_size, kind_of, printable, quoted
 
-# They are copied into each cell at its start.
-MAX_FILES_BYTES: Final = 500 << 20
+MAX_FILES_BYTES: Final = 500 << 20  # they are copied into each cell at its start
 HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
 _OWN_RULE: Final = (
     "the stand-in sees the whole directory: use one below the policy's directory, with only what "

@@ -32,8 +32,7 @@ from belljar.policy.sections import FilesField, HostToolsField, ModelBlock, Reso
 from belljar.policy.stand_ins import MetadataStandIn, TargetStandIn
 from belljar.units import listed, quoted
 
-# Each is minted, placed and watched before a sample begins.
-MAX_DECOYS: Final = 64
+MAX_DECOYS: Final = 64  # each is minted, placed and watched before a sample begins
 MAX_COUNT: Final = 1000
 MAX_PROTECTED: Final = 64
 MAX_COLUMNS: Final = 64

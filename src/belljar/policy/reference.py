@@ -15,13 +15,10 @@ from belljar.units import printable
 # What Docker adds to a name without them, so that a task's image means the same here.
 DEFAULT_REGISTRY: Final = "docker.io"
 DEFAULT_TAG: Final = "latest"
-# Docker's older name of the same, which some files still have.
-_OLD_DEFAULT_REGISTRY: Final = "index.docker.io"
+_OLD_DEFAULT_REGISTRY: Final = "index.docker.io"  # Docker's older name, in some files
 _OFFICIAL: Final = "library/"  # where Docker Hub has the images that people write without a slash
-# Registries and clients take no longer repository name (OCI distribution spec).
-_MAX_NAME_CHARS: Final = 255
-# A name, a tag of 128 and a digest of 71 characters fit; more isn't given to the expression.
-_MAX_CHARS: Final = 512
+_MAX_NAME_CHARS: Final = 255  # no registry takes a longer name (OCI distribution spec)
+_MAX_CHARS: Final = 512  # a name, a tag of 128 and a digest of 71 characters fit
 # As the grammar names them: `domain-component`, `domain` with a port, `path-component`,
 # `remote-name` and `tag`.
 _LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
@@ -29,8 +26,7 @@ _HOST: Final = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _PATH: Final = rf"{_PART}(?:/{_PART})*"
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-# Docker's id of an image, or an image's digest in the store.
-IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)  # Docker's, or the store's digest
 # `parse_reference` also checks lengths and ambiguity.
 _REFERENCE: Final = re.compile(
     rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"

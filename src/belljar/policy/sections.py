@@ -22,8 +22,7 @@ from belljar.policy.limits import CAPABILITIES, REFUSE, REPORT, HostTools, Resou
 from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.units import format_size, listed, quoted
 
-# Each is opened and digested before every cell.
-MAX_FILES: Final = 256
+MAX_FILES: Final = 256  # each is opened and digested before every cell
 MAX_TOOLS: Final = 64
 MAX_TOOL_CHARS: Final = 256
 _DEFAULT: Final = Resources()
@@ -223,8 +222,7 @@ _GPU: Final = kinds.checked(
     "is no GPU's device file: write `/dev/nvidia0`, `/dev/nvidia1` and so on",
     re.compile(r"/dev/nvidia[0-9]{1,3}").fullmatch,
 )
-# What CUDA opens beside the GPUs' own files.
-_GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+_GPU_CONTROL: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm")  # CUDA opens them, too
 
 
 def _read_server(value: object) -> object:

@@ -18,8 +18,7 @@ from belljar.policy.limits import Resources, Tier
 from belljar.policy.sections import IMAGE, FilesField, ResourcesField, Rights
 from belljar.units import listed
 
-# A command line; execve takes more, a reviewer doesn't.
-MAX_WORDS: Final = 1024
+MAX_WORDS: Final = 1024  # a command line; execve takes more, a reviewer doesn't
 MAX_NETWORKS: Final = 16
 NETWORKS: Final = (
     "Two cells that both have some, and none in common, don't reach each other. `[]`: the cell "

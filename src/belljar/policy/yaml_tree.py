@@ -18,11 +18,9 @@ from ruamel.yaml.events import NodeEvent, ScalarEvent
 from belljar.dataclass import dataclass, field
 from belljar.units import SURROGATE, format_size, printable, quoted
 
-# The largest example has 2 KiB; files and images are named, not written in.
-MAX_BYTES: Final = 64 * 1024
+MAX_BYTES: Final = 64 * 1024  # the largest example has 2 KiB; files and images are named
 MAX_DEPTH: Final = 12  # bounds the recursion of the reader, too
-# Of a compose file; none of inspect_evals is nested deeper than ten levels.
-MAX_COMPOSE_DEPTH: Final = 64
+MAX_COMPOSE_DEPTH: Final = 64  # none of inspect_evals is nested deeper than ten levels
 # Values and names, and characters of all texts, with everything that aliases stand for.
 MAX_NODES: Final = 20_000
 MAX_CHARACTERS: Final = 1 << 20
@@ -34,16 +32,14 @@ _BASED: Final = re.compile(
 )
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
 _LEADING_ZERO: Final = re.compile(r"0[0-9_]+", re.ASCII)
-# Go's int64 and uint64: what is larger is a float for it.
-_INTEGERS: Final = range(-(1 << 63), 1 << 64)
+_INTEGERS: Final = range(-(1 << 63), 1 << 64)  # Go's; what is larger is a float for it
 # Only these spellings: 1.1's `yes`, `no`, `on` and `off` are text.
 _SPECIAL: Final = {"": None, "~": None} | {
     spelling: value
     for word, value in (("null", None), ("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }
-# int() of many digits takes long: longer ones stay text, which no field takes as a number.
-_MAX_DIGITS: Final = 64
+_MAX_DIGITS: Final = 64  # int() of many digits takes long: longer ones stay text
 
 
 def number(written: str) -> int | float | None:
@@ -138,8 +134,7 @@ def scalar(text: str, *, plain: bool) -> object:
     return text if found is None else found
 
 
-# ruamel's events are untyped.
-_Event: TypeAlias = Any
+_Event: TypeAlias = Any  # ruamel's events are untyped
 
 
 @dataclass(frozen=True, slots=True)
