@@ -1,7 +1,4 @@
-"""Reads compose files: names, the task's files, `include`, and what is built.
-
-A compose file names files of its task below one root, and nothing else of this host: the Python
-package that it is in (tasks of a package share files), else its own directory.
+"""Reads compose files, which name files of their task below one root, and no others here.
 
 Source: compose-spec 04-version-and-name.md, 14-include.md, build.md.
 """
@@ -52,7 +49,7 @@ _MAX_ABOVE: Final = 8  # directories above a compose file that are looked at for
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """A task's root, and the directory below it where written paths begin."""
+    """Written paths begin in `directory`, below the root."""
 
     root: Path
     directory: str = "."
@@ -67,7 +64,6 @@ class TaskFiles:
         return found
 
     def of(self, service: Mapping[str, Any]) -> TaskFiles:
-        """Return the same root, with the directory of the service's file."""
         home = service.get(HOME_KEY)
         return self if home is None else TaskFiles(self.root, str(home))
 
@@ -85,7 +81,7 @@ class TaskFiles:
 
 
 def files_of(directory: Path) -> TaskFiles:
-    """Return the files of a task. Raises `PolicyError` for the home directory and `/`."""
+    """Raises `PolicyError` for the home directory and `/`."""
     own = directory.resolve()
     # As a root, either would open all of it to a compose file.
     barred = {Path("/"), Path.home().resolve()}
@@ -141,7 +137,7 @@ class NotReadError(ValueError):
 
 
 def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
-    """Return a text's one document, if any. Raises `NotReadError`."""
+    """Raises `NotReadError`."""
     from belljar.policy.yaml_tree import read_tree
 
     tree = read_tree(text, is_compose=True)
@@ -151,10 +147,7 @@ def read_yaml(text: str) -> Any:  # noqa: ANN401 - YAML
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Return a compose file with its `include`, directory and image names.
-
-    Raises `PolicyError` for anything but a regular file of at most `MAX_BYTES` of readable YAML.
-    """
+    """Read a file and its `include`. Raises `PolicyError`."""
     where, why, content = printable(str(path)), "", ""
     try:
         content = TaskFiles(path.parent).read_text(path.name, MAX_BYTES)
@@ -173,11 +166,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Name the images of services with `build` alone: `PROJECT-SERVICE`.
-
-    Docker does so (compose-go's `NormalizeProjectName`, compose's `GetImageNameOrDefault`); another
-    Dockerfile, arguments or a target get a tag.
-    """
+    """Name images as Docker does, `PROJECT-SERVICE`; other Dockerfiles get tags."""
     services = document.get("services")
     name = document.get("name") or directory
     # A name with a reference isn't known before a sample is.
@@ -280,7 +269,7 @@ def _at_home(document: dict[str, Any], home: str = "") -> dict[str, Any]:
 
 
 def image_of(name: str) -> str:
-    """Return the image of a service's `image`, "" for none. Raises `ValueError`."""
+    """Return a store's image, or "". Raises `ValueError`."""
     if not name or IMAGE_ID.fullmatch(name):
         return name
     reference = parse_reference(name)
@@ -290,7 +279,7 @@ def image_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build, of paths below `root`; `inline` is a Dockerfile's text."""
+    """Paths are below `root`; `inline` is a text."""
 
     image: str
     root: str

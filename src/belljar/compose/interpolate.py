@@ -1,10 +1,6 @@
-"""`$` references in a compose file's values, and files of variables. Pure.
+"""`$` references and files of variables, without this host's environment. Pure.
 
-Only a sample's metadata has values, named `SAMPLE_METADATA_<KEY>` by Inspect. This host's
-environment is never read: any other variable has its default, and without one the file is refused.
-
-Source: compose-spec 12-interpolation; docs.docker.com/compose/how-tos/environment-variables/
-variable-interpolation, `.env` file syntax.
+Source: compose-spec 12-interpolation; Docker's docs on interpolation, `.env` file syntax.
 """
 
 from __future__ import annotations
@@ -92,7 +88,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpolated:
-    """`shaping` names the metadata that is used outside `environment`."""
+    """`shaping`: metadata used outside `environment`."""
 
     document: dict[str, Any]
     shaping: frozenset[str]
@@ -102,11 +98,9 @@ class Interpolated:
 def interpolate(
     document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False
 ) -> Interpolated:
-    """Replace every reference in the values of a parsed file; keys stay.
+    """Replace all references. Raises `CannotKeepError` for one without a value or default.
 
-    With `blanks` no sample is known yet, so missing metadata in `environment` is empty text.
-
-    Raises `CannotKeepError` for what is no reference, and an unset variable without a default.
+    `blanks`: no sample is known yet, so missing metadata in `environment` is empty.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
@@ -124,7 +118,7 @@ def references(document: Mapping[str, Any]) -> frozenset[str]:
 
 
 def expand_metadata(env: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Replace metadata in a policy's `env`; other `$` stay. Raises `CannotKeepError`."""
+    """Replace only metadata. Raises `CannotKeepError`."""
     reading = _Reading(variables, what="its `env`")
     return {name: _OF_METADATA.sub(reading.put, value) for name, value in env.items()}
 
@@ -148,11 +142,7 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
 
 
 def read_dotenv(text: str) -> dict[str, str | None]:
-    """Return a file's variables, None without a value. Raises `ValueError`.
-
-    A value is plain or in quotes, in one line. Escapes, and references, which Compose would fill
-    from this host's environment, are refused.
-    """
+    """Raises `ValueError` for references and escapes."""
     found: dict[str, str | None] = {}
     for number, line in enumerate(text.split("\n"), 1):
         name, equals, value = line.strip().removeprefix("export ").partition("=")

@@ -1,6 +1,4 @@
-"""Converts the keys of a service, by the table `KEYS`, which has all of Compose's. Pure.
-
-The reference page "Compose keys" is generated from it.
+"""Converts a service's keys by the table `KEYS`, which has all of Compose's. Pure.
 
 Source: compose-spec schema/compose-spec.json, `definitions.service`.
 """
@@ -36,7 +34,7 @@ _CALLS: Final = ", ".join(DEBUGGER_CALLS)
 
 @dataclass
 class Converted:
-    """One service as a cell; `home` None: its file has no directory."""
+    """`home` None: its file has no directory."""
 
     service: str
     model: Service = field(default_factory=Service)
@@ -79,7 +77,7 @@ Convert = Callable[[Any, Converted], None]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`fate` None: the key is kept, or `convert` decides."""
+    """`fate` None: it is kept, or converted."""
 
     fate: DifferenceKind | None = None
     why: str = ""
@@ -89,7 +87,7 @@ class Key:
 def read_service(
     name: str, written: Mapping[str, Any], files: TaskFiles | None, refused: Refusals
 ) -> Converted:
-    """Convert a service; keys that no cell can keep go to `refused`."""
+    """`refused` gets the keys that no cell can keep."""
     where, home = f"service {name}", files.of(written) if files is not None else None
     found: dict[str, Key] = {}
     for key, value in written.items():

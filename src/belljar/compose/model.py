@@ -1,10 +1,4 @@
-"""The parts of a compose file that cells can keep, as pydantic models. Pure.
-
-They read a file without references. A field's description (a service's: `keys.KEYS`) says why
-other values are refused.
-
-Source: compose-spec schema/compose-spec.json.
-"""
+"""The parts of a compose file that cells can keep."""
 
 from __future__ import annotations
 
@@ -84,7 +78,7 @@ Runtime = Annotated[str, Field(pattern=rf"^({_RUNTIMES})$")]
 
 
 class Part(BaseModel):
-    """A mapping without `x-` keys, nulls, and keys without effect."""
+    """Nulls and keys without effect are left out."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
     ignored: ClassVar[str] = ""
@@ -123,7 +117,7 @@ class Deploy(Part):
 
 
 class Healthcheck(Part):
-    """Docker's default is also written as 0. Without a test, the image's is meant."""
+    """0 is Docker's default; without a test it is the image's."""
 
     ignored: ClassVar[str] = "start_interval"  # a cell asks at least once a second
 
@@ -163,7 +157,7 @@ class Volume(Part):
 
 
 class Mount(Part):
-    """`source` is a path that begins with `.`, a volume's name, or ""."""
+    """`source`: `./…`, a volume's name, or ""."""
 
     source: str
     target: Annotated[str, BeforeValidator(values.place_of)]
@@ -238,7 +232,7 @@ _P = TypeVar("_P", bound=Part)
 
 
 def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refusals) -> _P:
-    """Return the model of a mapping; refused keys go to `refused`."""
+    """`refused` gets keys that are not read."""
     try:
         return model.model_validate(written)
     except ValidationError as error:

@@ -1,9 +1,4 @@
-"""Converts a compose file's services to a policy's fields, or refuses what cells can't keep.
-
-One service is a cell. Several are a range: each but the default is a target cell, reachable by
-name from cells on a shared network. What would widen the blast radius is refused by name. Pure
-but for reading the task's files.
-"""
+"""Converts a compose file's services to a policy's fields."""
 
 from __future__ import annotations
 
@@ -54,10 +49,7 @@ _FAULTS: Final = (TypeError, ValueError, AttributeError, LookupError, OverflowEr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composed:
-    """The sample works in `service`; `network` is None for one cell alone.
-
-    `is_apart`: the service has `network_mode: none`.
-    """
+    """`network` None: one cell; `is_apart`: `network_mode: none`."""
 
     service: str
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +61,7 @@ class Composed:
 
 
 def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
-    """Convert a file without references. Raises `CannotKeepError` with all that differs."""
+    """Raises `CannotKeepError` with all that differs."""
     seen: list[Difference] = []
     try:
         return _read(compose, files, seen)
@@ -211,11 +203,7 @@ def add_env_files(cell: Converted) -> None:
 
 
 def program_of(service: Service, directories: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the program in a target cell's fields.
-
-    `command` is all of it; `arguments` follow the image's entrypoint. An `entrypoint` drops the
-    image's command, and an empty one (also `[""]`) its entrypoint too, as in Compose.
-    """
+    """`arguments` follow the image's entrypoint; `command` replaces it."""
     program: dict[str, Any] = {}
     if service.entrypoint is not None:
         entrypoint = [] if service.entrypoint == [""] else service.entrypoint
@@ -236,10 +224,7 @@ def read_health(check: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def health_of(check: Healthcheck | None) -> dict[str, Any]:
-    """Ask at least once a second, and wait as long as Inspect does for Compose.
-
-    That is start_period and a timeout, and `retries` times interval and timeout.
-    """
+    """Wait as long as Inspect does, and ask each second."""
     if check is None or not check.model_fields_set:
         return {}
     written = check.model_fields_set
@@ -323,10 +308,7 @@ def in_order(waits: Waits, *, default: str) -> list[str]:
 
 
 def read_networks(services: Mapping[str, Service], networks: object) -> dict[str, list[str]]:
-    """Return each service's networks, left out where all share one.
-
-    A service with `network_mode: none` has none. Raises `CannotKeepError`.
-    """
+    """Raises `CannotKeepError`; a network of all is left out."""
     refused = Refusals()
     declared = mapping(networks, "networks")
     for name, settings in declared.items():

@@ -1,7 +1,4 @@
-"""Values of a compose file, and its readers' error. Pure.
-
-Each reader of a value raises `ValueError`; `CannotKeepError` is one.
-"""
+"""Readers of a compose file's values, and their error."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ _SWITCHES: Final = dict.fromkeys(("true", "yes", "y", "on"), True) | dict.fromke
 
 
 class CannotKeepError(ValueError):
-    """Cells can't keep what the file asks for.
-
-    `differences` begin with the refused keys.
-    """
+    """`differences` begin with the refused keys."""
 
     def __init__(
         self, message: str = "", *, hint: str = "", refused: Iterable[Difference] = ()
@@ -105,7 +99,7 @@ def switch(value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """Write a scalar as Compose does: `true`, and Go's numbers."""
+    """Write it as Compose does."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -121,11 +115,7 @@ _QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def words(value: object) -> list[str]:
-    """Return a command; text is split where every reader splits it alike.
-
-    Compose's own (go-shellwords 1.0.13) reads a backslash as no shell does, and ends a command at a
-    shell's operator: both are refused.
-    """
+    """Refuse what readers split differently."""
     if not isinstance(value, Sequence):
         raise ValueError("no command")
     parts = [value] if isinstance(value, str) else [text(word) for word in value]
@@ -140,13 +130,13 @@ def words(value: object) -> list[str]:
 
 
 def limit(value: object) -> str | None:
-    """Return None for Docker's 0 and -1, which mean no limit."""
+    """0 and -1 are Docker's "no limit"."""
     written = text(value).strip()
     return None if written in ("0", "-1") else written
 
 
 def size(value: object) -> str | None:
-    """Return bytes, counting Docker's `k` by 1024; None: unlimited."""
+    """`k` is 1024, as in Docker."""
     written = limit(value)
     if written is None:
         return None
@@ -167,7 +157,7 @@ def pairs(value: object) -> dict[str, str | None]:
 
 
 def hosts(value: object) -> list[tuple[str, str]]:
-    """Read `extra_hosts`: lines `NAME:ADDRESS` or `NAME=ADDRESS`."""
+    """Read lines `NAME:ADDRESS` or `NAME=ADDRESS`."""
     written = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
     found = [(line[0].strip(), line[-1].strip().strip("[]")) for line in written]
     for name, address in found:
@@ -180,7 +170,7 @@ def hosts(value: object) -> list[tuple[str, str]]:
 
 
 def health_test(value: object) -> list[str] | None:
-    """Return a command, None for `NONE`, [] for the image's."""
+    """None is `NONE`; [] is the image's."""
     written: Any = [text(word) for word in value] if isinstance(value, (list, tuple)) else value
     match written:
         case str(shell) | ["CMD-SHELL", shell]:
@@ -202,7 +192,7 @@ def place_of(target: str) -> str:
 
 
 def tmpfs_of(value: object) -> str:
-    """Read `PATH:OPTIONS` as a cell's directory, which is anybody's by default."""
+    """Read `PATH:OPTIONS`, by default anybody's directory."""
     target, _, written = text(value).partition(":")
     options = dict(option.partition("=")[::2] for option in written.split(","))
     # Only what a directory has too: sizes and flags of a mount mean nothing for it.

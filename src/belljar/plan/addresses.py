@@ -1,8 +1,4 @@
-"""Addresses, MACs and devices of a range, drawn at random. Pure.
-
-Of its /22 the first /24 holds the resolver and the names, the second the cells: a policy has fewer
-of both than a /24 has addresses.
-"""
+"""Addresses, MACs and devices of a range, drawn at random. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ class NameAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPort:
-    """A cell's link, with an address (/32) and both ends' MACs."""
+    """A cell's link, with both ends' MACs."""
 
     name: str
     address: str
@@ -52,10 +48,7 @@ class CellPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeLayout:
-    """`resolver` is every cell's next hop, too; unknown names resolve to `catch_all`.
-
-    `proxy_port` takes connections to cells, if any cell has a name.
-    """
+    """`resolver` is every cell's next hop, too."""
 
     prefix: str
     resolver: str
@@ -67,7 +60,7 @@ class RangeLayout:
 
     @property
     def local_prefixes(self) -> tuple[str, ...]:
-        """The namespace's addresses, for `ip route add local PREFIX dev lo`."""
+        """They are for `ip route add local`."""
         names = str(IPv4Network(f"{self.resolver}/24", strict=False))
         has_metadata = any(name.address == METADATA_ADDRESS for name in self.names)
         return (names, *((f"{METADATA_ADDRESS}/32",) if has_metadata else ()))
@@ -79,10 +72,7 @@ class RangeLayout:
 def lay_out(
     network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]
 ) -> RangeLayout:
-    """Draw addresses for these cells and the network's targets, outside of the host's routes.
-
-    Raises `HostError` where no private network is left, and `ValueError`.
-    """
+    """Avoid the host's routes. Raises `HostError`, `ValueError`."""
     if len(random_bytes) < MIN_RANDOM_BYTES:
         # Fewer would still give addresses, but such as a guest could guess.
         raise ValueError(f"a layout needs {MIN_RANDOM_BYTES} random bytes")
@@ -115,7 +105,7 @@ def lay_out(
 
 
 def _stream(random_bytes: bytes, purpose: str) -> Iterator[int]:
-    """Yield endless numbers below 2^32, independent for each purpose."""
+    """Purposes are independent of each other."""
     block = 0
     while True:
         digest = hashlib.sha256(b"%d\0%s\0%s" % (block, purpose.encode(), random_bytes)).digest()
@@ -155,7 +145,7 @@ def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Itera
 
 
 def _mac(stream: Iterator[int]) -> str:
-    """Draw one, unicast and locally administered (IEEE 802)."""
+    """It is unicast and locally administered (IEEE 802)."""
     drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])
     drawn[0] = (drawn[0] & 0xFC) | 0x02
     return drawn.hex(":")

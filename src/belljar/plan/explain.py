@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ObstacleError(HostError):
-    """A refusal for obstacles, of which the first is shown."""
+    """Its first obstacle is shown."""
 
     def __init__(self, what: str, first: Obstacle, *others: Obstacle) -> None:
         super().__init__(what, where=first.where, hint=first.hint)
@@ -71,7 +71,6 @@ _MAX_PROGRAM_CHARS: Final = 200  # an image's command may be a whole script
 def render_plan(
     plan: Plan, *, width: int = 110, real: Callable[[str], str] = str
 ) -> tuple[str, ...]:
-    """Return the plan's lines; `real` styles those about real networks."""
     import textwrap
 
     lines: list[str] = []
@@ -93,7 +92,7 @@ def render_plan(
 
 
 def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield (label, text) pairs; a label " " continues the last."""
+    """A label " " continues the last."""
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
@@ -358,6 +357,6 @@ def _real(network: NetworkPlan) -> tuple[str, ...]:
 
 
 def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
-    """Return a sentence for each real host. Raises as `plan_network`."""
+    """Raises as `plan_network`."""
     network = loaded.policy.network
     return () if network is None else _real(plan_network(network, loaded.base))

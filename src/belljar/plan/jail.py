@@ -1,9 +1,4 @@
-"""The launcher's command line: what a jail gives to its one program. Pure.
-
-Without `ids`, a VMM's jail: a read-only root, the files and descriptors listed, one uid; see
-`design/isolation.md`. With `ids`, an OCI runtime's: a range of ids, mounts and capabilities of its
-own; see `native/jail/README.md`.
-"""
+"""The launcher's command line: a VMM's jail, or a runtime's."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ IdLine = tuple[int, int, int]  # first id inside, first on the host, count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """A control group's limits; 100 `cpu_quota_percent` are one core."""
+    """100 `cpu_quota_percent` are one core."""
 
     memory_max_bytes: int
     cpu_quota_percent: int | None
@@ -32,7 +27,7 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailLimits(GroupLimits):
-    """Without control groups `address_space_bytes` bounds memory."""
+    """`address_space_bytes` holds without control groups."""
 
     lifetime_s: float
     address_space_bytes: int
@@ -46,10 +41,7 @@ class IdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """`privileged`: root started the jailed program, so its host uid is its own.
-
-    `uids` and `gids` are an OCI workload's (`host_uid` is its stage's); None for a VMM.
-    """
+    """`uids` and `gids` are an OCI workload's, beside its stage."""
 
     host_uid: int
     host_gid: int
@@ -60,11 +52,7 @@ class JailIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIds:
-    """The user namespace's maps; each has a line for 0 (the program), and no host id is 0.
-
-    Below `JailFds.user_namespace` the outer ids are that one's. `newuidmap` and `newgidmap` (both
-    or none) write the maps for an ordinary user.
-    """
+    """A line for 0 is the program's. Below `JailFds.user_namespace` outer ids are that one's."""
 
     uid_map: tuple[IdLine, ...]
     gid_map: tuple[IdLine, ...]
@@ -114,11 +102,7 @@ class JailBind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """`kept` and `stdin` are the program's, the rest is the supervisor's.
-
-    `hold` stays open until the jail is empty. `user_namespace` is an ordinary user's, above the
-    jail's. `network` gets a byte when the jail's link is ready.
-    """
+    """`kept` and `stdin` are the program's; a byte on `network` says ready."""
 
     lifeline: int
     status: int
@@ -131,11 +115,9 @@ class JailFds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailSpec:
-    """One jail; `keep_capabilities`, with `ids`: all, over the jail's own namespaces.
+    """`init`: when the program ended with 0 (else step 21, runtime), what it left goes on.
 
-    `init`: the launcher stays pid 1; the jail runs when the program ended with 0 (anything else is
-    step 21, runtime), and ends with the last of what it left. `network`: a namespace whose link is
-    waited for; "covered" hides `/proc/sys/net`. `rlimits` None: a VMM's without `ids`, else none.
+    `network`: "covered" hides `/proc/sys/net`. `rlimits` None: a VMM's without `ids`, else none.
     """
 
     cell_id: str

@@ -1,7 +1,4 @@
-"""Policy + host facts + image → plan: tier, machine or container, limits, layers.
-
-Pure: the same in, the same out, and nothing is weakened to make it fit.
-"""
+"""Policy + host facts + image → plan. Pure: nothing is weakened to make it fit."""
 
 from __future__ import annotations
 
@@ -50,11 +47,7 @@ def make_plan(
     base: Path | None = None,
     has_port: bool = False,
 ) -> Plan:
-    """Plan for the named tier, else the least allowed by risk and host.
-
-    Without `image` the plan can only be shown. `base` is the policy's directory. `has_port`: the
-    cell has a port, though its policy names no network. Raises `PolicyError`, `ObstacleError`.
-    """
+    """Raises `PolicyError`, `ObstacleError`."""
     network = _network(policy, facts, base)
     has_port = has_port or (network is not None and network.has_own_cell)
     user = policy.user or (image.user if image else "root")
@@ -105,7 +98,7 @@ def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan
 def _choose(
     policy: Policy, facts: HostFacts, *, user: str, has_port: bool
 ) -> tuple[dict[str, Any], dict[Tier, Obstacle]]:
-    """Return the tier's part of the plan, and why each lower tier was skipped."""
+    """Return the tier's part, and why lower ones were skipped."""
     refused: dict[Tier, Obstacle] = {}
     devices = () if policy.model is None else policy.model.devices
     for tier in Tier:
@@ -197,7 +190,7 @@ def _isolation(tier: Tier, policy: Policy, facts: HostFacts, *, has_port: bool) 
 def vm_shape(
     resources: Resources, *, emulated: bool, has_port: bool = False, has_data: bool = False
 ) -> VmShape:
-    """Size the VM; its RAM holds processes, files and kernel."""
+    """RAM holds processes, files and kernel."""
     workload_mib = _up(resources.memory_bytes + resources.disk_bytes, _MIB)
     overhead_mib = GUEST_OVERHEAD_MIB + _MIB_A_CPU * resources.cpus
     ram_mib = workload_mib + _up(workload_mib, _PAGE_TABLE_SHARE) + overhead_mib

@@ -24,7 +24,7 @@ LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """An image's facts; it runs `program`, "" where it only waits."""
+    """It runs `program`, "" where it only waits."""
 
     digest: str
     name: str
@@ -65,7 +65,7 @@ ObstacleCode = StrEnum(
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """One reason why this host can't. It is not escaped."""
+    """Why this host can't. It is not escaped."""
 
     code: ObstacleCode
     what: str
@@ -75,12 +75,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """One cell's plan in any tier; `tier` is never less than `demanded_tier`.
-
-    Without `image` the plan can only be read. `layers` begin outermost. With `memory_by_rlimit` the
-    jail's address space is bounded, for lack of a `memory` controller. `skipped_tiers` are of the
-    warnings. Without `network` the cell has no network device.
-    """
+    """`image` None: the plan can only be shown."""
 
     policy: Policy
     risk: Risk
@@ -104,7 +99,7 @@ class CellPlan:
     rights: Granted = NOTHING_GRANTED
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values; another tier's shape is null."""
+        """Another tier's shape is null."""
         names = [name for name in field_names(type(self)) if name != "policy"]
         return {
             "version": PLAN_FORMAT,

@@ -1,7 +1,4 @@
-"""What a range's network is to be: stand-ins, real upstreams, bounds.
-
-Frozen data without an address in it; addresses are `plan.addresses`'.
-"""
+"""A range's network: stand-ins, real upstreams and bounds, without an address."""
 
 from __future__ import annotations
 
@@ -28,19 +25,13 @@ Default: TypeAlias = Literal["deny", "simulate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPlan:
-    """A port and its protocol: `http`, `tls` (HTTPS), `tcp`, `smtp`, `smtps`."""
-
     number: int
     protocol: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInPlan:
-    """One stand-in; of its names an exact one wins over `*.` and one more label.
-
-    `settings`: the kind's own fields, checked in shape; files are relative to `directory`, a host
-    path that the gateway sees whole, read-only. `all_ports`: of a target cell.
-    """
+    """Files in `settings` are relative to `directory`."""
 
     id: str
     kind: str
@@ -56,7 +47,7 @@ class StandInPlan:
 
     @property
     def is_detached(self) -> bool:
-        """The cell has no network device, and is reached by commands."""
+        """It has no network device."""
         return self.is_target and self.settings.get("networks") == []
 
     @property
@@ -66,7 +57,7 @@ class StandInPlan:
 
     @property
     def awaits(self) -> tuple[str, ...] | None:
-        """Cells that must be healthy before its start; None means all."""
+        """None means all cells before it."""
         awaited = self.settings.get("awaits")
         return None if awaited is None else tuple(awaited)
 
@@ -85,7 +76,7 @@ class UpstreamPlan:
 
     @property
     def id(self) -> str:
-        """Its `NameAddress.stand_in`; stand-ins' ids have no colon."""
+        """Stand-ins' ids have no colon."""
         return f"upstream:{self.host}"
 
 
@@ -95,7 +86,7 @@ _FILES_OF_CELLS: Final = 2  # descriptors of a connection between two cells
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
-    """Bounds of what a guest could make grow, and their effects."""
+    """A guest could make these grow."""
 
     packet_record_bytes: int = 512 << 20
     """More of the cells' frames is not recorded, which voids the sample."""
@@ -118,7 +109,7 @@ class NetworkBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """A range's network; `controllers` are the host's, for the range's processes."""
+    """`controllers` are the host's."""
 
     stand_ins: tuple[StandInPlan, ...] = ()
     default: Default = "deny"
@@ -142,7 +133,7 @@ class NetworkPlan:
 
     @property
     def has_cells(self) -> bool:
-        """A cell has a network device; else no network is made."""
+        """Without any no network is made."""
         return self.has_own_cell or any(not item.is_detached for item in self.targets)
 
     def attached(self) -> NetworkPlan:
@@ -164,7 +155,7 @@ class NetworkPlan:
         return is_web or any(port.protocol in ("tls", "smtps") for port in self._served())
 
     def gateway_ports(self) -> tuple[int, ...]:
-        """Return the TCP ports without the resolver's, sorted."""
+        """The resolver's is not among them."""
         dialled = (port for upstream in self.upstreams for port in upstream.ports)
         return tuple(sorted({*(port.number for port in self._served()), *dialled}))
 
@@ -181,10 +172,7 @@ def plan_network(
     decoys: Iterable[DecoySpec] = (),
     open_files_max: int | None = None,
 ) -> NetworkPlan:
-    """Plan a policy's network, with decoy services as stand-ins of their id.
-
-    `open_files_max` bounds connections. Raises `PolicyError` for files without a `base`.
-    """
+    """Raises `PolicyError` for files without a `base`."""
     return NetworkPlan(
         stand_ins=(
             *(_stand_in(name, item, base) for name, item in network.stand_ins.items()),
@@ -232,7 +220,6 @@ def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
 
 
 def gateway_files(connections: int, cell_connections: int) -> int:
-    """Return the descriptor limit of a gateway with these bounds."""
     return connections + _FILES_OF_CELLS * cell_connections + GATEWAY_OTHER_FILES
 
 
@@ -267,7 +254,6 @@ def _service(decoy: DecoySpec) -> StandInPlan:
 
 
 def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:
-    """Return the named ports, and True if all can be reached."""
     ports = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in spoken)
     named = tuple(port for port in ports if port.number != ALL_PORTS)
     return named, named != ports

@@ -1,7 +1,4 @@
-"""Statements of nftables' JSON, and a comparison of rendered and listed rules. Pure.
-
-Source: libnftables-json(5).
-"""
+"""Statements of nftables' JSON (libnftables-json(5)), and their comparison."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ def marked(mark: int) -> Statement:
 
 
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
-    """Match where only `are` is set of these TCP flags."""
+    """Only `are` is set of these."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)
 
 
@@ -81,10 +78,7 @@ canonical: Final = json.JSONEncoder(sort_keys=True, default=str).encode  # keys 
 
 
 def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say in at most 20 lines how a whole `nft -j list ruleset` differs from `render_rules`.
-
-    Handles, counts, the order of a set's elements and what packets put into a set don't count.
-    """
+    """Leave out handles and counts."""
     try:
         have = known_rules(listed)
     # A listing in another shape may hide a change: it counts as one.
@@ -106,7 +100,7 @@ def _differences(want: KnownRules, have: KnownRules) -> Iterator[str]:
 
 
 def known_rules(document: Mapping[str, Any]) -> KnownRules:
-    """Return every object by its key; a chain's rules are one."""
+    """All rules of a chain are one object."""
     found: KnownRules = {}
     for entry in document["nftables"]:
         if "flush" in entry or "metainfo" in entry:
@@ -142,7 +136,7 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
 
 
 def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """Leave out counts and what nft 1.0.6 and 1.1.3 list differently."""
+    """Leave out counts, and how nft's versions differ."""
     if isinstance(part, list):
         return [statement(value) for value in part]
     if not isinstance(part, Mapping):

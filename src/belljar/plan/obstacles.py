@@ -1,7 +1,4 @@
-"""What stands in a tier's way on this host: each obstacle's code, sentence and hint.
-
-Used to refuse a plan, and by `belljar doctor` to say so beforehand.
-"""
+"""What stands in a tier's way on this host."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ _MAX_PATTERN_CHARS: Final = 80  # the kernel's own are shorter; an administrator
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
-    """Yield why no cell can run in the tier here."""
     known = ("x86_64",) if tier is Tier.MICROVM else tuple(ARCHITECTURES)
     if facts.arch not in known:
         what = f"the {tier} tier runs on {', '.join(known)}, and this is {facts.arch}"
@@ -128,7 +124,6 @@ _NOT_GRANTED: Final = {
 
 
 def refusals(rights: Rights | None, tier: Tier) -> Iterator[str]:
-    """Yield the rights that the tier does not grant."""
     if rights is None:
         return
     most = GRANTABLE[tier]
@@ -226,7 +221,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> str:
-    """Say where this host's core dumps of cells go; "" is nowhere."""
+    """ "" where a cell's core dumps go nowhere."""
     # With a limit of 1 no program is started; in the other tiers only the sentry or the VMM
     # could crash so.
     is_open = cores.state is CoreState.PROGRAM and not cores.can_limit

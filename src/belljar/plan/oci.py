@@ -1,8 +1,4 @@
-"""`config.json` and command line of `runc` (container tier) and `runsc` (gvisor tier). Pure.
-
-Paths are *inside the jail*, where the runtime runs. OCI runtime specification 1.0.2; see
-`design/isolation.md`.
-"""
+"""`config.json` (OCI 1.0.2) and command line of `runc` and `runsc`."""
 
 from __future__ import annotations
 
@@ -72,10 +68,7 @@ ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallGroup:
-    """Calls that are treated alike, and why.
-
-    `any_of`: alternative sets of OCI's `args`; none: always. `error` None: allowed; 0: pretended.
-    """
+    """`error` None allows, 0 pretends."""
 
     why: str
     calls: tuple[str, ...]
@@ -90,10 +83,7 @@ _ERRORS: Final = {"pretend": 0, "refuse": errno.EPERM}
 def seccomp_profile(
     arch: str, *, gvisor: bool, rights: Granted = NOTHING_GRANTED
 ) -> dict[str, Any]:
-    """Return `linux.seccomp`. Raises `ValueError` for another architecture.
-
-    `gvisor`: as runsc's kernel applies it. `rights` open calls.
-    """
+    """Raises `ValueError` for another architecture."""
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
     rules = load_rules()
@@ -161,7 +151,7 @@ def _masked(index: int, value: int, mask: int = _WORD) -> dict[str, Any]:
 def prefixes_without(
     values: frozenset[int], value: int, free_bits: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield (value, mask) pairs for all numbers but `values`."""
+    """Yield (value, mask) of all other numbers."""
     within = frozenset(item for item in values if item >> free_bits == value >> free_bits)
     if not within:
         yield value, _WORD >> free_bits << free_bits
@@ -184,11 +174,7 @@ def _entries(group: CallGroup) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciShape:
-    """`config` is config.json but for what `OciCell` has.
-
-    `raw_sockets`: runsc must be told. `memory_max_bytes`: for processes and files together.
-    `disk_bytes` and `disk_inodes` bound the writable layer. `devices`: besides the usual six.
-    """
+    """`config` lacks what `OciCell` has."""
 
     runtime: RuntimeFact
     memory_max_bytes: int
@@ -203,11 +189,7 @@ class OciShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OciCell:
-    """One cell's own paths, as the jail sees them; "" for none.
-
-    `tmp`: the image's /tmp, mounted over itself: gVisor's own has no inode limit. `has_port`: the
-    jail's stage has a network namespace with a link.
-    """
+    """gVisor's own /tmp has no inode limit: `tmp` replaces it."""
 
     hostname: str
     root: str = "/new"
@@ -246,7 +228,7 @@ def writable_inodes(resources: Resources) -> int:
 
 
 def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
-    """Return one cell's config.json, the caller's own copy."""
+    """Return the caller's own copy."""
     # Deep: cells of one shape share the plan's document, and its lists are added to below.
     config = copy.deepcopy(dict(shape.config))
     config["hostname"] = cell.hostname
@@ -287,11 +269,7 @@ def runtime_argv(
     has_port: bool = False,
     trace: str = "",
 ) -> tuple[str, ...]:
-    """Start the container and end; the agent goes on with descriptor 0.
-
-    `state`: a directory of the runtime's own; `bundle`: that of config.json; `trace`: runsc's trace
-    points. No workload sees `name`.
-    """
+    """No workload sees `name`."""
     traced = (f"--pod-init-config={trace}",) if trace else ()
     network = f"--network={'sandbox' if has_port else 'none'}"
     raw = ("--net-raw",) if shape.raw_sockets else ()

@@ -1,8 +1,4 @@
-"""The VMM's command line, and the key of a template. Pure, golden-tested.
-
-Paths are *inside the jail*: a read-only root with just these files. The guest sees no name of ours:
-`-name` stays on the host's side (the microvm machine has no SMBIOS).
-"""
+"""The VMM's command line, and a template's key. Pure, golden-tested."""
 
 from __future__ import annotations
 
@@ -76,7 +72,7 @@ class VmShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLimits:
-    """The agent's limits on the workload, part of the template."""
+    """They are part of the template."""
 
     memory_max_bytes: int
     disk_bytes: int
@@ -89,11 +85,7 @@ class GuestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFds:
-    """The VMM's descriptors.
-
-    `kvm` only with that accelerator, `state` (of the devices) only for a clone, `net` (a unix
-    datagram socket, one frame a datagram) only with a network device.
-    """
+    """`net` is a datagram socket, one frame a datagram."""
 
     qmp: int
     agent: int
@@ -122,11 +114,7 @@ def vmm_limits(shape: VmShape, lifetime_s: float, *, has_cpu_limit: bool = False
 def qemu_argv(
     program: str, shape: VmShape, *, role: Role, name: str, fds: VmFds, counter_khz: int = 0
 ) -> tuple[str, ...]:
-    """Raises `ValueError` when the descriptors don't fit.
-
-    `name`: the cell id, for the host's tools. `counter_khz`: the host's time-stamp counter, for an
-    emulated guest; 0: it measures.
-    """
+    """Raises `ValueError` when descriptors don't fit."""
     needed = (shape.accel == "kvm", role is Role.CLONE, shape.nic)
     if tuple(fd is not None for fd in (fds.kvm, fds.state, fds.net)) != needed:
         raise ValueError("the descriptors of kvm, state and net don't fit the machine and its role")
@@ -201,11 +189,7 @@ def _devices(fds: VmFds, *, has_data_disk: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateInputs:
-    """All that a template is made from and for; digests are lower-case hex SHA-256.
-
-    `vmm_digest` covers the VMM's binary, libraries and firmware. `host_cpu`: under KVM its
-    features; under TCG its model, whose time-stamp counter the guest's clock runs by.
-    """
+    """`vmm_digest` covers libraries and firmware."""
 
     image_digest: str
     kernel_digest: str
@@ -220,7 +204,7 @@ class TemplateInputs:
 
 
 def template_key(inputs: TemplateInputs) -> str:
-    """Return 64 hex digits, equal for equal inputs only."""
+    """It differs for other inputs."""
     formats = {"template": TEMPLATE_FORMAT, "argv": ARGV_FORMAT}
     document = {"formats": {**formats, "command_line": KERNEL_COMMAND_LINE}, **asdict(inputs)}
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

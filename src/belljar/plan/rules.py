@@ -1,10 +1,6 @@
 """A range's packet rules as data, each refusal with its reason. Pure, golden.
 
-One document for `nft -j -f -`. `prerouting` decides alone, before fragments are put together
-(priority -450; TPROXY's own assembly has -400); `input`, `forward` and `output` admit no
-more. Connections are not tracked. Nothing is forwarded: a connection between two cells ends
-here on both sides. Its first segment is logged and dropped; the supervisor dials the target cell
-and readmits the segment by loopback, or has it refused.
+`prerouting` decides alone, before fragments are put together; the other chains admit no more.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ FORBIDDEN: Final = tuple(map(IPv4Network, _FORBIDDEN.split()))
 
 
 class DropReason(StrEnum):
-    """Why a packet was dropped: its log record's prefix, and its counter's."""
+    """The prefix of a packet's log record, and a counter."""
 
     SPOOFED = "spoofed"  # another source address or MAC than the port's
     IPV6 = "ipv6"
@@ -82,7 +78,7 @@ ANSWERED: Final = frozenset(
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
-    """Return a range's rule set; nothing in it comes from a guest."""
+    """Nothing in it comes from a guest."""
     services = _Services(layout, network)
     counters = [reason.counter for reason in DropReason if reason is not DropReason.ARP]
     objects: list[dict[str, Any]] = [{"table": {"family": "inet", "name": TABLE}}]
@@ -113,7 +109,7 @@ def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
 
 
 def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
-    """Return `FORBIDDEN` without the range's own addresses, sorted and disjoint."""
+    """Leave out the range's own addresses."""
     networks = list(FORBIDDEN)
     for hole in map(IPv4Network, (layout.prefix, *layout.local_prefixes)):
         kept = [each for each in networks if not each.overlaps(hole)]
@@ -124,7 +120,6 @@ def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
 
 
 def counts(listed: Mapping[str, Any]) -> dict[DropReason, int]:
-    """Read packets by reason from `nft -j list ruleset` (or `counters`)."""
     packets = _counted(listed)
     return {reason: packets.get(reason.counter, 0) for reason in DropReason}
 
@@ -213,7 +208,7 @@ _HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "outp
 def _chains(
     layout: RangeLayout, network: NetworkPlan, services: _Services
 ) -> Iterator[tuple[str, list[Rule]]]:
-    """Yield every chain with its rules, before those that use it."""
+    """Each chain comes before those that use it."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in DropReason:
         if reason not in LET_THROUGH | {DropReason.ARP}:
@@ -284,7 +279,7 @@ def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _taken_by(port: int) -> Rule:
-    """Hand it to the listener at this port, whatever its destination (TCP alone)."""
+    """Any destination is taken (TCP alone)."""
     return [{"tproxy": {"family": "ip", "port": port}}, nft.marked(LOCAL_MARK), nft.ACCEPT]
 
 
@@ -335,10 +330,7 @@ def _input(layout: RangeLayout) -> Iterator[Rule]:
 
 
 def _output(layout: RangeLayout) -> Iterator[Rule]:
-    """Let out answers of listeners, and the refusals of the rules above.
-
-    No connection can be begun from here but one that the supervisor dials, to a target's port.
-    """
+    """Only the supervisor begins connections here."""
     to_cell = nft.match(nft.OIFNAME, "@devices")
     yield [to_cell, nft.match(nft.SOURCE, "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
     yield [to_cell, nft.match(nft.SOURCE, "@answered"), nft.NOT_FIRST, nft.ACCEPT]

@@ -1,7 +1,4 @@
-"""The kinds of value a policy holds, as pydantic annotations that describe themselves to an editor.
-
-A refusal is a `ValueError` whose text goes to the author.
-"""
+"""The kinds of value a policy holds, as pydantic annotations."""
 
 from __future__ import annotations
 
@@ -63,7 +60,6 @@ def list_of(max_count: int, *, min_count: int = 1) -> Any:  # noqa: ANN401 - pyd
 
 
 def amount(default: str) -> Any:  # noqa: ANN401 - pydantic's Field
-    """Return a size's or duration's field; the default is written as in a file."""
     return Field(default, validate_default=True)
 
 
@@ -72,7 +68,7 @@ WORD: Final = Field(strict=False)  # of an enumeration, as a file has it
 
 @dataclass(frozen=True, slots=True)
 class FieldKind:
-    """A kind of value: `read` raises `ValueError`; `written` is a file's type."""
+    """`read` raises `ValueError`; `written` is a file's type."""
 
     read: Callable[[object], Any]
     written: Any = str
@@ -84,12 +80,12 @@ class FieldKind:
 
 
 def size(least: str, most: str) -> FieldKind:
-    """Read a size (`512MiB`, or bytes) in bytes."""
+    """Return bytes from `512MiB`, or a number."""
     return _measure(least, most, "512MiB", units.parse_size, int)
 
 
 def duration(least: str, most: str) -> FieldKind:
-    """Read a duration (`1h30m`, or seconds) in seconds."""
+    """Return seconds from `1h30m`, or a number."""
     return _measure(least, most, "1h30m", units.parse_duration, float)
 
 
@@ -122,7 +118,7 @@ def read_text(value: object, what: str) -> str:
 def checked(
     what: str, error: str, accepts: Callable[[str], object], *, convert: Callable[[str], Any] = str
 ) -> FieldKind:
-    """Take text for which `accepts` is true; else `error` follows it."""
+    """Take text that `accepts`; else `error` follows it."""
 
     def read(value: object) -> Any:  # noqa: ANN401 - the converter's type
         text = read_text(value, what)
@@ -270,7 +266,7 @@ def read_host(value: object) -> str:
 
 
 def read_pattern(value: object) -> str:
-    """Read a host name, perhaps after `*.`. Raises as `read_host`."""
+    """Raises as `read_host`, which takes no `*.`."""
     if isinstance(value, str) and value.startswith("*."):
         return f"*.{read_host(value[2:])}"
     return read_host(value)
@@ -290,7 +286,6 @@ def read_number(value: object) -> int:
 
 
 def read_port(value: object) -> object:
-    """Read `443/tls`, a number, or a target cell's `all`. Raises `ValueError`."""
     if isinstance(value, Port):
         return value
     if value == "all":  # no other kind speaks plain TCP

@@ -1,7 +1,4 @@
-"""Files and directories that an author names: opened below one directory, bounded.
-
-The kernel opens each in one step, and follows links only below the directory.
-"""
+"""Files that an author names, opened below one directory."""
 
 from __future__ import annotations
 
@@ -39,11 +36,7 @@ class OutsideError(ValueError):
 
 @contextmanager
 def open_beneath(directory: Path, name: str) -> Iterator[int]:
-    """Open `name` for reading, below `directory` (which may be a link).
-
-    One step of the kernel's: nothing can be exchanged between a check and the opening. Raises
-    `OSError`, `OutsideError`, and `ValueError` for a null byte.
-    """
+    """Raises `OSError`, `OutsideError`; `ValueError`: a null byte."""
     at = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = _opened(at, name)
@@ -57,7 +50,7 @@ def open_beneath(directory: Path, name: str) -> Iterator[int]:
 
 @contextmanager
 def open_regular(directory: Path, name: str) -> Iterator[int]:
-    """Raises as `open_beneath`, and `ValueError` for no regular file."""
+    """Raises as `open_beneath`, and `ValueError`."""
     with open_beneath(directory, name) as fd:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ValueError("it is not a regular file")
@@ -140,7 +133,7 @@ class Tree:
 
 
 def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
-    """Raises `OSError`, and `ValueError` for a way out, a socket, pipe, device, or too much."""
+    """Raises `OSError`; `ValueError`: a way out, or too much."""
     entries: list[Entry] = []
     with open_beneath(root, source) as fd:
         for entry in _entries(fd, "", os.fstat(fd), max_entries):
@@ -198,10 +191,7 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
 
 
 def link_stays(path: str, link: str) -> bool:
-    """Return True if a link at `path` below a root can't lead out of it.
-
-    `..` may only begin the text: after a name, it goes up from wherever another link leads.
-    """
+    """`..` behind a name might lead out by another link."""
     parts = [part for part in link.split("/") if part not in ("", ".")]
     ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
     return not link.startswith("/") and ".." not in parts[ups:] and ups <= path.count("/")

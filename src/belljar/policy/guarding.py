@@ -73,8 +73,6 @@ ACTIONS: Final[Mapping[Place, tuple[Action, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protected:
-    """Data that may not leave: a file or a value."""
-
     id: str
     file: str = ""
     columns: tuple[str, ...] = ()
@@ -83,7 +81,7 @@ class Protected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRules:
-    """The guard's searches besides credentials and decoys, and its actions."""
+    """Credentials and decoys are always looked for."""
 
     protect: tuple[Protected, ...] = ()
     classes: tuple[str, ...] = ()

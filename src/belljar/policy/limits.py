@@ -1,7 +1,4 @@
-"""What a cell may at most: risk and tier, resources, rights inside, tools outside.
-
-Without pydantic: each plan needs these types.
-"""
+"""What a cell may at most. Without pydantic."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ def least_tier(risk: Risk) -> Tier:
 
 
 def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
-    """Return the asked tier, or the risk's least. Raises `PolicyError`."""
+    """Raises `PolicyError` for less than the risk's."""
     least = least_tier(risk)
     if asked is not None and asked < least:
         what = f"tier `{asked}` is less than risk `{risk}` demands, which is `{least}`"
@@ -66,7 +63,7 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """A cell's resource limits; `sections.ResourcesText` documents the fields."""
+    """`sections.ResourcesText` documents the fields."""
 
     cpus: int = 1
     memory_bytes: int = 512 << 20
@@ -100,7 +97,7 @@ class HostTools:
     allow: tuple[str, ...]
 
     def permits(self, names: Iterable[str]) -> bool:
-        """Return True if a tool (its name, its MCP server's) may be called."""
+        """A tool has its own name and its server's."""
         return ANY in self.allow or any(name in self.allow for name in names)
 
     def __str__(self) -> str:
@@ -144,7 +141,7 @@ DEBUGGER_CALLS: Final = ("kcmp", "personality", "pidfd_getfd", "process_madvise"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """Rights in a plan; `calls` are everyone's, not root's alone."""
+    """`calls` are everyone's, not root's alone."""
 
     capabilities: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()

@@ -1,8 +1,4 @@
-"""Reads a policy file, or Python's values, into a `Policy`.
-
-All fields that are wrong are reported at once, with file, line and column. Of the host only the
-files that the policy names are looked at.
-"""
+"""Reads a policy file, or Python's values, into a `Policy`."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
 
 
 def read_policy_file(file: Path) -> bytes:
-    """Return at most one byte over the limit. Raises `PolicyError`."""
+    """Return at most one byte over the limit."""
     try:
         return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
@@ -66,7 +62,7 @@ def load_preset(name: str) -> LoadedPolicy:
 
 
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
-    """Read a preset (None: `high`) or a file. Raises `PolicyError`."""
+    """Read a preset (None: `high`) or file. Raises `PolicyError`."""
     if ref is None:
         return load_preset(loaded.DEFAULT_PRESET)
     if isinstance(ref, os.PathLike):
@@ -103,7 +99,7 @@ def parse_policy(
 
 
 def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAMPLE) -> PolicyError:
-    """Return the error that lists all problems (at least one)."""
+    """Return the error that lists all problems."""
     first, *more = problems
     if not more:
         field = f"{first.field}: " if first.field else ""

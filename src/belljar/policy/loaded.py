@@ -1,7 +1,4 @@
-"""A policy with where it came from, and Belljar's own policies without pydantic and YAML.
-
-Importing those takes long, a third of the time of a short command.
-"""
+"""A policy with its source; presets without pydantic and YAML."""
 
 from __future__ import annotations
 
@@ -91,11 +88,7 @@ PRESETS: Final = {preset.name: preset for preset in _PRESET_POLICIES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPolicy:
-    """A policy with where it came from.
-
-    `source` is for people. `base` is the absolute directory of its files, None for a preset. `data`
-    is a compose file's. `weights` is their place in the store, of which the cell sees `data`.
-    """
+    """`base`: the directory of its files, if any; `data`: a compose file's."""
 
     policy: Policy
     text: bytes
@@ -118,7 +111,7 @@ class LoadedPolicy:
 
 
 def own_directory(base: Path | None) -> Path:
-    """Return the directory of a policy's files. Raises `ValueError` for none."""
+    """Return `base`. Raises `ValueError` for none."""
     if base is None:
         raise ValueError("this policy has no directory of its own")
     return base
@@ -130,7 +123,7 @@ def preset_text(name: str) -> bytes:
 
 
 def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | None:
-    """Return a preset without reading YAML, if that will do."""
+    """Return a preset without YAML, if possible."""
     policy = PRESETS.get(DEFAULT_PRESET if name is None else name)
     if policy is None or policy.risk < least:
         return None
@@ -139,7 +132,7 @@ def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | Non
 
 
 def with_image(loaded: LoadedPolicy, image: str) -> LoadedPolicy:
-    """Put this image into the cell; "" changes nothing."""
+    """Put in this image; "" changes nothing."""
     return _with(loaded, image=image) if image else loaded
 
 

@@ -1,7 +1,6 @@
-"""The policy of a cell, made of what its task wants and what the operator allows. Pure.
+"""A cell's policy: what its task wants, nowhere looser than the operator's. Pure.
 
-The one rule, `bounded`: what is wanted, in no field looser than the operator's policy; see
-design/policy.md for each field.
+The rule of each field stands in design/policy.md.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _STOPS: Final = [*Stop].index
 
 
 def bounded(wanted: LoadedPolicy, bound: LoadedPolicy) -> LoadedPolicy:
-    """Return the wanted policy, nowhere looser than `bound`.
-
-    Raises `PolicyError`, also if files of two directories are needed.
-    """
+    """Make it nowhere looser than `bound`. Raises `PolicyError`."""
     ours, theirs = wanted.policy, bound.policy
     risk = max(ours.risk, theirs.risk)
     tier = _tier(risk, ours.tier, theirs.tier)
@@ -132,7 +128,7 @@ def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
 
 
 def is_closed(network: Network) -> bool:
-    """Return True if it reaches only its own range's cells."""
+    """It reaches only its own range's cells."""
     is_plain = not network.upstreams and not network.sink and network.default == "deny"
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
 
@@ -182,7 +178,6 @@ def _common_network(ours: Network, theirs: Network | None) -> Network | None:
 def _directory(
     policy: Policy, source: str, files: Path | None, network: Path | None, guard: Path | None
 ) -> Path | None:
-    """Return the directory of the files that the policy's sections need."""
     stand_ins = policy.network.stand_ins.values() if policy.network is not None else ()
     needed = [files] if policy.files else []
     if any(each.own_path()[0] or getattr(each, "files", ()) for each in stand_ins):
@@ -198,7 +193,7 @@ def _directory(
 def above_floor(
     base: LoadedPolicy, asked: Mapping[str, Any], tier: str | None, floor: LoadedPolicy | None
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """Put a compose file (`asked`) on a task's policy, within the floor. Raises `PolicyError`."""
+    """Hold a compose file (`asked`) above the floor. Raises `PolicyError`."""
     changes, network = dict(asked), base.policy.network
     found = list[Difference]()
     if "network" in asked and network is not None:
@@ -220,10 +215,7 @@ def above_floor(
 def under_policy(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-    """Put the task's content into the operator's isolation. Raises `PolicyError`.
-
-    `own` is the task's own policy, `asked` its compose file in a policy's terms.
-    """
+    """Put the task into the operator's isolation. Raises `PolicyError`."""
     operator, found = _content(run_policy.policy), list[Difference]()
     task = _content(own.policy) if own is not None else {}
     files_base = own.base if own is not None and "files" in task else run_policy.base
@@ -269,7 +261,6 @@ def _laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
 def _network(
     run_policy: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
 ) -> tuple[Network | None, Path | None, list[Difference]]:
-    """Return the network, the directory of its files, and differences."""
     operator, wanted = run_policy.policy.network, asked.get("network")
     task = own.policy.network if own is not None else None
     services, base = task, own.base if own is not None else None

@@ -70,24 +70,21 @@ _COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_
 
 
 class DecoySpec(Strict):
-    """A decoy: a file, or a service of the range, that looks valuable and holds values made for one
-    sample alone."""
+    """A file or service that looks valuable, made for one sample."""
 
     id: Id
     """Names it in events."""
     kind: Annotated[DecoyKind, kinds.WORD]
     """What it pretends to be."""
     place: Annotated[str, kinds.FieldKind(_read_place)] = ""
-    """Its path in the cell (`~/` is the user's home; default the kind's usual place), or a
-    service's host name or NAME:PORT."""
+    """Its path (`~/`: the user's home; default the kind's), or a service's NAME or NAME:PORT."""
     count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     """How many records it has, where its kind holds several."""
     template: Annotated[str, kinds.TEXT] = ""
     """Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also
     `{url}`, `{host}`, `{port}`, `{user}`, `{password}`."""
     service: Id = ""
-    """Of a `dotenv` or `text`: the decoy service whose login it holds; of an `ssh_key`: an `ssh`.
-    """
+    """The decoy service whose login a `dotenv` or `text` holds; of an `ssh_key`: an `ssh`."""
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> DecoySpec:
@@ -246,7 +243,7 @@ MAX_VARIABLES: Final = 1024  # all of them go along with each command of a cell
 
 
 class Policy(Strict):
-    """What one cell may be, read, write, reach and consume."""
+    """What one cell may be, reach and consume."""
 
     # A file of another version is refused: what it would leave unbounded is unknown here.
     # `true` equals 1, and is no version.
@@ -255,8 +252,7 @@ class Policy(Strict):
     name: Annotated[str, kinds.NAME] = "policy"
     """What this policy is called in reports; default the file's name."""
     risk: Annotated[Risk, kinds.WORD]
-    """How bad the model's worst could be. Decides the least tier: low container, medium gvisor,
-    high and critical microvm."""
+    """How bad the worst could be: low demands container, medium gvisor, all above it microvm."""
     tier: Annotated[Tier, kinds.WORD] | None = None
     """Only to raise the tier above what the risk demands."""
     image: Annotated[str, sections.IMAGE] = "default"
@@ -401,7 +397,7 @@ def _docstrings(model: type) -> Iterator[tuple[str, str]]:
 
 
 def policy_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a policy file, for editors."""
+    """Return a policy's JSON Schema (2020-12)."""
     schema, models = Policy.model_json_schema(), {each.__name__: each for each in models_of(Strict)}
     for name, described in [("Policy", schema), *schema["$defs"].items()]:
         properties = described.get("properties", {})

@@ -36,7 +36,7 @@ _REASON: Final = kinds.checked(
 
 
 class Upstream(Strict):
-    """A real service that the gateway may dial, within a budget."""
+    """A real service, dialled within a budget."""
 
     host: Annotated[str, kinds.HOST]
     """Exactly this host name."""
@@ -94,7 +94,7 @@ def _read_ids(value: object) -> object:
 
 
 class OwnCell(Strict):
-    """How other cells reach the sample's own cell. Without this block they can't."""
+    """How other cells reach the sample's own."""
 
     names: HostNames
     """Host names, exact."""

@@ -1,7 +1,4 @@
-"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`; commands that only wait. Pure.
-
-Source: grammar and normalisation of github.com/distribution/reference, with SHA-256 alone.
-"""
+"""Docker's references to images (github.com/distribution/reference); commands that wait. Pure."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ _HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """An image's name, normalised: two texts that mean one image give equal references.
-
-    `path` is below the registry, as `library/debian`. `tag` is "" beside a digest alone.
-    """
+    """Two names of one image are equal."""
 
     registry: str
     path: str
@@ -118,7 +112,7 @@ _SHELLS: Final = frozenset(
 
 
 def is_idle(command: Sequence[str]) -> bool:
-    """Return True if it only keeps a container from ending."""
+    """It only keeps a container from ending."""
     words = list(command)
     if not words or (words[0] in _SHELLS and len(words) == 1):
         return True

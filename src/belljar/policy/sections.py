@@ -1,7 +1,4 @@
-"""Sections of a policy file that cells of any place have: resources, files, rights, outside tools.
-
-As a person writes them (sizes and durations with units); read into the types of `policy.limits`.
-"""
+"""Sections of a policy file that any cell has."""
 
 from __future__ import annotations
 
@@ -87,7 +84,7 @@ else:
 
 
 class HostRules(Strict):
-    """What must hold of the host while a cell runs on it."""
+    """What must hold of the host meanwhile."""
 
     air_gap: Literal["required"]
     """`required`: a run is refused unless `belljar airgap check` finds every way beyond the host
@@ -158,7 +155,7 @@ class Rights(Strict):
     """All rights that the cell's tier grants, but for set-user-ID programs."""
 
     def common(self, other: Rights | None) -> Rights:
-        """Return what both ask for. `privileged` means a tier's whole list; None bounds nothing."""
+        """`privileged` means a tier's whole list; None bounds nothing."""
         if other is None:
             return self
         setuid = min(self.setuid_programs, other.setuid_programs, key=("off", "auto", "on").index)
@@ -236,14 +233,14 @@ def _read_server(value: object) -> object:
 
 
 class Weights(Strict):
-    """The model's weights, which the store has by their digest."""
+    """The model's weights, in the store."""
 
     sha256: Annotated[str, _SHA256]
     """The digest that `belljar model add` printed."""
 
 
 class Gpu(Strict):
-    """NVIDIA GPUs for the server, with which it reaches this host's driver."""
+    """NVIDIA GPUs; the server reaches this host's driver."""
 
     devices: Annotated[tuple[Annotated[str, _GPU], ...], list_of(16)]
     """Device files of this host's GPUs: `/dev/nvidia0` and so on."""
@@ -322,7 +319,7 @@ class TaskData(Strict):
 
 
 def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
-    """Return each source's current tree, by target. Raises as `list_tree`."""
+    """Raises as `list_tree`."""
     trees: dict[str, Tree] = {}
     entries = total_bytes = 0
     for file in data.files:

@@ -1,8 +1,4 @@
-"""The kinds of stand-in a policy's network may have, each with its own fields.
-
-Shapes only: what an author's routes, documents and recordings say is checked by the stand-ins
-themselves, while planning.
-"""
+"""The kinds of stand-in a policy's network may have."""
 
 from __future__ import annotations
 
@@ -61,7 +57,7 @@ RESTART: Final = kinds.checked(
 
 
 class StandIn(Strict):
-    """What every kind has; of `protocols` the usual one comes first."""
+    """The usual of `protocols` comes first."""
 
     protocols: ClassVar[tuple[str, ...]] = ("http", "tls")
     usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
@@ -100,7 +96,7 @@ class StandIn(Strict):
         )
 
     def own_path(self) -> tuple[str, str]:
-        """Return the field of the author's path, and the path."""
+        """Return the field, and the author's path."""
         for name in (self.file_field, self.directory_field):
             path = getattr(self, name) if name else None
             if isinstance(path, str):
@@ -108,7 +104,7 @@ class StandIn(Strict):
         return "", ""
 
     def settings(self) -> dict[str, Any]:
-        """Return the kind's own written fields as JSON values."""
+        """Return the written fields as JSON values."""
         common = {"kind", "names", "ports"}
         return self.model_dump(mode="json", exclude=common, exclude_none=True)
 
@@ -184,8 +180,7 @@ class OpenAiStandIn(StandIn):
 
 
 class Health(Strict):
-    """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
-    answers with less than 400, or the image's own check."""
+    """A command, a path, or the image's own check."""
 
     command: Words | None = None
     """A command in the cell, as words."""
@@ -196,8 +191,7 @@ class Health(Strict):
     image: bool | None = None
     """`true`: the image's own check; `false`: none, whatever it has."""
     times: Times | None = None
-    """With `image: true`: what replaces the image's own, in seconds (`2s`); `retries` is a number.
-    """
+    """With `image: true`: replacements of the image's, in seconds (`2s`); `retries`: a number."""
     interval: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount("1s")
     """Between two tries."""
     timeout: Annotated[float, kinds.duration("100ms", "5m")] = kinds.amount("5s")
@@ -224,7 +218,7 @@ HealthField: TypeAlias = Annotated[
 
 
 class TargetStandIn(StandIn):
-    """A cell of the range's own, reached on its named ports only."""
+    """A cell of the range's own."""
 
     protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
     usual_ports: ClassVar[tuple[int, ...]] = ()
@@ -257,7 +251,7 @@ class TargetStandIn(StandIn):
 
 
 class ServiceProgram(Strict):
-    """What a service runs, and how it is known that it serves."""
+    """What a service runs until it serves."""
 
     health: HealthField = None
     command: AnyWords | None = None
@@ -293,7 +287,7 @@ class CellStandIn(ServiceProgram, TargetStandIn):
 
 
 class PythonStandIn(TargetStandIn):
-    """An ASGI app of the author's, run in a cell."""
+    """An ASGI app, run in a cell."""
 
     directory_field: ClassVar[str] = "files"
 

@@ -1,8 +1,6 @@
 """The project's YAML reader: plain values, each with its place. Pure.
 
-The parser is ruamel.yaml's; scalars are those of YAML 1.2, with the numbers of Docker's reader. A
-policy has no anchors, tags, merge keys, duplicate keys or further documents: a reviewer sees all
-of it. Compose files have anchors; there an alias counts as everything it stands for.
+Scalars are YAML 1.2's with Docker's numbers. An alias counts as everything it stands for.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _MAX_DIGITS: Final = 64  # int() of many digits takes long: longer ones stay tex
 
 
 def number(written: str) -> int | float | None:
-    """Read a number as Docker's YAML reader does (Go's yaml.v3): `0755` is octal."""
+    """Read it as Docker does (Go's yaml.v3): `0755` is octal."""
     plain = written.replace("_", "")
     digits = plain[1:] if plain[:1] in ("+", "-") else plain
     if not written.startswith("_") and _BASED.fullmatch(digits):
@@ -57,7 +55,7 @@ def number(written: str) -> int | float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Mark:
-    """Line and column count from 1, columns in characters."""
+    """Both count from 1, columns in characters."""
 
     line: int
     column: int
@@ -94,10 +92,7 @@ def field_name(path: Path) -> str:
 
 
 def read_tree(data: bytes | str, *, is_compose: bool = False) -> YamlTree:
-    """Return one document's values, places and problems.
-
-    `is_compose`: with anchors, aliases, merge keys, empty values, names like `200:`.
-    """
+    """`is_compose` allows anchors, merge keys, empty values."""
     tree = YamlTree()
     try:
         if len(data) > MAX_BYTES and not isinstance(data, str):
@@ -156,11 +151,7 @@ class _FaultError(Exception):
 
 
 class _Reader:
-    """Reads a parser's events into a tree, each node by one call.
-
-    An anchor is known once its value is complete, so none can contain itself. Every fault is a
-    `_FaultError`.
-    """
+    """No anchor can contain itself: its value is complete first."""
 
     def __init__(self, tree: YamlTree, parsed: Iterator[_Event], *, is_compose: bool) -> None:
         self.tree = tree
@@ -275,7 +266,7 @@ def _is_plain(event: _Event) -> bool:
 
 
 def closest_mark(tree: YamlTree, path: Path, *, key: bool = False) -> Mark:
-    """Return the place of `path`, or the nearest around it."""
+    """Return the nearest known place around `path`."""
     if key and path in tree.keys:
         return tree.keys[path]
     for length in range(len(path), -1, -1):
