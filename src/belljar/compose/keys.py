@@ -259,8 +259,7 @@ _CONVERTED: Final[Mapping[str, Convert]] = {
     "extra_hosts": _extra_hosts,
     "deploy": _deploy,
 }
-# Every key that Compose knows of a service.
-KEYS: Final[Mapping[str, Key]] = {
+KEYS: Final[Mapping[str, Key]] = {  # every key that Compose knows of a service
     **dict.fromkeys((*Service.model_fields, "expose"), Key()),
     **{key: Key(convert=convert) for key, convert in _CONVERTED.items()},
     **_keys(

@@ -204,8 +204,7 @@ class Service(Part):
     security_opt: list[Text] = []
     cap_add: list[Text] = []
     privileged: Switch = False
-    # YAML reads Docker's `no` as false.
-    restart: Annotated[
+    restart: Annotated[  # YAML reads Docker's `no` as false
         str, BeforeValidator(lambda value: "" if value in (False, "no") else text(value))
     ] = ""
     hostname: Text = ""
@@ -245,8 +244,7 @@ def parse(model: type[_P], written: Mapping[str, Any], where: str, refused: Refu
             detail = ".".join(printable(str(part)) for part in place[1:])
             described = known[key].description if key in known else None
             refused.add(where, key, described or f"{detail}: {why}".removeprefix(": "))
-    # Again without the bad keys, so that the rest is still converted.
-    try:
+    try:  # again without the bad keys, so that the rest is still converted
         return model.model_validate(kept)
     except ValidationError:  # of no single key
         return model.model_construct()

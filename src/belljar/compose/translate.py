@@ -290,8 +290,7 @@ def check_waits(waits: Waits, services: Mapping[str, Service], *, default: str) 
 
 def in_order(waits: Waits, *, default: str) -> list[str]:
     """Sort services behind those they await. Raises `CannotKeepError`."""
-    # The default service is last whatever it waits for.
-    needs = {
+    needs = {  # the default service is last whatever it waits for
         name: [needed for needed in of if needed != default]
         for name, of in waits.items()
         if name != default

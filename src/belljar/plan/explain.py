@@ -83,8 +83,7 @@ def render_plan(
                 width,
                 initial_indent=head,
                 subsequent_indent=" " * len(head),
-                # Paths and digests stay whole, so that they can be copied.
-                break_long_words=False,
+                break_long_words=False,  # paths and digests stay whole, so that they can be copied
                 break_on_hyphens=False,
             )
         lines += map(real, wrapped) if text.startswith(REAL) else wrapped

@@ -216,7 +216,6 @@ def _rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
     given = spec.rlimits or ()
     if spec.rlimits is None and spec.ids is None:  # a VMM's
         given = (("nofile", 256), ("memlock", 65536), ("nproc", spec.limits.processes))
-        # No VMM ever writes a file: its outputs are sockets and pipes.
-        given += (("fsize", 0),)
+        given += (("fsize", 0),)  # No VMM ever writes a file: its outputs are sockets and pipes
     memory = (("as", spec.limits.address_space_bytes),) if spec.memory_by_rlimit else ()
     return (("core", _NO_CORE), *given, *memory)

@@ -55,8 +55,7 @@ class BlastRadius:
     consume: tuple[str, ...]
 
 
-# One reason, as programs tell them apart.
-ObstacleCode = StrEnum(
+ObstacleCode = StrEnum(  # one reason, as programs tell them apart
     "ObstacleCode",
     "ARCHITECTURE RUNTIME TOOL NO_USER_NAMESPACES NO_IDS CGROUPS KERNEL_TOO_OLD RIGHTS USER GPU "
     "KVM SIZE MODULES NETWORK_NAMESPACES OPEN_FILES",

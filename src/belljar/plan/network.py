@@ -266,8 +266,7 @@ def _own_cell(own: OwnCell) -> StandInPlan:
     return replace(plan, settings=settings, all_ports=all_ports)
 
 
-# Where the catch-all of `default: simulate` answers.
-CATCH_ALL_PORTS: Final = (
+CATCH_ALL_PORTS: Final = (  # where the catch-all of `default: simulate` answers
     PortPlan(number=80, protocol="http"),
     PortPlan(number=443, protocol="tls"),
 )

@@ -141,8 +141,7 @@ def statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
         return [statement(value) for value in part]
     if not isinstance(part, Mapping):
         return part
-    # nft 1.1 lists the flags of a mask as alternatives, 1.0 as a list.
-    if list(part) == ["|"]:
+    if list(part) == ["|"]:  # nft 1.1 lists the flags of a mask as alternatives, 1.0 as a list
         return statement(part["|"])
     kept = {word: statement(value) for word, value in part.items() if word not in _VOLATILE}
     is_code = kept.get("left") == field("icmp", "code")

@@ -30,8 +30,7 @@ KVM_STATES: Final = {
     TrialState.REFUTED: "does not work",
     TrialState.ABSENT: "is not available",
 }
-# How to get proven hardware virtualisation.
-KVM_HINTS: Final = {
+KVM_HINTS: Final = {  # how to get proven hardware virtualisation
     TrialState.UNPROVEN: "run `belljar doctor`, which boots a test guest under KVM",
     TrialState.REFUTED: "use a host on which KVM boots a guest; `belljar doctor` tests it again",
     TrialState.ABSENT: "use a host with hardware virtualisation that this user may use",
@@ -114,8 +113,7 @@ def _no_ids(needing: str, facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(ObstacleCode.NO_IDS, what, facts.ids.hint or "run as root")
 
 
-# Why a tier grants no more rights.
-_NOT_GRANTED: Final = {
+_NOT_GRANTED: Final = {  # why a tier grants no more rights
     Tier.CONTAINER: "its kernel is this host's",
     Tier.GVISOR: "the guest agent shares the users of its workload",
     Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of "

@@ -55,8 +55,7 @@ _MASKED: Final = (
 # What tells too much of the host, or helped a breakout before.
 MASKED_PROC: Final = tuple(f"/proc/{name}" for name in _MASKED.split())
 READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")  # some sysctls are the whole host's
-# All that is shown of the host's sysfs.
-CPU_FILES: Final = tuple(
+CPU_FILES: Final = tuple(  # all that is shown of the host's sysfs
     f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")
 )
 
@@ -240,8 +239,7 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
         config["mounts"].append(bind | {"source": path})
     if cell.weights:
         config["mounts"].append(_bind(cell.weights, WEIGHTS_IN_CELL))
-    # In place of gVisor's own tmpfs: of two mounts at one place only the last is seen.
-    if cell.tmp:
+    if cell.tmp:  # in place of gVisor's own tmpfs: of two mounts at one place only the last is seen
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
         tmp = _mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev")
         config["mounts"].append(tmp | {"source": cell.tmp})

@@ -37,8 +37,7 @@ KERNEL_COMMAND_LINE: Final = (
 )
 DATA_DISK_WORD: Final = " data_disk"  # the guest agent (boot.c) waits for the second disk
 TEMPLATE_MAC: Final = "02:00:00:00:00:01"  # until RENEW, while the link is down
-# Each would make the frames' other side finish what the guest left undone.
-_OFFLOADS: Final = (
+_OFFLOADS: Final = (  # each would make the frames' other side finish what the guest left undone
     "csum guest_csum gso host_tso4 host_tso6 host_ecn host_ufo guest_tso4 guest_tso6 guest_ecn "
     "guest_ufo guest_announce ctrl_guest_offloads mrg_rxbuf status ctrl_vlan ctrl_rx_extra"
 )

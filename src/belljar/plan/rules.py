@@ -149,8 +149,7 @@ class _Services:
         ]
         if layout.catch_all is not None:
             named += [(layout.catch_all, port.number) for port in CATCH_ALL_PORTS]
-        # UDP alone: no answer is too long for it.
-        dns = (layout.resolver, "udp", DNS_PORT)
+        dns = (layout.resolver, "udp", DNS_PORT)  # UDP alone: no answer is too long for it
         self.answered = sorted({dns, *((address, "tcp", port) for address, port in named)})
         self.of_cells: list[tuple[str, str, object]] = sorted(
             (address[item.id], "tcp", port) for item in cells for port in set(ports[item.id])

@@ -181,8 +181,7 @@ SOURCE: Final = _paths(
     "is not a valid source: write the path of a file below the policy's directory, relative to it",
     lambda text, path: not text.startswith("/") and not text.endswith("/") and path != ".",
 )
-# Text: a plain `0644` is a number for YAML.
-MODE: Final = checked(
+MODE: Final = checked(  # Text: a plain `0644` is a number for YAML
     "a mode",
     'is not a valid mode: write three octal digits in quotes, as in "0644" (set-user-ID, '
     "set-group-ID and sticky bits are not allowed)",
@@ -235,8 +234,7 @@ MAX_HOST_CHARS: Final = 253  # DNS's 255 bytes (RFC 1035) without the first leng
 MAX_PORTS: Final = 64  # each is a listener of the gateway
 MAX_NAMES: Final = 250  # of one stand-in; all are in the plan that a reviewer reads
 RESOLVER_PORT: Final = 53  # the gateway answers DNS there itself, on each address
-# Only a cell and a stand-in of kind `metadata` may have them.
-METADATA_NAMES: Final = (
+METADATA_NAMES: Final = (  # only a cell and a stand-in of kind `metadata` may have them
     *("instance-data", "instance-data.ec2.internal", "metadata", "metadata.azure.internal"),
     *("metadata.goog", "metadata.google.internal"),
 )

@@ -74,14 +74,12 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
 def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
     """Check a policy without `files`. Raises `PolicyError`."""
     source = "a Policy" if isinstance(policy, Policy) else "a dict"
-    # Read anew: `model_copy` and `model_construct` check nothing.
-    fields = policy
+    fields = policy  # read anew: `model_copy` and `model_construct` check nothing
     if isinstance(policy, Policy):
         fields = policy.model_dump(mode="json", exclude_none=True)
     try:
         text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False, default=dict)
-        # A lone surrogate can't be encoded.
-        encoded = text.encode()
+        encoded = text.encode()  # a lone surrogate can't be encoded
     # A dict of Python's may contain itself, or what JSON doesn't have.
     except (ValueError, TypeError, RecursionError) as error:
         raise PolicyError(printable(str(error)), where=source, hint=HINT_EXAMPLE) from error

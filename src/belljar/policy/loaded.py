@@ -76,8 +76,7 @@ class PresetPolicy:
 _CRITICAL: Final = Resources(
     disk_bytes=256 << 20, processes=256, lifetime_s=7200.0, exec_timeout_s=300.0
 )
-# The same as `presets/*.yaml`, which a test compares with them.
-_PRESET_POLICIES: Final = (
+_PRESET_POLICIES: Final = (  # the same as `presets/*.yaml`, which a test compares with them
     PresetPolicy(name="low", risk=Risk.LOW),
     PresetPolicy(name="medium", risk=Risk.MEDIUM),
     PresetPolicy(name="high", risk=Risk.HIGH),

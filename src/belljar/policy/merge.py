@@ -25,8 +25,7 @@ from belljar.units import printable
 
 NO_NETWORK: Final = "none"  # a task's wish for no network, whatever its policy has
 TASK: Final = "task"  # the whole of a task's sandbox, as the place of a difference
-# Fields that open nothing, and their values when unset.
-_CONTENT: Final[Mapping[str, Any]] = {
+_CONTENT: Final[Mapping[str, Any]] = {  # fields that open nothing, and their values when unset
     "image": "default",
     "user": None,
     "workdir": None,

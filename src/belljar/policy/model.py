@@ -124,8 +124,7 @@ class DecoySpec(Strict):
         return int(self.place.partition(":")[2] or SERVICE_PORTS[self.kind][0])
 
 
-# `decoys: standard`: those of a developer's machine.
-STANDARD_DECOYS: Final = (
+STANDARD_DECOYS: Final = (  # `decoys: standard`: those of a developer's machine
     DecoySpec(id="aws", kind=DecoyKind.AWS_CREDENTIALS),
     DecoySpec(id="ssh", kind=DecoyKind.SSH_KEY),
     DecoySpec(id="dotenv", kind=DecoyKind.DOTENV),

@@ -24,8 +24,7 @@ _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _PATH: Final = rf"{_PART}(?:/{_PART})*"
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)  # Docker's, or the store's digest
-# `parse_reference` also checks lengths and ambiguity.
-_REFERENCE: Final = re.compile(
+_REFERENCE: Final = re.compile(  # `parse_reference` also checks lengths and ambiguity
     rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
     re.ASCII,

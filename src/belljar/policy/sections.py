@@ -71,8 +71,7 @@ def written_resources(value: object) -> object:
     return value.written() if isinstance(value, Resources) else value
 
 
-# Written resources, or a program's, as `Resources`.
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # written resources, or a program's, as `Resources`
     ResourcesField: TypeAlias = Resources
 else:
     ResourcesField = Annotated[
@@ -118,8 +117,7 @@ def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
     return files
 
 
-# A list of files, no two of them with one target.
-FilesField: TypeAlias = Annotated[
+FilesField: TypeAlias = Annotated[  # a list of files, no two of them with one target
     tuple[FileCopy, ...], list_of(MAX_FILES, min_count=0), AfterValidator(_each_target_once)
 ]
 
@@ -207,8 +205,7 @@ HostToolsField: TypeAlias = Annotated[
 # Servers whose command line is known here; any other is written as a list of words.
 PRESETS: Final = ("llama_cpp", "vllm")
 _MAX_WORDS: Final = 256  # a server's command with all its options
-# With the prefix or without it, and in any case, as tools print it.
-_SHA256: Final = kinds.checked(
+_SHA256: Final = kinds.checked(  # with the prefix or without it, and in any case, as tools print it
     "a SHA-256",
     "is not a SHA-256: write 64 hexadecimal digits",
     re.compile(r"(sha256:)?[0-9a-fA-F]{64}", re.ASCII).fullmatch,

@@ -48,8 +48,7 @@ DIRECTORY: Final = kinds.checked(
         r"/[^:\0]*(:(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5})(,(mode=[0-7]{3,5}|[ug]id=[0-9]{1,5}))*)?"
     ).fullmatch,
 )
-# Docker's words of a container's restart policy, unchanged.
-RESTART: Final = kinds.checked(
+RESTART: Final = kinds.checked(  # Docker's words of a container's restart policy, unchanged
     "a restart",
     "is none: write `no`, `always`, `unless-stopped`, `on-failure` or `on-failure:TIMES`",
     re.compile(r"no|always|unless-stopped|on-failure(:[0-9]{1,4})?").fullmatch,

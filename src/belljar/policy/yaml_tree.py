@@ -209,8 +209,7 @@ class _Reader:
             is_number = self.is_compose or not _LEADING_ZERO.fullmatch(text)
             value = scalar(text, plain=_is_plain(event) and is_number)
         else:
-            # Each level that is open has one part in the path
-            if len(path) >= self.max_depth:
+            if len(path) >= self.max_depth:  # each level that is open has one part in the path
                 self._refuse(event, path, f"nested deeper than {self.max_depth} levels")
             self._count(event, 1, 0)
             if isinstance(event, events.MappingStartEvent):
