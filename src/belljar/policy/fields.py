@@ -251,12 +251,10 @@ def read_host(value: object) -> str:
     """Return an exact name in lower case. Raises `ValueError`."""
     if not isinstance(value, str):
         raise expected("a host name such as `shop.example`", value)
-    if "*" in value:
-        why = "is not an exact name: `*` is allowed only as a stand-in's first label"
-        raise ValueError(f"{quoted(value)} {why}")
     labels = (name := value.lower()).split(".")
     if len(name) > MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{quoted(value)} is not a valid host name, as in `shop.example`")
+        form = "as in `shop.example` (`*` is allowed only as a stand-in's first label)"
+        raise ValueError(f"{quoted(value)} is not a valid host name, {form}")
     # RFC 6761, 6.3: programs answer the last two themselves, without the resolver.
     if _LIKE_A_NUMBER.fullmatch(labels[-1]) or labels[-1] in ("localhost", "localdomain"):
         raise ValueError(f"{quoted(value)} is an address, or means the cell itself: write a name")
@@ -290,13 +288,11 @@ def read_port(value: object) -> object:
         return Port(number=ALL_PORTS, protocol="tcp")
     if type(value) is int:
         return Port(number=read_number(value))
-    number, slash, protocol = value.partition("/") if isinstance(value, str) else ("", "", "")
-    if not slash or not (number.isascii() and number.isdigit()) or len(number) > 5:
-        raise ValueError(f"{quoted(value)} is not a port: write 1 to 65535, or as in `8443/tls`")
-    if protocol not in PROTOCOLS:
-        hint = did_you_mean(protocol, PROTOCOLS)
-        raise ValueError(f"{quoted(protocol)} is not one of {listed(PROTOCOLS)}{hint}")
-    return Port(number=read_number(int(number)), protocol=protocol)
+    found = re.fullmatch(r"([0-9]{1,5})/(\w+)", value) if isinstance(value, str) else None
+    if found is None or found[2] not in PROTOCOLS:
+        form = f"write 1 to 65535, or as in `8443/tls` with {listed(PROTOCOLS)}"
+        raise ValueError(f"{quoted(value)} is not a port: {form}")
+    return Port(number=read_number(int(found[1])), protocol=found[2])
 
 
 class Port(Strict):

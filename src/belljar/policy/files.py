@@ -9,10 +9,9 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
@@ -98,18 +97,12 @@ def check_below(path: Path, directory: Path) -> None:
         raise PolicyError(what, where=printable(str(path)), hint=hint)
 
 
-class EntryKind(Enum):
-    FILE = "file"
-    DIRECTORY = "directory"
-    LINK = "link"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """`path` is below the source, "" for itself."""
 
     path: str
-    kind: EntryKind
+    kind: Literal["file", "directory", "link"]
     mode: int = 0
     size_bytes: int = 0
     link: str = ""
@@ -125,7 +118,7 @@ class Tree:
 
     @property
     def is_directory(self) -> bool:
-        return self.entries[0].kind is EntryKind.DIRECTORY
+        return self.entries[0].kind == "directory"
 
     @property
     def total_bytes(self) -> int:
@@ -156,13 +149,13 @@ def read_entry(tree: Tree, entry: Entry) -> bytes:
 def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Iterator[Entry]:
     mode = stat.S_IMODE(found.st_mode) & 0o777
     if stat.S_ISREG(found.st_mode):
-        yield Entry(path=path, kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
+        yield Entry(path=path, kind="file", mode=mode, size_bytes=found.st_size)
         return
     if not stat.S_ISDIR(found.st_mode):
         raise ValueError(f"{printable(path) or 'it'} is not a regular file, directory or link")
     if path.count("/") >= MAX_DEPTH - 1:
         raise ValueError(f"more than {MAX_DEPTH} directories deep")
-    yield Entry(path=path, kind=EntryKind.DIRECTORY, mode=mode)
+    yield Entry(path=path, kind="directory", mode=mode)
     with os.scandir(fd) as listed:  # no more names are read than are allowed, and one
         names = sorted(entry.name for entry in islice(listed, max_entries + 1))
     if len(names) > max_entries:
@@ -179,7 +172,7 @@ def _entries(fd: int, path: str, found: os.stat_result, max_entries: int) -> Ite
             link = os.readlink(name, dir_fd=fd)
             if not link_stays(at, link):  # it must not tell where the host keeps the tree
                 raise ValueError(f"the link {printable(at)} leads out of its directory")
-            yield Entry(path=at, kind=EntryKind.LINK, link=link)
+            yield Entry(path=at, kind="link", link=link)
         elif stat.S_ISDIR(below.st_mode):
             inner = os.open(name, _DIRECTORY, dir_fd=fd)
             try:

@@ -73,10 +73,9 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
 
 def policy_of(policy: Policy | Mapping[str, Any]) -> LoadedPolicy:
     """Check a policy without `files`. Raises `PolicyError`."""
-    source = "a Policy" if isinstance(policy, Policy) else "a dict"
-    fields = policy  # read anew: `model_copy` and `model_construct` check nothing
-    if isinstance(policy, Policy):
-        fields = policy.model_dump(mode="json", exclude_none=True)
+    source, fields = "a dict", policy
+    if isinstance(policy, Policy):  # read anew: `model_copy` and `model_construct` check nothing
+        source, fields = "a Policy", policy.model_dump(mode="json", exclude_none=True)
     try:
         text = json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False, default=dict)
         encoded = text.encode()  # a lone surrogate can't be encoded

@@ -19,14 +19,14 @@ _MAX_CHARS: Final = 512  # a name, a tag of 128 and a digest of 71 characters fi
 # As the grammar names them: `domain-component`, `domain` with a port, `path-component`,
 # `remote-name` and `tag`.
 _LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
-_HOST: Final = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_PATH: Final = rf"{_PART}(?:/{_PART})*"
+_HOST: Final = re.compile(
+    rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?|{_PART}", re.ASCII
+)
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)  # Docker's, or the store's digest
-_REFERENCE: Final = re.compile(  # `parse_reference` also checks lengths and ambiguity
-    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?"
-    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
+_REFERENCE: Final = re.compile(  # behind the host; `parse_reference` also checks lengths
+    rf"(?P<path>{_PART}(?:/{_PART})*)(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?",
     re.ASCII,
 )
 # Docker refuses such a repository: it would be taken for an image's id.
@@ -70,28 +70,21 @@ def parse_reference(text: str) -> Reference:
     """Raises `ValueError`, also for an image's id."""
     if IMAGE_ID.fullmatch(text) or _HEX_NAME.fullmatch(text):
         raise ValueError(f"`{text}` is an image's id, not its name")
-    match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
-    if match is None or text.startswith("sha256:"):
+    first, slash, rest = text.partition("/")
+    has_host = bool(slash) and _is_host(first)
+    match = _REFERENCE.fullmatch(rest if has_host else text) if len(text) <= _MAX_CHARS else None
+    if match is None or text.startswith("sha256:") or (has_host and not _HOST.fullmatch(first)):
         form = "`[registry/]name[:tag][@sha256:…]` in lower case, or an id of 64 hexadecimal digits"
         raise ValueError(f"`{printable(text, max_chars=120)}` is not a valid image name: {form}")
-    registry, path = _split(match["host"] or "", match["path"])
+    registry = first if has_host and first != _OLD_DEFAULT_REGISTRY else DEFAULT_REGISTRY
+    is_official = registry == DEFAULT_REGISTRY and "/" not in match["path"]
+    path = f"{_OFFICIAL}{match['path']}" if is_official else match["path"]
     if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
         most = f"{_MAX_NAME_CHARS} characters, registry included"
         raise ValueError(f"an image's name has at most {most}")
     digest = match["digest"] or ""
     tag = match["tag"] or ("" if digest else DEFAULT_TAG)
     return Reference(registry=registry, path=path, tag=tag, digest=digest)
-
-
-def _split(host: str, path: str) -> tuple[str, str]:
-    first, slash, rest = path.partition("/")
-    if host and not _is_host(host):
-        path, host = f"{host}/{path}", ""
-    elif not host and slash and _is_host(first):
-        host, path = first, rest
-    registry = DEFAULT_REGISTRY if host in ("", _OLD_DEFAULT_REGISTRY) else host
-    is_official = registry == DEFAULT_REGISTRY and "/" not in path
-    return registry, f"{_OFFICIAL}{path}" if is_official else path
 
 
 def _is_host(text: str) -> bool:

@@ -109,11 +109,9 @@ class FileCopy(Strict):
 
 
 def _each_target_once(files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
-    seen: set[str] = set()
-    for file in files:
-        if file.target in seen:
-            raise ValueError(f"two files have the target {quoted(file.target)}")
-        seen.add(file.target)
+    targets = [file.target for file in files]
+    if twice := [each for each in targets if targets.count(each) > 1]:
+        raise ValueError(f"two files have the target {quoted(twice[0])}")
     return files
 
 
@@ -169,36 +167,35 @@ class Rights(Strict):
 
 
 def _read_host_tools(value: object) -> HostTools | None:
-    if value is None or isinstance(value, HostTools):
-        return value
-    if value in ("refuse", "report"):
-        return REFUSE if value == "refuse" else REPORT
-    allow = value.get("allow") if isinstance(value, dict) and len(value) == 1 else None
-    names = [
-        name
-        for name in (allow if isinstance(allow, list | tuple) else ())
-        if isinstance(name, str) and 0 < len(name) <= MAX_TOOL_CHARS and name.isprintable()
-    ]
-    if not isinstance(allow, list | tuple) or not 0 < len(names) == len(allow) <= MAX_TOOLS:
-        raise ValueError(
-            f"write `refuse`, `report`, or `allow` with 1 to {MAX_TOOLS} names of tools or MCP "
-            f"servers, each of at most {MAX_TOOL_CHARS} printable characters"
-        )
-    return HostTools(allow=tuple(names))
+    written: Any = value
+    match written:
+        case None:
+            return None
+        case HostTools() as known:
+            return known
+        case "refuse" | "report":
+            return REFUSE if value == "refuse" else REPORT
+        case {"allow": [_, *_] as allow} if len(written) == 1 and len(allow) <= MAX_TOOLS:
+            names = [name for name in allow if isinstance(name, str) and name.isprintable()]
+            if len(names) == len(allow) and all(0 < len(each) <= MAX_TOOL_CHARS for each in names):
+                return HostTools(allow=tuple(names))
+    raise ValueError(
+        f"write `refuse`, `report`, or `allow` with 1 to {MAX_TOOLS} names of tools or MCP "
+        f"servers, each of at most {MAX_TOOL_CHARS} printable characters"
+    )
 
 
 def _written_host_tools(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
-    if rule is None:
-        return None
-    return {REFUSE: "refuse", REPORT: "report"}.get(rule) or {"allow": list(rule.allow)}
+    short = {REFUSE: "refuse", REPORT: "report"}
+    return rule and (short.get(rule) or {"allow": list(rule.allow)})
 
 
-# The tools and MCP servers that may act outside of a cell; `*` stands for all.
-HOST_TOOLS: Final = kinds.FieldKind(
-    _read_host_tools, Literal["refuse", "report"] | dict[Literal["allow"], list[str]]
-)
 HostToolsField: TypeAlias = Annotated[
-    HostTools | None, HOST_TOOLS, PlainSerializer(_written_host_tools)
+    HostTools | None,
+    kinds.FieldKind(
+        _read_host_tools, Literal["refuse", "report"] | dict[Literal["allow"], list[str]]
+    ),
+    PlainSerializer(_written_host_tools),
 ]
 
 
@@ -225,8 +222,7 @@ def _read_server(value: object) -> object:
         return words
     if value in PRESETS:
         return value
-    what = f"{listed(PRESETS)}, or a command as a list of words"
-    raise kinds.expected(what, value)
+    raise kinds.expected(f"{listed(PRESETS)}, or a command as a list of words", value)
 
 
 class Weights(Strict):

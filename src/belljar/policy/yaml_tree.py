@@ -185,16 +185,16 @@ class _Reader:
         return value
 
     def _node(self, event: _Event, path: Path) -> _Node:
+        if event.anchor is not None and not self.is_compose:
+            what = f"anchors and aliases are not read: remove {quoted(event.anchor)}"
+            self._refuse(event, path, what)
         if isinstance(event, events.AliasEvent):
-            written, found = quoted("*" + event.anchor), self.anchors.get(event.anchor)
-            if not self.is_compose:
-                self._refuse(event, path, f"aliases are not read: write the value, not {written}")
+            found = self.anchors.get(event.anchor)
             if found is None:
+                written = quoted("*" + event.anchor)
                 self._refuse(event, path, f"{written} refers to no value that is complete before")
             self._count(event, found.nodes, found.characters)
             return found
-        if event.anchor is not None and not self.is_compose:
-            self._refuse(event, path, f"anchors are not read: remove {quoted('&' + event.anchor)}")
         if event.tag is not None:
             self._refuse(event, path, f"tags are not read: remove {quoted(str(event.tag))}")
         nodes, characters = self.nodes, self.characters
