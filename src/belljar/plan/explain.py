@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from belljar.dataclass import replace
@@ -74,24 +74,24 @@ def render_plan(
     import textwrap
 
     lines: list[str] = []
-    for label, text in _blocks(plan):
-        wrapped = [printable(text)]
-        if label:
-            head = f"  {label.strip():<{_LABEL_WIDTH}}"
-            wrapped = textwrap.wrap(
-                printable(text),
-                width,
-                initial_indent=head,
-                subsequent_indent=" " * len(head),
-                break_long_words=False,  # paths and digests stay whole, so that they can be copied
-                break_on_hyphens=False,
-            )
-        lines += map(real, wrapped) if text.startswith(REAL) else wrapped
+    for label, *texts in _blocks(plan):
+        for index, text in enumerate(texts):
+            wrapped, head = [printable(text)], f"  {'' if index else label:<{_LABEL_WIDTH}}"
+            if label:
+                wrapped = textwrap.wrap(
+                    wrapped[0],
+                    width,
+                    initial_indent=head,
+                    subsequent_indent=" " * len(head),
+                    break_long_words=False,  # paths and digests can be copied
+                    break_on_hyphens=False,
+                )
+            lines += map(real, wrapped) if text.startswith(REAL) else wrapped
     return tuple(lines)
 
 
-def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
-    """A label " " continues the last."""
+def _blocks(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield labels with their texts; those of "" are not wrapped."""
     image, radius = plan.image, plan.blast_radius
     yield "policy", plan.policy.name
     yield "risk", f"{plan.risk}: at least {plan.demanded_tier}"
@@ -112,24 +112,17 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     if rights := str(plan.rights):
         yield "rights", f"inside the cell, beyond an ordinary container's: {rights}"
     yield "as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}"
-    yield from _labelled("decoys", _decoys(plan.policy))
-    yield "", ""
-    yield "", "The cell can, at its worst,"
+    yield "decoys", *_decoys(plan.policy)
+    yield "", "", "The cell can, at its worst,"
     for label in ("read", "write", "reach", "consume"):
-        yield from _labelled(label, getattr(radius, label))
-    yield "", ""
-    yield "", "Between it and this host, outermost first:"
+        yield label, *getattr(radius, label)
+    yield "", "", "Between it and this host, outermost first:"
     for number, layer in enumerate(plan.layers, 1):
         what = f"{layer.name} ({layer.state}) — {layer.what}; enforced by {layer.enforced_by}"
         yield str(number), what
     if plan.warnings:
         yield "", ""
-        yield from _labelled("note", plan.warnings)
-
-
-def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for index, sentence in enumerate(sentences):
-        yield (label if index == 0 else " ", sentence)
+        yield "note", *plan.warnings
 
 
 def _decoys(policy: Policy) -> Iterator[str]:

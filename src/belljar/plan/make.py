@@ -14,7 +14,7 @@ from belljar.plan.network import NetworkPlan, plan_network
 from belljar.plan.oci import oci_shape, writable_inodes
 from belljar.plan.qemu import GuestLimits, VmShape, vmm_limits
 from belljar.policy import limits
-from belljar.policy.limits import NOTHING_GRANTED, Granted, Resources, Risk, Tier
+from belljar.policy.limits import NOTHING_GRANTED, Granted, Resources, Tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -110,12 +110,8 @@ def _choose(
             continue
         isolation = _isolation(tier, policy, facts, has_port=has_port)
         # The tier could run here; whether this policy fits it is another question.
-        is_critical = policy.risk is Risk.CRITICAL
-        hardware = obstacles.hardware_obstacle(facts) if is_critical else None
         most_bytes = isolation["jail"].memory_max_bytes
-        sizes = obstacles.size_obstacles(policy.resources, most_bytes, facts)
-        unfit = hardware or next(sizes, None)
-        if unfit is None:
+        if (unfit := next(obstacles.fit_obstacles(policy, most_bytes, facts), None)) is None:
             return isolation, refused
         refused[tier] = unfit
     first, *others = refused.values()

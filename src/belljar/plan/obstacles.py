@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final
 from belljar.dataclass import replace
 from belljar.host.model import CgroupVersion, CoreFact, CoreState, HostFacts, ToolFact, TrialState
 from belljar.plan.model import Obstacle, ObstacleCode
+from belljar.plan.network import GATEWAY_OTHER_FILES
 from belljar.plan.oci import ARCHITECTURES, ID_COUNT
-from belljar.policy.limits import GRANTABLE, Resources, Tier
+from belljar.policy.limits import GRANTABLE, Risk, Tier
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
+    from belljar.policy.model import Policy
     from belljar.policy.sections import Rights
 
 MIN_KERNEL: Final = (6, 6)  # for the container tiers: a tmpfs with user attributes
@@ -154,17 +156,12 @@ def policy_obstacles(
         yield Obstacle(ObstacleCode.GPU, what, hint, "model.gpu")
 
 
-def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
-    if (state := facts.kvm.state) is TrialState.PROVEN:
-        return None
-    what = f"risk `critical` demands hardware virtualisation, which {KVM_STATES[state]} here"
-    hint = f"{KVM_HINTS[state]}; or lower `risk` if the risk is lower"
-    return Obstacle(ObstacleCode.KVM, f"{what}: {facts.kvm.reason}", hint, "risk")
-
-
-def size_obstacles(
-    resources: Resources, memory_max_bytes: int, facts: HostFacts
-) -> Iterator[Obstacle]:
+def fit_obstacles(policy: Policy, memory_max_bytes: int, facts: HostFacts) -> Iterator[Obstacle]:
+    resources, state = policy.resources, facts.kvm.state
+    if policy.risk is Risk.CRITICAL and state is not TrialState.PROVEN:
+        what = f"risk `critical` demands hardware virtualisation, which {KVM_STATES[state]} here"
+        hint = f"{KVM_HINTS[state]}; or lower `risk` if the risk is lower"
+        yield Obstacle(ObstacleCode.KVM, f"{what}: {facts.kvm.reason}", hint, "risk")
     if resources.cpus > facts.cpus:
         what = f"the policy asks for {resources.cpus} processors, and this host has {facts.cpus}"
         hint = f"write `cpus: {facts.cpus}` or less, or use a larger host"
@@ -187,8 +184,6 @@ def network_obstacles(
 
 
 def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
-    from belljar.plan.network import GATEWAY_OTHER_FILES
-
     needing = "a range's network"
     tool = facts.tool("nft")
     if tool is None or not tool.ok:
@@ -207,8 +202,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
             "as root: sysctl -w user.max_net_namespaces=15000; or use a kernel with CONFIG_NET_NS"
         )
         yield Obstacle(ObstacleCode.NETWORK_NAMESPACES, what, hint)
-    # A gateway that could take fewer connections than it needs descriptors for itself is not worth
-    # starting.
+    # A gateway is to take more connections than it needs descriptors for itself.
     if facts.open_files_max < (needed := 2 * GATEWAY_OTHER_FILES):
         what = f"{needing} needs {needed} open files, and this process may have fewer"
         hint = "raise the hard limit of open files (`ulimit -Hn`, or LimitNOFILE= of systemd)"
@@ -219,7 +213,7 @@ def _network(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstac
 
 
 def cores_warning(tier: Tier, cores: CoreFact) -> str:
-    """ "" where a cell's core dumps go nowhere."""
+    """Return an empty text where a cell's core dumps go nowhere."""
     # With a limit of 1 no program is started; in the other tiers only the sentry or the VMM
     # could crash so.
     is_open = cores.state is CoreState.PROGRAM and not cores.can_limit
