@@ -27,7 +27,7 @@ _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fill
 
 
 def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check and watch the policy's air gap. Blocking. Raises `HostError`."""
+    """Check and watch the policy's air gap. It blocks. Raise `HostError`."""
     try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
         if changed():
@@ -88,7 +88,7 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
 
 
 def changes_in(reply: bytes) -> Iterator[str]:
-    """The up interfaces in the kernel's messages. Pure."""
+    """Yield the up interfaces in the kernel's messages."""
     for kind, payload in netlink.messages(reply):
         if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
             state, evidence = seen(netlink.parse_link(payload))

@@ -29,8 +29,6 @@ from belljar.signals.observe import output_part
 
 
 class CellBase:
-    """The state of a `Cell`; how operations begin and fail."""
-
     def __init__(
         self,
         live: Sandbox,
@@ -70,7 +68,7 @@ class CellBase:
         )
 
     def console(self) -> bytes:
-        """The guest kernel's console output, bounded. The guest's word."""
+        """Return the guest kernel's console output, bounded. It is the guest's word."""
         return self._live.console()
 
     async def _redacted(self, data: bytes, operation: str) -> bytes:
@@ -80,7 +78,6 @@ class CellBase:
         return await anyio.to_thread.run_sync(self._let_out, data, operation)
 
     def _let_out(self, data: bytes, operation: str) -> bytes:
-        """As `_redacted`, in the caller's thread."""
         if not self._redacts or not data or (guard := self.guard) is None:
             return data
         return guard.let_out(output_part(data, operation), cell_id=self.id).data
@@ -110,7 +107,7 @@ class CellBase:
     ) -> Iterator[dict[str, JsonValue]]:
         """Record an operation's start, and its end with what the block puts into the result.
 
-        `kinds`: started, completed, failed. `sent`, `seen`: bodies of the first and last event.
+        `sent` and `seen` are the bodies of the first and the last event.
         """
         operation, result = self._operation(), dict[str, JsonValue]()
         self._recorder.record(operation.event(kinds[0], started, bodies=sent))
@@ -174,7 +171,6 @@ class CellBase:
                 self._end_if_dead(CellError("it had died"))
 
     def _record_death_limit(self) -> None:
-        """Record once which limit the cell died of."""
         jail = self.plan.jail
         values = {"lifetime": jail.lifetime_s, "memory": jail.memory_max_bytes}
         if (limit := self._live.death_limit()) is not None:

@@ -57,12 +57,11 @@ class Canary:
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """All that were to be left."""
         files = (f"file {directory}" for directory in self.directories)
         return (*files, f"port {self.port}", "process", "environment", "memory")
 
     async def search(self, new: Cell) -> None:
-        """Search another machine for the traces, on record. Raises `ContainmentBreach`."""
+        """Search another machine for the traces, on record. Raise `ContainmentBreach`."""
         began, found = time.monotonic(), list[str]()
         unseen = [f"{trace}: not left" for trace in self.traces if trace not in self.said]
         try:
@@ -118,7 +117,7 @@ class Canary:
         return lines, failure
 
     async def _is_there(self) -> bool:
-        """True while the program that left the traces runs."""
+        """Return True while the program that left the traces runs."""
         if self.running is None:
             return False
         with anyio.CancelScope(shield=True), suppress(CellError):
@@ -130,7 +129,7 @@ class Canary:
 
 @asynccontextmanager
 async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
-    """Leave traces in a cell during the block; removed if it raises."""
+    """Leave traces in a cell during the block; an error in it removes them."""
     token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
     directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
     words = ["plant", token, str(port), *directories]

@@ -41,7 +41,7 @@ _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the c
 
 
 def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
-    """`tcp` and a port, or `unix` and an absolute socket path. Raises `ValueError`."""
+    """Return `tcp` and a port, or `unix` and a socket's path. Raise `ValueError`."""
     if isinstance(target, int):
         if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
             raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
@@ -70,8 +70,10 @@ class CellStream(ByteStream):
         self._sent_eof = self._closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte. Raises `anyio.EndOfStream` when the server has ended its side or reset
-        the connection, `CellError` when the cell died.
+        """Receive at least one byte.
+
+        Raise `anyio.EndOfStream` when the server has ended its side or reset the connection,
+        `CellError` when the cell died.
         """
         self._check_open()
         if not self._held:
@@ -84,8 +86,9 @@ class CellStream(ByteStream):
         return taken
 
     async def send(self, item: bytes) -> None:
-        """Send all of it; waits while the server doesn't read. Raises `anyio.BrokenResourceError`
-        when the server is gone, `CellError` when the cell died.
+        """Send all of it; wait while the server doesn't read.
+
+        Raise `anyio.BrokenResourceError` when the server is gone, `CellError` when the cell died.
         """
         self._check_open()
         if self._sent_eof:
@@ -105,7 +108,7 @@ class CellStream(ByteStream):
             await self._running.close_stdin()
 
     async def aclose(self) -> None:
-        """Close both sides; allows 10 s for delivery."""
+        """Close both sides; 10 s are allowed for delivery."""
         if self._closed:
             return
         self._closed = True
@@ -133,12 +136,12 @@ class CellStream(ByteStream):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A cell at one moment. Made by `Cell.snapshot`; deleted, with proof, at the end of its run.
+    """A cell at one moment. Its run deletes it at the end, with proof.
 
     Attributes:
-        state: `machine`: memory, processes and files; `files`: files alone (container, gvisor).
-        digest: of all of it, in hex.
-        key: of what it goes on with alone: VMM, processor, kernel, image and limits, as a digest.
+        state: `machine` has memory, processes and files, `files` only files (container, gvisor).
+        digest: the SHA-256 of all of it.
+        key: a digest of VMM, processor, kernel, image and limits, which a fork needs again.
     """
 
     id: str
@@ -157,7 +160,7 @@ class Snapshot:
     async def fork(self) -> AsyncIterator[Cell]:
         """Open a cell that goes on from here with its own identity, randomness and clock.
 
-        Reverted, it is in the policy's clean state. Raises as `open_cell`; `CellError` for a
+        A revert of it leads to the policy's clean state. Raise as `open_cell`, `CellError` for a
         changed or deleted snapshot, `HostError` for another VMM, processor, kernel or image.
         """
         async with self.origin.fork(self) as opened:
@@ -165,28 +168,27 @@ class Snapshot:
 
 
 class Cell(ExecOperations, FileOperations):
-    """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
+    """One running sandbox: one root filesystem, one guest agent. `open_cell` makes it.
 
     Attributes:
         has_port: it has a network device, on its range's network.
         image_command: the image's entrypoint and command, often nothing.
-        image_health: the image's check, as `health` of a target cell; empty where it has none.
-        describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
-        tier, emulated: how it is isolated; without hardware virtualisation of guest and VMM.
+        image_health: the image's check, as `health` of a target cell.
+        describe: adds `sample` or `epoch` to its entry in `belljar ps`.
+        tier, emulated: how it is isolated; the guest and VMM lack hardware virtualisation.
         env: a command's default variables: the image's with the policy's on top.
-        timings_ms: of each phase of its making.
-        guard: what looks at all that leaves it.
-        failure: the error of its death; None until an operation has met it.
-        destruction: what its end found, once it has ended.
+        timings_ms: the duration of each phase of its making.
+        failure: the error of its death, once an operation has met it.
+        destruction: the findings of its end.
     """
 
     @property
     def host_pid(self) -> int | None:
-        """The host pid of the cell's outermost process, while it lives."""
+        """Return the host pid of the cell's outermost process, while it lives."""
         return self._live.host_pid
 
     async def ping(self, *, timeout_s: float = 10) -> float:
-        """Return the guest agent's round trip in seconds. Raises `CellError` without an answer."""
+        """Return the guest agent's round trip in seconds. Raise `CellError` without an answer."""
         try:
             return await self._live.client.ping(timeout_s=timeout_s)
         except CellError as error:
@@ -198,22 +200,22 @@ class Cell(ExecOperations, FileOperations):
         return await self._live.wait_dead()
 
     def disconnect(self) -> None:
-        """End all its operations, in whatever event loop. From any thread."""
+        """End all its operations. Any thread may call it."""
         self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
-        """End all its operations, now and later, with `error`. From any thread."""
+        """End all its operations, now and later, with `error`. Any thread may call it."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self.failure = self.failure or killed or error
         self._live.kill()
         self._live.client.disconnect()
 
     async def snapshot(self, name: str | None = None) -> Snapshot:
-        """Save the cell as it is now, until the end of its run, where it is deleted with proof.
+        """Save the cell as it is now, until the end of its run.
 
-        Raises `PolicyError`: the policy or what the cell has (docs/revert.md) forbids it,
-        `CellError`: a command runs in it, it died, or the image has no GNU find and tar;
-        `HostError`: no space, and it goes on.
+        Raise `PolicyError` if the policy or what the cell has (docs/revert.md) forbids it,
+        `CellError` if a command runs, the cell died, or the image lacks GNU find and tar, and
+        `HostError` without space; the cell goes on.
         """
         if self.failure is not None:
             raise self.failure
@@ -228,10 +230,10 @@ class Cell(ExecOperations, FileOperations):
         proof; the end of the cell's block raises its findings. A failed revert leaves the old
         machine unchanged; a breach ends it, too.
 
-        `to`: go on from this run's snapshot of any cell of the same policy. `verify`: look in the
-        new machine for traces left in the old one just before; default at risk `high` and above.
+        `to` is a snapshot of any cell of this run and policy. `verify` searches the new machine
+        for traces left in the old one just before; risk `high` and above does by default.
 
-        Raises `PolicyError` in a range with a network, `ContainmentBreach` for a trace, `CellError`
+        Raise `PolicyError` in a range with a network, `ContainmentBreach` for a trace, `CellError`
         if the cell was killed by order or its block was left, `HostError` if none could be made.
         """
         del verify, to
@@ -243,7 +245,7 @@ class Cell(ExecOperations, FileOperations):
         )
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End the cell now and report what was left. Idempotent."""
+        """End the cell now and report what was left. A second call changes nothing."""
         end_if_forked(self._pid)
         self._is_ending = True
         try:
@@ -264,11 +266,12 @@ class Cell(ExecOperations, FileOperations):
         user: str | None = None,
         timeout_s: float = 10,
     ) -> AsyncIterator[CellStream]:
-        """A byte stream to a port of the cell's own loopback, or to a unix socket in it. It goes
-        through the channel, not a network or gateway. Leaving the block closes it.
+        """Open a byte stream to a port of the cell's own loopback, or to a unix socket in it.
 
-        Raises `ConnectionRefusedError`, `FileNotFoundError` (no such socket) or another `OSError`
-        of the guest's, `TimeoutError`, `ValueError` (no port and no absolute path), `CellError`.
+        It goes through the channel, not a network or gateway. Leaving the block closes it.
+
+        Raise `ConnectionRefusedError`, `FileNotFoundError` (no such socket) or another `OSError`
+        of the guest's, `TimeoutError`, `ValueError` (no port, no absolute path), `CellError`.
         """
         (kind, name), who = parse_target(target), self._user(user)
         started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}

@@ -31,8 +31,8 @@ _END_TIMEOUT_S: Final = 5.0  # of a killed command, when its cell ends
 class RunningCommand:
     """A command of `Cell.open_exec` or `Cell.start`. It ends with its cell at the latest.
 
-    Of `open_exec`: iterate it for `(stream, bytes)`, then `wait`. Of `start`: `output` has what
-    was kept. `id`: the operation's number in the record. `outcome`: as `wait` returns it.
+    Iterate that of `open_exec` for `(stream, bytes)`, then `wait`. `id` is the operation's
+    number in the record, `outcome` what `wait` returns.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class RunningCommand:
 
     @property
     def running(self) -> bool:
-        """False once its end is known: by `wait`, or immediately with `start`."""
+        """Return False once its end is known: by `wait`, or at once with `start`."""
         return not self._done.is_set()
 
     @property
     def returncode(self) -> int | None:
-        """As `ExecOutput.returncode`; None while it runs."""
+        """Return `ExecOutput.returncode`, or None while it runs."""
         return None if self.outcome is None else self.outcome.returncode
 
     def output(self) -> OutputTexts:
-        """Its output so far, if started by `start`."""
+        """Return what was kept of its output so far, if `start` made it."""
         return self.outcome or self._joined(self._channel.output())
 
     def _joined(self, texts: _Texts) -> _Texts:
-        """As the guard lets it out: a value may have come in pieces."""
+        """Apply the guard once more: a value may have come in pieces."""
         return replace(
             texts, stdout=self._let_out(texts.stdout), stderr=self._let_out(texts.stderr)
         )
@@ -93,7 +93,7 @@ class RunningCommand:
         await self._channel.close_stdin()
 
     async def signal(self, number: int, *, whole_tree: bool = False) -> None:
-        """Signal its main process or whole tree. Raises `ValueError` for no signal."""
+        """Signal its main process or whole tree. Raise `ValueError` for no signal."""
         sent = Signals(number)
         if self.running:
             self._seen.signalled(sent, whole_tree=whole_tree)
@@ -111,14 +111,14 @@ class RunningCommand:
         await self._ended()
 
     async def kill(self) -> None:
-        """Kill its whole tree and wait for its end, as `wait` does."""
+        """Kill its whole tree and wait for its end."""
         await self.signal(SIGKILL, whole_tree=True)
         await self._ended()
 
     async def wait(self, *, timeout_s: float | None = None) -> ExecOutput:
-        """Its outcome, when it has ended. What nobody has iterated is on record alone.
+        """Return its outcome, when it has ended; uniterated output is on record alone.
 
-        Raises `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
+        Raise `TimeoutError` when it runs on, which it may; `CellError` when its cell died.
         """
         with anyio.move_on_after(timeout_s):
             await self._ended()
@@ -203,10 +203,10 @@ class ExecOperations(CellBase):
     ) -> ExecOutput:
         """Run a command in the cell and wait for it. A failed command is a result.
 
-        `argv`: the program, looked up in the guest's PATH, and its arguments. `env`: added to
-        `Cell.env`. `cwd`: relative to the work directory. `user`: name, uid or `uid:gid`.
-        `timeout_s`: then its whole tree is killed; default the policy's `exec_timeout`.
-        `max_output_bytes`: kept of each stream's head or tail (`keep`); the rest is counted.
+        The program is looked up in the guest's PATH. `env` is added to `Cell.env`, `cwd` is
+        relative to the work directory, `user` is a name, a uid or `uid:gid`. After `timeout_s`
+        (default: the policy's `exec_timeout`) its whole tree is killed. `max_output_bytes` are
+        kept of each stream's head or tail (`keep`); the rest is counted.
         """
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
@@ -249,8 +249,8 @@ class ExecOperations(CellBase):
     ) -> AsyncIterator[RunningCommand]:
         """Run a command and talk to it while it runs: streams, signals, a terminal.
 
-        Arguments as `exec`, but no timeout by default. `service`: see `ExecRequest`, without
-        streams. Leaving the block before the command has ended kills its whole tree.
+        Arguments are as `exec` has them, without a default timeout; for `service` see
+        `ExecRequest`. Leaving the block before the command has ended kills its whole tree.
         """
         limit_s, stdin = timeout_s or 0, not service
         seen = self._begin(argv, env, cwd, user, limit_s, stdin=stdin, pty=pty, service=service)
@@ -277,7 +277,7 @@ class ExecOperations(CellBase):
     ) -> RunningCommand:
         """Start a command in the background, until it ends, is killed, or the cell ends.
 
-        Arguments as `open_exec`, without standard input. Raises `CellError`.
+        It has no standard input.
         """
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
@@ -298,14 +298,14 @@ class ExecOperations(CellBase):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the guest agent's probe program as the workload; `alone`: end all else."""
+        """Run the guest agent's probe program; with `alone` all else ends first."""
         self._operation()
         options = {"timeout_s": timeout_s, "max_stdout_bytes": 1 << 20, "alone": alone}
         request = agent_request(list(argv), self._agent_user(user), **options)
         return await self._exec_unrecorded(request, input)
 
     def _agent_user(self, user: str | None = None) -> str:
-        """The agent program's user: the workload's, by number if that is root."""
+        """Return the workload's user, by number if that is root."""
         # Hostile root may have rewritten the account files: one with fewer rights would be probed
         return "0:0" if (who := self._user(user)) in {"", "0", "root"} else who
 
@@ -346,7 +346,7 @@ class ExecOperations(CellBase):
         pty: PtySize | None = None,
         service: bool = False,
     ) -> CommandRecord:
-        """Record a command before sending it. Raises `TypeError` for an invalid argv."""
+        """Record a command before sending it. Raise `TypeError` for an invalid argv."""
         # A string is a sequence of strings, too: each letter would become a word.
         if isinstance(argv, str | bytes) or not all(isinstance(word, str | bytes) for word in argv):
             line = '["sh", "-c", line]'

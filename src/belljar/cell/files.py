@@ -46,8 +46,10 @@ _CLEAN_UP_S: Final = 10.0
 class FileInfo:
     """One entry of a cell's file system, as the guest says.
 
-    `name`: bytes that are no UTF-8 are surrogate escapes; escape it where it is shown. `kind`:
-    `other` is a socket, pipe or device. `mode`: with set-user-ID, set-group-ID and sticky.
+    Attributes:
+        name: bytes that are no UTF-8 are surrogate escapes; escape it where it is shown.
+        kind: `other` is a socket, pipe or device.
+        mode: permissions with set-user-ID, set-group-ID and sticky.
     """
 
     name: str
@@ -75,23 +77,22 @@ class FileOperations(CellBase):
         owner: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        """Write a file in the cell: parents are made, an existing file is replaced at once or not
-        at all. Relative paths resolve against the work directory.
+        """Write a file; its parents are made, an existing one is replaced at once or not at all.
 
-        Raises the guest's `OSError` with `path` in it, `TimeoutError`, `CellError`.
+        Relative paths resolve against the work directory. Raise the guest's `OSError` with
+        `path` in it, `TimeoutError`, `CellError`.
         """
         contents = contents.encode() if isinstance(contents, str) else contents
         options = self._options(user, timeout_s)
         await self._write(path, contents, mode=mode, owner=owner, **options)
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory and its parents, as root. Raises as `write_file`."""
+        """Make a directory and its parents, as root. Raise as `write_file`."""
         # The work directory may be the one to be made
         options = self._options("0") | {"cwd": "/"}
         await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
 
     def _options(self, user: str | None, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return what every operation on files gives the channel."""
         limit_s = timeout_s or self.plan.limits.exec_timeout_s
         return {"user": self._user(user), "cwd": self.plan.workdir, "timeout_s": limit_s}
 
@@ -118,7 +119,7 @@ class FileOperations(CellBase):
         user: str | None = None,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
+        """Read a regular file. Raise as `write_file`, and `FileTooLargeError`."""
         options, seen = self._options(user, timeout_s), list[Body]()
         started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
         with self._recorded(_READ, started, seen=lambda: seen) as result:
@@ -140,10 +141,10 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of this host into the cell: all of it, or nothing.
 
-        A directory becomes `target`; an existing one keeps its other entries. `overwrite`: replace
-        files and links; never a directory by a file.
+        A directory becomes `target`; an existing one keeps its other entries. `overwrite`
+        replaces files and links, but never a directory by a file.
 
-        Raises as `write_file`; `FileExistsError`; `FileTooLargeError` beyond `max_bytes`,
+        Raise as `write_file`, `FileExistsError`, `FileTooLargeError` beyond `max_bytes`,
         `ValueError` beyond `max_files`, for a link that may lead out, a socket, pipe or device.
         """
         listing = partial(
@@ -187,8 +188,8 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Put records into a directory; all or nothing. Their iterator fills the manifest.
 
-        `mode`: of made directories. `times`: files have their records' times, made directories the
-        newest of these; the directory above keeps its own. `owner`: of files; default the user.
+        `mode` is that of made directories. With `times` files have their records' times, made
+        directories the newest of these; the directory above keeps its own.
         """
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         who, limit_s, client = options["user"], options["timeout_s"], self._live.client
@@ -227,11 +228,11 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Copy a file or directory of the cell to this host: all of it, or nothing.
 
-        As `upload`; nothing is written outside of `local_path`, and set-user-ID bits and others'
-        right to write are dropped. `skip_unsafe`: leave out links that may lead out, sockets,
-        pipes and devices, and name them in the result; by default each is a `ValueError`.
+        Nothing is written outside of `local_path`; set-user-ID bits and others' right to write
+        are dropped. A link that may lead out, a socket, pipe or device is a `ValueError`;
+        `skip_unsafe` leaves it out and names it in the result.
 
-        Raises as `read_file`; `FileExistsError`; `OSError(E2BIG)` beyond `max_files`.
+        Raise as `read_file`, `FileExistsError`, `OSError(E2BIG)` beyond `max_files`.
         """
         in_thread, options = anyio.to_thread.run_sync, self._options(user, timeout_s)
         bounds = {"max_files": max_files, "max_bytes": max_bytes}
@@ -282,8 +283,9 @@ class FileOperations(CellBase):
     async def list_dir(
         self, path: str = "", *, user: str | None = None, max_entries: int = MAX_LISTED
     ) -> tuple[FileInfo, ...]:
-        """What a directory holds, in the order of the names; default the work directory. Raises as
-        `write_file`, and `OSError(E2BIG)` for more than `max_entries`.
+        """Return what a directory (default: the work directory) holds, sorted by name.
+
+        Raise as `write_file`, and `OSError(E2BIG)` for more than `max_entries`.
         """
         options = self._options(user)
         found = await self._look("list", path or ".", options, depth=1, max_entries=max_entries)
@@ -292,14 +294,15 @@ class FileOperations(CellBase):
     async def stat(
         self, path: str, *, user: str | None = None, follow_symlinks: bool = True
     ) -> FileInfo:
-        """Look what a path is. Raises as `write_file`."""
+        """Look what a path is. Raise as `write_file`."""
         options = self._options(user) | {"follow": follow_symlinks}
         (found,) = await self._look("stat", path, options, depth=0, max_entries=1)
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
-        """Remove a file or link; with `recursive` also a directory, with all that is in it. Raises
-        as `write_file`, and `ValueError` for `/`, `.` or `..`.
+        """Remove a file or link; with `recursive` also a directory with all that is in it.
+
+        Raise as `write_file`, and `ValueError` for `/`, `.` or `..`.
         """
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
@@ -333,8 +336,6 @@ class FileOperations(CellBase):
         manifest: TreeManifest | None = None,
         **more: JsonValue,
     ) -> Iterator[dict[str, JsonValue]]:
-        """Record the operation's start and its outcome, which the block fills in."""
-
         def entries() -> list[Body]:  # of a failed copy, too: what passed may have been read
             content = b"" if manifest is None else manifest.content()
             return [body_of("entries", content)] if content else []

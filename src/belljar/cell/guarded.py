@@ -66,7 +66,7 @@ WITHHELD: Final = b"[withheld: it could not be scanned]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetOut:
-    """The part of some bytes that goes on. `stopped`: nothing; end the connection."""
+    """The part of some bytes that goes on. With `stopped` the connection ends."""
 
     data: bytes
     stopped: bool = False
@@ -74,8 +74,6 @@ class LetOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EventJob:
-    """Parts of one recorded event."""
-
     parts: tuple[Carried, ...]
     cell_id: str | None
     evidence: int
@@ -86,7 +84,7 @@ class _EventJob:
 
 
 class GuardedRecorder:
-    """Records, then scans. Thread-safe. Use `guarded_recorder`."""
+    """Records, then scans. It is thread-safe."""
 
     def __init__(
         self,
@@ -122,7 +120,7 @@ class GuardedRecorder:
         self._reports_touches = False
 
     def record(self, event: Event) -> int:
-        """Record the event and queue its scan. Raises as the inner recorder."""
+        """Record the event and queue its scan. Raise as the inner recorder."""
         number = self._inner.record(event)
         if event.kind is Kind.GUARD_HIT:
             with self._lock:
@@ -187,9 +185,9 @@ class GuardedRecorder:
             self._reports_touches = False
 
     def let_out(self, part: Carried, *, cell_id: str | None) -> LetOut:
-        """Choose which of these bytes go on, by the policy's action; hits are on record by then.
+        """Apply the policy's action to these bytes; hits are on record by then. It blocks.
 
-        Where they are redacted or stopped, what could not be scanned whole is withheld. Blocking.
+        An action other than `flag` withholds what could not be scanned whole.
         """
         action = self.rules.action(part.place)
         scanner = self.made_scanner()
@@ -210,13 +208,12 @@ class GuardedRecorder:
 
     @property
     def spec(self) -> ScanSpec:
-        """What is looked for."""
         from belljar.signals.values import ScanSpec
 
         return ScanSpec(values=self._values, classes=self.rules.classes, key_hex=self._key.hex())
 
     def flush(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
-        """Wait until all records are scanned; False on timeout."""
+        """Wait until all records are scanned; return False on timeout."""
         with self._lock:
             waiting = [future for future, _ in self._waiting.values()]
         return not wait(waiting, timeout_s).not_done
@@ -281,7 +278,7 @@ class GuardedRecorder:
                 self._report_unscanned(job, scanned.problem, replace(part, missing_bytes=0))
 
     def made_scanner(self) -> Scanner:
-        """The scanner, made on first use; most short commands need none."""
+        """Make the scanner on first use; most short commands need none."""
         from belljar.signals.scanner import Scanner
         from belljar.signals.streams import StreamScanner
 
@@ -327,10 +324,9 @@ class GuardedRecorder:
 
 
 def _redacted(scanner: Scanner, data: bytes, hits: tuple[Hit, ...]) -> bytes:
-    """The data without the finds, or `WITHHELD`.
+    """Return the data without the finds, or `WITHHELD`.
 
-    Of encoded data that stands there more than once only the first is a find: what is left is
-    scanned again.
+    Of equal encoded data only the first is a find: what is left is scanned again.
     """
     for _ in range(MAX_REDACTIONS):
         encoded = dict.fromkeys(data[hit.start : hit.end] for hit in hits if hit.decoding)
@@ -358,11 +354,10 @@ def _count(counts: dict[_Key, int], key: _Key) -> int:
 async def guarded_recorder(
     inner: Recorder, loaded: LoadedPolicy, *, upstreams: frozenset[str] = frozenset()
 ) -> AsyncIterator[GuardedRecorder]:
-    """A recorder for one cell or range; leaving the block waits for its scans, in a thread: what a
-    cell has sent holds up no other.
+    """Make a recorder for one cell or range, whose end waits for its scans.
 
-    `upstreams`: ids of the range's real services. Raises `PolicyError`, and `HostError` for a class
-    whose package isn't installed.
+    `upstreams` are the ids of the range's real services. Raise `PolicyError`, and `HostError`
+    for a class whose package isn't installed.
     """
     from belljar.signals.values import read_protected
 

@@ -30,8 +30,6 @@ MAX_OUTPUT_BYTES: Final = 4096
 
 
 class Cause(StrEnum):
-    """The kinds of damage to a cell."""
-
     AGENT_DIED = "agent_died"
     PROCESS_TABLE_FULL = "process_table_full"
     SHELL_MISSING = "shell_missing"
@@ -42,8 +40,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthFinding:
-    """One check's findings. `stage`, `errno`: why the shell did not start; `began`, `ended`: it ran
-    the script, to its end; `ran`: also a program of the image.
+    """One check's findings.
+
+    Attributes:
+        stage, errno: why the shell did not start.
+        began, ended: it ran the script, to its end.
+        ran: it also ran a program of the image.
     """
 
     stage: str = ""
@@ -57,7 +59,6 @@ class HealthFinding:
 
 
 def read_health(output: ExecOutput) -> HealthFinding:
-    """Return one check's facts; the guest's other words are dropped."""
     words = output.stdout[:MAX_OUTPUT_BYTES].splitlines()
     return HealthFinding(
         stage=output.stage if output.not_started_errno is not None else "",
@@ -102,7 +103,7 @@ def may_be_broken(output: ExecOutput) -> bool:
 
 
 class HealthWatch:
-    """Checks and records one cell in use; `degraded`: its first damage."""
+    """Checks and records one cell in use; `degraded` is its first damage."""
 
     # A `Cell`, whose module knows this one
     def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401
@@ -112,7 +113,6 @@ class HealthWatch:
         self._baseline: HealthFinding | None = None
 
     async def take_baseline(self) -> None:
-        """Take what later checks are compared with."""
         self._baseline = await self._check("baseline")
 
     async def look(self, phase: Literal["call", "end"]) -> None:

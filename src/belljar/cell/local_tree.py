@@ -46,8 +46,11 @@ KIND_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A copy into a cell or out of one. `sha256`: of the recorded list of entries.
-    `skipped`: paths left out by `skip_unsafe`.
+    """A copy into a cell or out of one.
+
+    Attributes:
+        sha256: the digest of the recorded list of entries.
+        skipped: paths left out by `skip_unsafe`.
     """
 
     files: int
@@ -58,7 +61,7 @@ class Transfer:
     skipped: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, JsonValue]:
-        """As they are recorded."""
+        """Return the fields of its event."""
         return {
             "entries": self.files + self.directories + self.links,
             "files": self.files,
@@ -76,11 +79,9 @@ class TreeManifest:
         self.skipped: list[str] = []
 
     def add(self, record: TreeRecord, sha256: str = "") -> None:
-        """List an entry; an incoming file's digest comes later."""
         self._entries[record.path] = (record, sha256)
 
     def content(self) -> bytes:
-        """The list as it is put on record."""
         lines = list[str]()
         for path, (record, sha256) in sorted(self._entries.items()):
             line: dict[str, object] = {"path": path, "kind": KIND_NAMES[record.kind]}
@@ -91,7 +92,6 @@ class TreeManifest:
         return "".join(lines).encode()
 
     def transfer(self) -> Transfer:
-        """Its counts and its digest."""
         records = [record for record, _ in self._entries.values()]
         kinds = [record.kind for record in records]
         return Transfer(
@@ -108,7 +108,7 @@ class TreeManifest:
 
 
 def list_source(path: Path, *, max_files: int, max_bytes: int) -> Tree:
-    """List the copy's entries. Blocking. Raises as `Cell.upload`."""
+    """List the copy's entries. It blocks, and raises as `Cell.upload`."""
     real = path.resolve(strict=True)
     # Nothing beside a directory can be reached by what its files become meanwhile
     root, name = (real, ".") if real.is_dir() else (real.parent, real.name)
@@ -122,7 +122,7 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Tree:
 
 
 def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]:
-    """The records of a directory's entries, or of a file as `name`. Blocking."""
+    """Yield the records of a directory's entries, or of a file as `name`. It blocks."""
     depth = 0
     if not tree.is_directory:
         yield from _file_records(tree, tree.entries[0], name, manifest)
@@ -151,7 +151,7 @@ def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]
 
 
 def root_mode(tree: Tree) -> int:
-    """The directory's mode; its owner can always work in it."""
+    """Return the directory's mode; its owner can always work in it."""
     return tree.entries[0].mode | 0o700
 
 
@@ -209,7 +209,7 @@ class TreeDestination:
         self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
 
     def take(self, items: Iterable[TreeRecord | bytes]) -> None:
-        """Take the guest's next items. Raises `OSError`; `ValueError`: not accepted."""
+        """Take the guest's next items. Raise `OSError`; `ValueError`: not accepted."""
         for item in items:
             if isinstance(item, TreeRecord):
                 self._begin(item)
@@ -263,7 +263,6 @@ class TreeDestination:
             self.manifest.add(record, self._digest.hexdigest())
 
     def files(self) -> Iterator[Path]:
-        """The regular files written, before `place`."""
         for directory, _, names in os.walk(self._stage):
             for name in names:
                 path = Path(directory, name)
@@ -271,7 +270,7 @@ class TreeDestination:
                     yield path
 
     def place(self) -> None:
-        """Move it to its place. Raises `FileExistsError` etc. before any move."""
+        """Move it to its place. Raise `FileExistsError` etc. before any move."""
         made = self._stage / _ROOT
         is_there, is_directory = os.path.lexists(self._target), self._target.is_dir()
         if is_directory and made.is_dir():
@@ -290,7 +289,7 @@ class TreeDestination:
         self.discard()
 
     def discard(self) -> None:
-        """Remove what is not in its place. Idempotent."""
+        """Remove what is not in its place. A second call does nothing."""
         if self._file is not None:
             os.close(self._file[0])
             self._file = None

@@ -55,15 +55,15 @@ async def open_cell(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Cell]:
-    """A fresh cell of the plan's tier, destroyed when the block is left.
+    """Open a fresh cell of the plan's tier; leaving the block destroys it.
 
-    `policy`: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a
-    policy file's fields, or a loaded policy. `run`: the run directory that records it; default one
-    of its own. Entry and exit may happen in different tasks: no cancel scope stays open.
+    `policy` is a preset's name (default `high`), a policy file's path, a `Policy`, a dict
+    with a policy file's fields, or a loaded policy. Without `run` it is recorded in a run
+    directory of its own. Entry and exit may happen in different tasks.
 
-    Raises `PolicyError` and `HostError` before anything was made; `CellError`: it could not be
-    made, or died while a call waited; `ContainmentBreach`: its destruction found something left, or
-    its range's rules were changed: nothing of this run may count as contained.
+    Raise `PolicyError` and `HostError` before anything was made; `CellError` if it could not
+    be made, or died while a call waited; `ContainmentBreach` if its destruction found
+    something left, or its range's rules were changed: nothing of this run counts as contained.
     """
     async with open_range(policy, run=run, home=home, actor=actor) as opened:
         yield opened.cell
@@ -79,12 +79,11 @@ async def open_range(
     ahead: bool = False,
     on_target: OnTarget | None = None,
 ) -> AsyncIterator[Range]:
-    """The cells of one sample on a network of their own; without a network in the policy a range of
-    one cell. As `open_cell`, and:
+    """Open the cells of one sample, on a network of their own if the policy has one.
 
-    `ahead`: see `open_pool`. `on_target`: called with each target cell before its program starts;
-    its errors end the range. Raises `CellError` also when a target cell does not become healthy,
-    or the gateway or its supervisor died.
+    `ahead` marks a cell of a pool. `on_target` is called with each target cell before its
+    program starts; its errors end the range. Raise as `open_cell`, and `CellError` when a
+    target cell does not become healthy, or the gateway or its supervisor died.
     """
     home = home or belljar_home()
     check_may_start(home)
@@ -147,10 +146,10 @@ async def ready_cell(
     part_of: str = "",
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
-    """One cell of these parts, with the policy's files, or continued from `snapshot`.
+    """Open one cell of these parts, with the policy's files, or continued from `snapshot`.
 
-    `place`: its place on the range's network, for the record (`range`, `name`). `part_of`: the
-    range, or the first cell of a range without network. Raises as `open_cell`.
+    `place` is its place on the range's network, for the record (`range`, `name`); `part_of`
+    the range, or the first cell of a range without network. Raise as `open_cell`.
     """
     run_id, home = opening.run.run_id, opening.home
     async with _sandbox(

@@ -32,8 +32,6 @@ from belljar.store.home import belljar_home
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerParts:
-    """A container or gvisor cell's plan and its files."""
-
     plan: OciPlan
     facts: HostFacts
     image: Image
@@ -42,8 +40,6 @@ class ContainerParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineParts:
-    """As `ContainerParts`, of the microvm tier."""
-
     plan: MicrovmPlan
     facts: HostFacts
     image: Image
@@ -57,9 +53,9 @@ Parts: TypeAlias = ContainerParts | MachineParts
 async def prepare(
     policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
 ) -> Parts:
-    """Make the shared parts of this policy's cells: the plan, and the template or unpacked image.
+    """Make this policy's plan, and its template or unpacked image, once for all cells.
 
-    Removes what crashed owners left first. Raises as `gather_parts`. Recorded.
+    What crashed owners left is removed first. Raise as `gather_parts`. A refusal is on record.
     """
     home = home or belljar_home()
     try:
@@ -86,7 +82,6 @@ async def prepare(
 
 
 def refused(loaded: LoadedPolicy, error: BelljarError) -> Event:
-    """A refusal is on record too."""
     digest = hashlib.sha256(loaded.text).hexdigest()
     data = {"reason": error.what, "where": error.where, "hint": error.hint, "policy_sha256": digest}
     return Event(kind=Kind.POLICY_REFUSED, data=data)
@@ -99,9 +94,9 @@ def find_facts(
     runtimes: bool = False,
     doubt: bool = False,
 ) -> HostFacts:
-    """`gather_facts`, with what is unknown tried: KVM if a `kernel` is given, and `runtimes`.
+    """Return `gather_facts`, with unknown facts tried: KVM for a `kernel`, and `runtimes`.
 
-    `doubt`: too, what failed.
+    With `doubt` it tries also what failed.
     """
     store = home or belljar_home()
 
@@ -129,7 +124,7 @@ def gather_parts(
     home: Path,
     has_port: bool = False,  # noqa: FBT001, FBT002 - to_thread takes no keywords
 ) -> Parts:
-    """Read the host, find images and kernel, plan. Blocking."""
+    """Read the host, find images and kernel, plan. It blocks."""
     image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
     kernel: Kernel | None = None
     with suppress(HostError):
@@ -169,7 +164,7 @@ _describing: Final = threading.Lock()
 def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
-    """Return a run directory; leaving it seals it. Raises `HostError` on entering."""
+    """Return a run directory; leaving it seals it. Entering raises `HostError`."""
     return RunDirectory(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 
@@ -190,7 +185,7 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
 
 
 def _engine_of(parts: Parts) -> dict[str, Any]:
-    """The versions and digests of what runs a cell."""
+    """Return the versions and digests of what runs a cell."""
     if isinstance(parts, ContainerParts):
         runtime = parts.plan.oci.runtime
         return {"runtime": {"name": runtime.name, "version": runtime.version}}

@@ -63,11 +63,11 @@ class _Idle:
 
 
 class Pool:
-    """Warmed cells of one plan, in one event loop. Made by `open_pool`.
+    """Warmed cells of one plan, in one event loop. `open_pool` makes it.
 
-    `refuse` raises to the taker, before it takes a cell and before it gets it. `taken`: entered
-    before the taker gets a cell, left after it. `error`: the first that nobody waits for; a
-    breach, which ends the pool, before others.
+    `refuse` raises to the taker, before it takes a cell and before it gets it. `taken` is
+    entered before the taker gets a cell. `error` is the first that nobody waits for; a
+    breach, which ends the pool, comes before others.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Pool:
 
     @asynccontextmanager
     async def cell(self) -> AsyncIterator[Cell]:
-        """A cell of its own, as from `open_cell`. Otherwise as `range`."""
+        """Give a cell as `open_cell` does. Raise as `range`."""
         async with self.range() as opened:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """A cell with its range, idle or new. Raises as `open_range`."""
+        """Give a cell with its range, idle or new. Raise as `open_range`."""
         return revertible(self._machine)
 
     @asynccontextmanager
@@ -117,7 +117,7 @@ class Pool:
             yield opened
 
     async def _give_back(self, idle: _Idle, *error: Any) -> None:  # noqa: ANN401 - as `__aexit__`
-        """Destroy it. Raises what leaving `open_cell` raises."""
+        """Destroy it. Raise what leaving `open_cell` raises."""
         with anyio.CancelScope(shield=True), self._working():
             try:
                 await idle.owner.__aexit__(*error)
@@ -125,7 +125,7 @@ class Pool:
                 self._out.remove(idle)
 
     def refill(self) -> None:
-        """Have idle cells made. Never waits."""
+        """Have idle cells made, without waiting."""
         if self._filling is None and not self._is_ended():
             self._filling = anyio.CancelScope()
             spawn_task(partial(self._fill, self._filling))
@@ -194,7 +194,6 @@ class Pool:
             self._change()
 
     async def _make_one(self) -> bool:
-        """Whether there is one more idle cell."""
         made_s, owner = time.monotonic(), AsyncExitStack()
         try:
             opened = await owner.enter_async_context(self._open_one(ahead=True))
@@ -229,7 +228,7 @@ class Pool:
                     await self._destroy(idle)
 
     async def _destroy(self, idle: _Idle) -> None:
-        """Destroy it untaken. What that found is noted."""
+        """Destroy it untaken; note what that found."""
         idle.watching.cancel()
         with anyio.CancelScope(shield=True), self._working():
             try:
@@ -275,11 +274,11 @@ async def open_pool(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
 ) -> AsyncIterator[Pool]:
-    """A pool of `size` (1 to 16) idle, warmed cells of one policy; else as `open_cell`.
+    """Open a pool of `size` (1 to 16) idle, warmed cells of one policy; else as `open_cell`.
 
-    Leaving the block destroys unused cells, with proof, and after 10 s those not given back. Raises
-    `ContainmentBreach` and `HostError` at the end, too: a warm-up found a way out, or an unused
-    cell's destruction left something or could not be proven.
+    Leaving the block destroys unused cells, with proof, and after 10 s those not given back.
+    It raises `ContainmentBreach` and `HostError`, too, for a way out that a warm-up found,
+    and for an unused cell that left something or could not be proven gone.
     """
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")

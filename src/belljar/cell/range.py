@@ -39,7 +39,6 @@ class ModelRequests:
         self._closed = False
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        """The answer. Raises `ValueError`."""
         if self._closed:
             raise ValueError("the range has ended")
         if self.handler is None:
@@ -47,7 +46,6 @@ class ModelRequests:
         return self.handler(kind, body)
 
     def close(self) -> None:
-        """The range ends."""
         self._closed = True
         if self.on_close is not None:
             self.on_close()
@@ -62,7 +60,7 @@ class FileClock:
 
     @staticmethod
     def now() -> FileClock:
-        """Just before what is written from here on."""
+        """Return the last moment before what is written from here on."""
         # The largest of a few: a pause between the two readings makes it smaller
         boottime = time.CLOCK_BOOTTIME
         offset_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(5))
@@ -71,8 +69,6 @@ class FileClock:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the machines of one handle are made from; see `open_range`."""
-
     loaded: LoadedPolicy
     run: RunDirectory
     home: Path
@@ -83,8 +79,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class CellOrigin:
-    """The origin of another machine for a cell without a network. Nothing of this one's own is
-    older than `since`; `machine` may go on from `snapshot`; `fork` makes a separate range.
+    """It makes another machine for a cell without a network.
+
+    Nothing of this one's own is older than `since`. `machine` may go on from `snapshot`;
+    `fork` makes a separate range.
     """
 
     run: RunDirectory
@@ -97,10 +95,10 @@ class CellOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The cells of one sample; they end together. `cell`: the one that it works in.
+    """The cells of one sample; they end together. It works in `cell`.
 
-    `routers`: what each cell's port leads to, by cell id; `probe_cell` demands it. `rules`: what
-    records it under its policy's `on`, of a cell without a network.
+    `routers` has what each cell's port leads to, by cell id; `probe_cell` demands it.
+    `rules` applies the policy's `on` to a cell without a network.
     """
 
     cell: Cell
@@ -113,17 +111,17 @@ class Range:
 
     @property
     def cells(self) -> Mapping[str, Cell]:
-        """All of them, by name, its own first."""
+        """Return all of them, by name, its own first."""
         from belljar.policy.guarding import OWN_CELL
 
         return {OWN_CELL: self.cell, **self.targets}
 
     def killed(self) -> KillOrder | None:
-        """The order that its own cell is killed by, even a late one."""
+        """Return the order that its own cell is killed by, even a late one."""
         late = None if self.rules is None else self.rules.order
         return self.cell._live.killed() or late
 
     def disconnect(self) -> None:
-        """End all its cells' operations, in any event loop. From any thread."""
+        """End all its cells' operations. Any thread may call it."""
         for cell in self.cells.values():
             cell.disconnect()

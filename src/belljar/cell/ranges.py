@@ -52,7 +52,6 @@ MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager["Cell"]]
 
 
 def range_port(network: Network, name: str, *, is_machine: bool) -> GivenPort:
-    """One cell's port, as isolation needs it."""
     port = network.layout.cell(name)
     settings = PortSettings(
         address=IPv4Address(port.address),
@@ -67,7 +66,7 @@ def range_port(network: Network, name: str, *, is_machine: bool) -> GivenPort:
 
 
 def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
-    """The other end of a cell's port, for probes."""
+    """Return the other end of a cell's port, for probes."""
 
     def look() -> Sight:
         try:
@@ -91,7 +90,7 @@ def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
 
 
 async def open_with_network(stack: AsyncExitStack, opening: Opening, make: MakeCell) -> Range:
-    """A range with a network, which `stack` ends. Raises as `open_range`."""
+    """Open a range with a network, which `stack` ends. Raise as `open_range`."""
     loaded, run, home = opening.loaded, opening.run, opening.home
     wanted = loaded.policy.network
     if wanted is not None and wanted.has_cells:
@@ -160,7 +159,7 @@ async def _enter_network(
     cells: Mapping[str, Cell],
     home: Path,
 ) -> tuple[Network, ModelRequests]:
-    """The network that `stack` ends when the cells are gone."""
+    """Open the network that `stack` ends when the cells are gone."""
     model_requests = ModelRequests()
 
     def mark_failed(error: BelljarError) -> None:
@@ -183,7 +182,7 @@ async def _enter_network(
 
 
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> list[_Member]:
-    """Prepare each cell of the range, its own last; checks the stand-ins' files."""
+    """Prepare each cell of the range, its own last; check the stand-ins' files."""
     network = loaded.policy.network
     try:
         check_stand_ins(loaded)  # before a template or anything else is started
@@ -205,7 +204,7 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
 def _spec(
     plan: NetworkPlan, parts: Parts, run: RunDirectory, recorder: GuardedRecorder
 ) -> RangeSpec:
-    """The network's spec; makes its packet record's directory. Raises `HostError`."""
+    """Make the packet record's directory; return the network's spec. Raise `HostError`."""
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
     layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)
@@ -254,6 +253,6 @@ async def _after(
 
 
 def trusting(parts: Parts) -> Parts:
-    """The same with variables that make programs trust the cell's authorities."""
+    """Add variables that make programs trust the cell's authorities."""
     env = {**ENVIRONMENT, **parts.plan.env}
     return replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]

@@ -23,8 +23,6 @@ MAX_TIMES: Final = 500  # of one stream; the last has all that came after
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOperation:
-    """What the events of one operation share."""
-
     cell_id: str
     op: int
     actor: Actor
@@ -37,7 +35,6 @@ class RecordedOperation:
         trust: Trust = Trust.HOST_OBSERVED,
         bodies: Sequence[Body] = (),
     ) -> Event:
-        """An event of this operation."""
         return Event(
             kind=kind,
             cell_id=self.cell_id,
@@ -51,7 +48,7 @@ class RecordedOperation:
 def limits_hit(
     operation: RecordedOperation, error: BaseException, *, is_write: bool
 ) -> list[Event]:
-    """The limit that a copy hit, here or in the guest."""
+    """Return the limit that a copy hit, here or in the guest."""
     if isinstance(error, FileTooLargeError):
         data: dict[str, JsonValue] = {"limit": "max_bytes", "value": error.max_bytes}
         return [operation.event(Kind.LIMIT_HIT, data)]
@@ -71,7 +68,7 @@ def failed(
     action: str = "",
     times: Mapping[str, JsonValue] | None = None,
 ) -> Event:
-    """An operation without a result: an error, a dead cell, or cancelled."""
+    """Return the end of an operation without a result: an error, a dead cell, or cancelled."""
     reason = f"{type(error).__name__}: {text(str(error))}"[:4096]
     data: dict[str, JsonValue] = {"reason": reason, **(times or {})}
     if action:
@@ -87,7 +84,7 @@ _RAW = ("utf-8", "surrogateescape")
 
 
 def text(value: str | bytes) -> str:
-    """Text for JSON: bytes that are not UTF-8 become `\\udcNN`, visibly."""
+    """Return text for JSON: bytes that are not UTF-8 become `\\udcNN`, visibly."""
     decoded = value.decode(*_RAW) if isinstance(value, bytes) else value
     return decoded.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -95,8 +92,8 @@ def text(value: str | bytes) -> str:
 class CommandRecord:
     """One command's record: its start, streams, limits and end.
 
-    The times of output and terminal sizes are kept for a replay. Limits are checked with each
-    chunk: a full disk may be emptied before the end.
+    The times of output and terminal sizes are kept for a replay. Limits are checked with
+    each chunk: a full disk may be emptied before the end.
     """
 
     def __init__(
@@ -132,7 +129,6 @@ class CommandRecord:
         return round((time.monotonic() - self._began_s) * 1000)
 
     def output(self, stream: Stream, chunk: bytes) -> None:
-        """Take what the command has written."""
         capture, now_ms = self._streams[stream], self._passed_ms()
         capture.feed(chunk)
         found = self._times.setdefault(f"{capture.name}_times", [])
@@ -143,7 +139,7 @@ class CommandRecord:
         self._fired |= self._full() - self._full_before
 
     def input(self, source: Pieces) -> Pieces:
-        """The command's input, seen as it is sent."""
+        """Return the command's input, seen as it is sent."""
         stdin = self._streams[Stream.STDIN]
 
         async def pieces(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -157,7 +153,6 @@ class CommandRecord:
         return pieces(source)
 
     def resized(self, rows: int, cols: int) -> None:
-        """Keep the new size of its terminal."""
         found = self._times.setdefault("size_times", [])
         del found[MAX_TIMES - 1 :]
         found.append([self._passed_ms(), cols, rows])
@@ -168,11 +163,10 @@ class CommandRecord:
         self._recorder.record(self.operation.event(Kind.EXEC_SIGNAL, data))
 
     def bodies(self) -> list[Body]:
-        """What went by so far."""
         return [capture.body() for capture in self._streams.values() if capture.total_bytes]
 
     def with_limits(self, output: ExecOutput) -> ExecOutput:
-        """The same outcome with the limits that the host saw hit."""
+        """Return the same outcome with the limits that the host saw hit."""
         self._fired |= self._full() - self._full_before
         if self._live.oom_kills() > self._oom_kills:
             self._fired.add("memory")

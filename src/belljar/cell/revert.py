@@ -77,10 +77,10 @@ class Machines:
         on_ready: OnMachine | None = None,
         on_end: OnMachine | None = None,
     ) -> None:
-        """Exchange the machine in use for a new one. Raises as `Cell.revert`.
+        """Exchange the machine in use for a new one. Raise as `Cell.revert`.
 
-        `on_ready`: called with the new machine before anything else runs in it; what it raises ends
-        that machine and the revert. `on_end`: with the old one before it is destroyed.
+        `on_ready` is called with the new machine before anything else runs in it; its error ends
+        that machine and the revert. `on_end` gets the old one before it is destroyed.
         """
         async with self._turn:
             self._refuse_if_ended()
@@ -137,7 +137,6 @@ class Machines:
         await _flush(self.current.cell)
 
     async def snapshot(self, name: str | None) -> Snapshot:
-        """Save the machine in use. Raises as `Cell.snapshot`."""
         async with self._turn:
             self._refuse_if_ended()
             return await self.current.cell.snapshot(name)
@@ -237,16 +236,14 @@ class RevertibleCell:
         setattr(self.machines.current.cell, name, value)
 
     async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
-        """See `Cell.revert`."""
         await self.machines.revert(verify=verify, to=to)
 
     async def snapshot(self, name: str | None = None) -> Snapshot:
-        """See `Cell.snapshot`."""
         return await self.machines.snapshot(name)
 
 
 def _adopt(old: Cell, new: Cell) -> None:
-    """Have the new guard know the old decoys. Raises `HostError` for another kind."""
+    """Have the new guard know the old decoys. Raise `HostError` for another kind."""
     if (old.tier, old.plan.image) != (new.tier, new.plan.image):
         what = "the image was replaced in the store, or the tier is no longer possible"
         hint = "open another cell for another image"
@@ -264,7 +261,7 @@ async def _flush(cell: Cell) -> None:
 async def revertible(
     make: MakeMachine, *, first: MakeMachine | None = None
 ) -> AsyncIterator[Range]:
-    """The range of one cell from `make`, called again at each revert."""
+    """Open the range of one cell from `make`, called again at each revert."""
     machines = Machines(make)
     async with AsyncExitStack() as stack:
         opened = await machines.open(first or make)

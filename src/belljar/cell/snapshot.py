@@ -53,7 +53,7 @@ _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
-    """Record a fork's origin and give it its files. Raises `CellError`, `HostError`."""
+    """Record a fork's origin and give it its files. Raise `CellError`, `HostError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
     if snapshot.machine is None:
         await _put_files(snapshot, cell)
@@ -62,7 +62,6 @@ async def resume(snapshot: Snapshot, cell: Cell) -> None:
 
 
 async def take_snapshot(cell: Cell, name: str | None) -> Snapshot:
-    """See `Cell.snapshot`."""
     origin = _checked_origin(cell)
     began, id_ = time.monotonic(), f"s-{secrets.token_hex(6)}"
     name = id_ if name is None else name
@@ -111,7 +110,7 @@ async def _save_machine(cell: Cell, origin: CellOrigin, directory: Path) -> Save
 
 
 def _checked_origin(cell: Cell) -> CellOrigin:
-    """Return what another machine is made from. Raises `PolicyError` where none may be."""
+    """Return what another machine is made from. Raise `PolicyError` where none may be."""
     policy, origin = cell.plan.policy, cell.origin
     reasons = (
         (origin is None, "it is on a network, or a target cell: its range has state"),
@@ -128,7 +127,7 @@ def _checked_origin(cell: Cell) -> CellOrigin:
 
 @contextmanager
 def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
-    """A snapshot's directory; its removal is recorded. Raises `HostError` if it stays."""
+    """Make a directory; record its removal. Raise `HostError` if it stays."""
     with ExitStack() as after:
         directory = after.enter_context(scratch_dir(origin.home))
         try:
@@ -144,7 +143,6 @@ def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
 
 
 async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
-    """Give a fresh cell the saved files. Raises as `Snapshot.fork`."""
     directory = snapshot.directory
     if snapshot.key != _key_of(cell):
         raise HostError(_ANOTHER, where=f"cell {cell.id}", hint="take another snapshot")
@@ -163,15 +161,13 @@ async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
 
 
 def _key_of(cell: Cell) -> str:
-    """Return a tier and image's key, which restoring needs."""
+    """Return a key of tier and image, which restoring needs."""
     image = "" if cell.plan.image is None else cell.plan.image.digest
     return hashlib.sha256(f"{cell.tier} {image}".encode()).hexdigest()
 
 
 async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[str, int]:
-    """Pack the changes since, by the kernel's word; return digest and size of all names and of the
-    packed files. Raises as `Cell.snapshot`.
-    """
+    """Pack what the kernel says has changed since; return digest and size."""
     cell._live.client.check_idle()
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"

@@ -31,10 +31,10 @@ _WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
 
 
 class StopRulesRecorder:
-    """Records an event, then applies the rules to it: a rule halts a sample's cells, those of its
-    run, or all; each once. Thread-safe.
+    """Records an event, then applies the policy's `on` to it. It is thread-safe.
 
-    The cells' owners destroy them, with proof, as with any dead cell. `order`: the widest it gave.
+    A rule halts a sample's cells, those of its run, or all; each once. Their owners destroy
+    them, with proof. `order` is the widest it gave.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StopRulesRecorder:
 
 @contextmanager
 def stop_rules(run: RunDirectory, policy: Policy, home: Path) -> Iterator[StopRulesRecorder]:
-    """The recorder under a policy's `on`. A breach leaving the block counts."""
+    """Apply a policy's `on`, also to a breach that leaves the block."""
     rules = StopRulesRecorder(run.recorder, run_id=run.run_id, home=home, stops=policy.on)
     run.enter_once("kill order", partial(run_order_kept, home, run.run_id))
     try:

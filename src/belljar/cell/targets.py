@@ -60,7 +60,7 @@ _LOG_BYTES: Final = 2000
 
 
 def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
-    """A target cell's policy: the range's risk, all else its own."""
+    """Return a target cell's policy: the range's risk, all else its own."""
     policy = parent.policy
     written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
     if not isinstance(written, TargetStandIn):
@@ -85,15 +85,14 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
-    """Start the target's program; wait until healthy. Raises as `start_serving`."""
     await (await start_serving(cell, stand_in))()
 
 
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
-    """Start the target's program; one that `completes` has then ended.
+    """Start the target's program, and run one that `completes` to its end.
 
-    The result waits until it is healthy, or without a check has run for `SETTLE_S` or ended with
-    status 0. Both raise `CellError` with its last output.
+    The result waits until it is healthy, or without a check has run for `SETTLE_S` or ended
+    with status 0. Both raise `CellError` with its last output.
     """
     settings = stand_in.settings
     if stand_in.kind == "python":
@@ -143,20 +142,20 @@ class Program:
         self._ended = anyio.Event()
 
     async def complete(self) -> None:
-        """Run it to its end, within the cell's `exec_timeout`. Raises `CellError`."""
+        """Run it to its end, within the cell's `exec_timeout`. Raise `CellError`."""
         self._always = False
         await self._run(self._cell.plan.limits.exec_timeout_s)
         await self.check_runs()
 
     async def start(self, watched_s: float) -> None:
-        """Start it. Raises `CellError` if it fails for good within this time."""
+        """Start it. Raise `CellError` if it fails for good within this time."""
         spawn_task(self._run)
         with anyio.move_on_after(watched_s):
             await self._ended.wait()
         await self.check_runs()
 
     async def wait_ready(self, health: Mapping[str, Any]) -> None:
-        """Wait until it is healthy or has run for `SETTLE_S`. Raises `CellError`."""
+        """Wait until it is healthy or has run for `SETTLE_S`. Raise `CellError`."""
         seen = 1  # the first start was watched
         try:
             if health:
@@ -214,7 +213,7 @@ class Program:
 
 
 def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
-    """Return its health check, written or the image's; {} for none. Raises `CellError`."""
+    """Return its health check, written or the image's. Raise `CellError`."""
     written = stand_in.settings.get("health") or {}
     wants_image = written.get("image")
     if wants_image and not cell.image_health:
@@ -228,7 +227,7 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
-    """A target's command: its own, or the image's with optional arguments."""
+    """Return a target's command: its own, or the image's with optional arguments."""
     if settings.get("command") is not None:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
@@ -262,7 +261,7 @@ async def _wait_healthy(
 
 
 async def log_tail(cell: Cell) -> str:
-    """The program's last output as a message's end; "" for none."""
+    """Return the program's last output as a message's end."""
     for path in LOGS:
         try:
             written = await cell.read_file(path, max_bytes=_MAX_LOG_BYTES)
@@ -276,7 +275,7 @@ async def log_tail(cell: Cell) -> str:
 
 
 def _last_line(output: ExecOutput) -> str:
-    """A check's last line; HTTP clients print progress before it."""
+    """Return a check's last line; HTTP clients print progress before it."""
     said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
     last = "it took too long" if output.timed_out else (said or "the check failed").splitlines()[-1]
     return printable(last.strip(), max_chars=300)
@@ -310,7 +309,7 @@ uvicorn.Server(config).run(socks)
 
 
 def server_archive() -> bytes:
-    """The server and its imports as an importable archive. Raises `HostError`."""
+    """Return the server and its imports as an archive. Raise `HostError`."""
     try:
         files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
     except importlib.metadata.PackageNotFoundError as error:
@@ -326,7 +325,7 @@ def server_archive() -> bytes:
 
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
-    """Copy the author's directory in place of the image's. Raises `PolicyError`."""
+    """Copy the author's directory in place of the image's. Raise `PolicyError`."""
     if stand_in.directory is None:
         raise TypeError(f"the stand-in {stand_in.id} has no directory")
     bounded = partial(list_source, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES)

@@ -29,7 +29,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
-    """Copy in the cell's files and name its hosts. Raises `PolicyError`, `OSError`."""
+    """Copy in the cell's files and name its hosts. Raise `PolicyError`, `OSError`."""
     own = data.own
     with reading_for():
         trees = await anyio.to_thread.run_sync(trees_of, Path(data.root), own)
@@ -76,8 +76,9 @@ def reading_for(where: str = TASK_FILE) -> Iterator[None]:
 async def put_directory(
     cell: Cell, tree: Tree, target: str, *, user: str | None, where: str = TASK_FILE
 ) -> Transfer:
-    """Copy a listed directory into the cell, in place of the image's. Raises as `Cell.upload`, and
-    `PolicyError` for a file of this host.
+    """Copy a listed directory into the cell, in place of the image's.
+
+    Raise as `Cell.upload`, and `PolicyError` for a file of this host.
     """
 
     def records() -> Iterator[bytes]:
@@ -100,7 +101,6 @@ async def put_directory(
 
 
 def not_taken(cell: Cell, why: str) -> CellError:
-    """Return the error for a place that can't be made or written."""
     return CellError(
         f"a file can't be put there: {printable(why.strip(), max_chars=300)}",
         where=f"cell {cell.id}",
@@ -137,7 +137,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 
 
 def trust_script() -> str:
-    """A shell script that installs the certificate from stdin wherever the image looks."""
+    """Return a script that installs stdin's certificate wherever the image looks."""
     anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
     return f"""set -e
 pem=$(cat)
@@ -156,7 +156,7 @@ fi
 
 
 async def trust(cell: Cell, certificate_pem: bytes) -> None:
-    """Have the cell trust the authority. Raises `CellError`."""
+    """Have the cell trust the authority. Raise `CellError`."""
     script = ["/bin/sh", "-c", trust_script()]
     output = await cell.exec(
         script, input=certificate_pem, user="0:0", cwd="/", timeout_s=_TIMEOUT_S

@@ -47,7 +47,6 @@ class BusyError(CellError):
 
 @asynccontextmanager
 async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
-    """Send standard input while the block reads output."""
     if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
         await operation.offer_stdin(contents)
         await operation.close_stdin()
@@ -79,7 +78,6 @@ class GuestClient:
         self._socket = sock
 
     def deliver(self, event: GuestEvent) -> None:
-        """Take a frame of the connection itself."""
         if isinstance(event, Touched):
             if self._on_touched is not None:
                 self._on_touched(event)
@@ -94,33 +92,31 @@ class GuestClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the stream. Running and queued operations get a `CellError`."""
+        """Close the stream. Running and queued operations raise `CellError`."""
         await self._pump.close()
 
     def disconnect(self) -> None:
-        """End the connection for all tasks, in any event loop. From any thread."""
+        """End the connection for all tasks. Any thread may call it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def failure(self) -> CellError | None:
-        """The error that ended the connection; None while none was seen."""
         return self._pump.failure
 
     # ---- the connection
 
     async def wait_ready(self, *, timeout_s: float) -> None:
-        """Wait for a freshly booted guest's READY. Raises `CellError`."""
         await self._ask(FrameType.READY, None, timeout_s, "did not become ready")
 
     async def hello(self, *, timeout_s: float = 10.0) -> None:
-        """Shake hands; once per connection and first. Raises `CellError`."""
+        """Shake hands. It comes first, and once per connection."""
         send = partial(self._pump.wire.send_hello, os.urandom(frames.NONCE_BYTES))
         welcome = await self._ask(FrameType.WELCOME, send, timeout_s, "did not answer HELLO")
         self._slots = anyio.Semaphore(min(_MAX_OPS, welcome.max_ops), fast_acquire=True)
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> None:
-        """Build a template's container, by `frames.config_payload`. Raises `CellError`."""
+        """Build a template's container, by `frames.config_payload`."""
         send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
         done = await self._ask(FrameType.CONFIGURED, send, timeout_s, "did not answer CONFIG")
         if done.errno:
@@ -141,7 +137,7 @@ class GuestClient:
 
     @asynccontextmanager
     async def frozen(self) -> AsyncIterator[None]:
-        """Freeze the workload during the block; calls wait. Raises `BusyError`."""
+        """Freeze the workload during the block; other calls wait."""
 
         async def freeze(*, on: bool) -> None:
             def send() -> bytes:
@@ -172,7 +168,7 @@ class GuestClient:
             await self._held.wait()
 
     async def ping(self, *, timeout_s: float = 10.0) -> float:
-        """Round trip to the guest agent in seconds. Raises `CellError`; the connection stays."""
+        """Return the round trip to the guest agent in seconds; it survives a timeout."""
         await self._released()
         began, mine = anyio.current_time(), list[int]()
 
@@ -195,8 +191,8 @@ class GuestClient:
     ) -> Answer:
         """Have the guest agent report opens and reads of these files, instead of earlier ones.
 
-        Earlier touches have been reported when this returns. `on_touched` is called by the task
-        that reads the channel, so only while some operation runs; it must not raise.
+        Earlier touches have been reported when this returns. `on_touched` must not raise: the
+        task that reads the channel calls it, so only while some operation runs.
         """
 
         def make() -> bytes:
@@ -236,12 +232,11 @@ class GuestClient:
     ) -> ExecOutput:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
-        `input`: what the command doesn't read is dropped. `keep`, `keep_bytes`: which end of each
-        stream is returned, and at most how much. `on_output`: called in this task with every chunk;
-        what it raises ends the command.
+        `keep` and `keep_bytes` bound what is returned of each stream. `on_output` is called in
+        this task with every chunk; what it raises ends the command.
 
-        If it raises or is cancelled, the guest has killed the command's whole tree. Raises
-        `ValueError` and `OSError(E2BIG)` for a request that can't be sent, `CellError`.
+        If this raises or is cancelled, the guest has killed the command's whole tree. It raises
+        `ValueError` and `OSError(E2BIG)` for a request that can't be sent, and `CellError`.
         """
         most = max(request.max_stdout_bytes, request.max_stderr_bytes)  # more does not come
         request = replace(request, stdin=request.stdin or input is not None)
@@ -281,9 +276,9 @@ class GuestClient:
     ) -> None:
         """Write a file: parents are made, and the target changes only when all is written.
 
-        `mode`: None keeps an existing file's, else 0644 under the umask. `owner`: "" is `user`.
-        `is_directory`: make a directory instead; one that is there gets mode and owner.
-        Raises `OSError` with the path; `TimeoutError`; `ValueError`; `CellError`.
+        Without `mode` an existing file keeps its own, and a new one has 0644 under the umask.
+        With `is_directory` a directory is made; an existing one gets mode and owner.
+        Raise `OSError` with the path, `TimeoutError`, `ValueError`, `CellError`.
         """
         if mode is not None and not 0 <= mode <= 0o7777:
             raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
@@ -302,7 +297,7 @@ class GuestClient:
         max_bytes: int,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Read a regular file. Raises as `write_file`, and `FileTooLargeError`."""
+        """Read a regular file. Raise as `write_file`, and `FileTooLargeError`."""
         body = frames.place(user, cwd, path) + frames.pack(struct.Struct("<Q"), max_bytes)
         operating = self.operation(OpKind.READ, body, timeout_s, stdout=max_bytes + 1)
         async with self.own_reads.of(path, cwd), operating as operation:
@@ -326,9 +321,9 @@ class GuestClient:
         stdin_open: bool = False,
         user: str = "",
     ) -> AsyncIterator[Operation]:
-        """Start an operation once a slot is free; it is ended when the block is left.
+        """Start an operation once a slot is free; the block's end ends it.
 
-        `timeout_s` counts from the sending. Otherwise as `HostConnection.start`.
+        `timeout_s` counts from the sending.
         """
         self._pump.check()
         if self._slots is None:

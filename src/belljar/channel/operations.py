@@ -37,8 +37,7 @@ OnOutput: TypeAlias = Callable[[Stream, bytes], object]
 
 
 class Operation:
-    """A live operation's mailbox and its verbs. A command's: iterate it for `(stream, bytes)`, then
-    `wait`; others may send meanwhile.
+    """A live operation's mailbox and its verbs.
 
     Untaken output is one buffer per stream: so the window bounds the memory.
     """
@@ -62,7 +61,6 @@ class Operation:
         """The host's deadline for it, on the event loop's clock."""
 
     def deliver(self, event: frames.GuestEvent) -> None:
-        """Take what the guest sent."""
         if isinstance(event, frames.Data):
             if self._discards:
                 self._dropped_bytes[event.stream] += len(event.content)
@@ -78,12 +76,12 @@ class Operation:
             self._streams_ended.add(Stream(event.value))
 
     async def send_stdin(self, content: bytes) -> None:
-        """Send it all. Raises `BrokenPipeError` after the command's end."""
+        """Send it all. Raise `BrokenPipeError` after the command's end."""
         if not await self.offer_stdin(content):
             raise BrokenPipeError("the command has ended and reads no more")
 
     async def offer_stdin(self, content: bytes) -> bool:
-        """Send all within the guest's credit; False: it ended before."""
+        """Send all within the guest's credit; return False if it ended before."""
         left = memoryview(content)
 
         def one_frame() -> bytes:
@@ -101,11 +99,10 @@ class Operation:
         return not left
 
     async def close_stdin(self) -> None:
-        """End standard input; more than once does nothing."""
+        """End standard input; a second call does nothing."""
         await self._pump.send(lambda: self._pump.wire.send_eof(self.op))
 
     async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
-        """Signal its main process or whole tree, if it runs."""
         scope = frames.SignalScope.WHOLE_TREE if whole_tree else frames.SignalScope.MAIN_PROCESS
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
@@ -116,7 +113,6 @@ class Operation:
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Resize its terminal, each 1 to 65,535; no effect without one."""
         await self._pump.send(lambda: self._pump.wire.send_resize(self.op, rows, cols))
 
     def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
@@ -128,7 +124,7 @@ class Operation:
         return chunk
 
     async def receive_stdout(self) -> bytes | None:
-        """The next stdout bytes; None after its end. The command may run on."""
+        """Return the next stdout bytes; None after its end. The command may run on."""
         while (chunk := await self.next_chunk(until=Stream.STDOUT)) is not None:
             if chunk[0] is Stream.STDOUT:
                 return chunk[1]
@@ -136,7 +132,7 @@ class Operation:
         return None
 
     async def wait(self, see: OnOutput | None = None) -> ExecOutput:
-        """The command's outcome, with its uniterated output."""
+        """Return the command's outcome, with its uniterated output."""
         async for stream, chunk in self:
             if see is not None:
                 see(stream, chunk)
@@ -146,7 +142,6 @@ class Operation:
         )
 
     def output(self) -> OutputTexts:
-        """What is kept so far."""
         stdout, stderr = (self.kept[stream] for stream in (Stream.STDOUT, Stream.STDERR))
         return OutputTexts(
             stdout=stdout.kept,
@@ -156,9 +151,9 @@ class Operation:
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
-        """All arrived bytes of one stream, or None after the last; grants credit.
+        """Return all arrived bytes of one stream, or None after the last; grant credit.
 
-        `until`: None also when that stream has ended and the command goes on.
+        With `until` it returns None also when that stream has ended and the command goes on.
         """
         await self._return_credit()
         await self._wait(
@@ -176,7 +171,7 @@ class Operation:
         return None
 
     def ended(self) -> Result:
-        """The guest's RESULT. Raises `RuntimeError` before it has come."""
+        """Return the guest's RESULT. Raise `RuntimeError` before it has come."""
         if self.result is None:
             raise RuntimeError("the operation has not ended: take its output, or wait for it")
         return self.result
@@ -218,10 +213,10 @@ class Operation:
         self._pump.fail(CellError(what, where=f"channel, operation {self.op}", hint=hint))
 
     async def finish(self) -> None:
-        """Make sure that it is over: when it is not, kill its tree and wait for RESULT.
+        """Kill the operation's tree and wait for RESULT, unless it has ended.
 
-        Bounded, shielded from cancellation. Never raises `CellError`: a dead connection raises in
-        its next user.
+        It is bounded, shielded from cancellation, and never raises `CellError`: a dead
+        connection raises in its next user.
         """
         try:
             if self.op and self.result is None:
@@ -235,8 +230,8 @@ class Operation:
     async def _kill(self) -> None:
         """Kill the tree and wait for RESULT.
 
-        What had arrived can still be taken; what comes now is dropped and counted, and its credit
-        returned: a guest without credit could not finish.
+        What had arrived can still be taken. What comes now is dropped and counted, and its
+        credit returned: a guest without credit could not finish.
         """
         if not self._discards:
             self._discards = True
@@ -253,7 +248,6 @@ Contents: TypeAlias = bytes | AsyncIterable[bytes]
 
 
 async def feed(operation: Operation, contents: Contents) -> None:
-    """Send the contents while the operation takes them, then the end."""
     if isinstance(contents, bytes):
         await operation.offer_stdin(contents)
     else:
@@ -270,7 +264,7 @@ async def feed(operation: Operation, contents: Contents) -> None:
 async def feed_file(
     operation: Operation, contents: Contents, path: str, timeout_s: float | None
 ) -> None:
-    """Send a file's contents and wait for the end. Raises as `judge`."""
+    """Send a file's contents and wait for the end. Raise as `judge`."""
     with anyio.move_on_at(operation.deadline):
         await feed(operation, contents)
     await operation.wait()
@@ -280,7 +274,7 @@ async def feed_file(
 def judge(
     operation: Operation, path: str, timeout_s: float | None, max_bytes: int | None = None
 ) -> None:
-    """Raise a failed file operation's error; `max_bytes`: of what was read."""
+    """Raise a failed file operation's error."""
     result = operation.ended()
     if result.outcome is Outcome.EXITED:
         return
@@ -298,7 +292,8 @@ def judge(
 class OwnReads:
     """The host's reads of one guest.
 
-    `covers`: entered around each, with the path and whether what is below it is read, too; bounded.
+    Each context manager of `covers` is entered around a read, with the path and whether
+    what is below it is read, too.
     """
 
     def __init__(self) -> None:
@@ -306,7 +301,6 @@ class OwnReads:
 
     @asynccontextmanager
     async def of(self, path: str, cwd: str, *, is_tree: bool = False) -> AsyncIterator[None]:
-        """The block reads this file, or all below this directory."""
         whole = posixpath.normpath(posixpath.join("/", cwd, path))
         async with AsyncExitStack() as stack:
             for cover in list(self.covers):

@@ -28,18 +28,14 @@ _DEAD_HINT: Final = "Open a new cell; this one's console and ledger say what it 
 
 
 class Mailbox(Protocol):
-    """Receives the events of an operation or the connection."""
-
     waiters: set[anyio.Event]
 
     def deliver(self, event: GuestEvent) -> None:
-        """Take one event. Must not block or raise."""
+        """Take one event. It must not block or raise."""
         ...
 
 
 class Pump:
-    """One stream, its wire and its mailboxes."""
-
     def __init__(
         self, stream: SocketPipe, connection: Mailbox, *, send_deadline_s: float = SEND_DEADLINE_S
     ) -> None:
@@ -62,7 +58,7 @@ class Pump:
             ) from self.failure
 
     def fail(self, error: CellError) -> None:
-        """End the connection for all operations, now and later. The first reason stays."""
+        """End the connection for all operations. The first reason stays."""
         if self.failure is None:
             self.failure = error
         for event in self._followers:
@@ -74,23 +70,20 @@ class Pump:
         self.fail(CellError(what, where="channel", hint=_DEAD_HINT))
 
     def register(self, op: int, mailbox: Mailbox) -> None:
-        """From now on the operation's events go to `mailbox`."""
         self._operations[op] = mailbox
 
     def forget(self, op: int) -> None:
-        """The operation is over."""
         self._operations.pop(op, None)
 
     async def close(self) -> None:
-        """End the connection from this side."""
         self._gone("the channel to the guest agent was closed")
         await self._stream.aclose()
 
     async def send(self, make: Callable[[], bytes]) -> None:
-        """Send what `make` returns; called at its turn, so that state and bytes keep one order.
+        """Send what `make` returns; it is called at its turn, so state and bytes keep one order.
 
         From then on cancellation waits, at most the send deadline: half a frame would end the
-        conversation. Raises `CellError`, also if the guest did not read by the deadline.
+        conversation. Raise `CellError`, also if the guest did not read by the deadline.
         """
         async with self._send_lock:
             self.check()
@@ -109,7 +102,7 @@ class Pump:
         self.check()
 
     async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
-        """Return when `ready()`, asked whenever something arrived. Raises `CellError`."""
+        """Return when `ready()`, asked whenever something arrived. Raise `CellError`."""
         while not ready():
             self.check()
             if self._lead is not None:
@@ -168,14 +161,14 @@ class Pump:
 
 
 class SocketPipe:
-    """Owns the socket from now on: `aclose` closes it."""
+    """It owns the socket from now on: `aclose` closes it."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(0)
         self._socket = sock
 
     async def receive(self, max_bytes: int = _READ_BYTES, /) -> bytes:
-        """Receive bytes; none if cancelled. Raises `anyio.EndOfStream` at the end."""
+        """Receive bytes. Raise `anyio.EndOfStream` at the end."""
         # A stream that always has bytes must not keep the event loop from other tasks.
         await checkpoint()
         while True:
@@ -201,7 +194,7 @@ class SocketPipe:
                 await anyio.wait_writable(self._socket)
 
     async def aclose(self) -> None:
-        """Close the socket; waiting tasks get `ClosedResourceError`. Idempotent."""
+        """Close the socket; waiting tasks get `ClosedResourceError`."""
         if self._socket.fileno() >= 0:
             # Else a task that waits for this descriptor would not notice that it is closed.
             anyio.notify_closing(self._socket)

@@ -41,7 +41,7 @@ _NS: Final = 1_000_000_000
 
 
 class RecordKind(IntEnum):
-    """The kinds of entries. `ENTER`: a directory, whose entries follow until its `LEAVE`."""
+    """`ENTER` is a directory whose entries follow until its `LEAVE`."""
 
     FILE = 1
     DIRECTORY = 2
@@ -53,8 +53,10 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRecord:
-    """One entry, as the guest says. `path`: below the one that is walked, "" for that itself; bytes
-    that are no UTF-8 are surrogate escapes.
+    """One entry, as the guest says.
+
+    `path` is below the one that is walked, and "" for that itself. Bytes that are no UTF-8
+    are surrogate escapes.
     """
 
     path: str
@@ -66,27 +68,26 @@ class TreeRecord:
 
     @property
     def name(self) -> str:
-        """The last component of the path."""
         return self.path.rpartition("/")[2]
 
 
 def encode(record: TreeRecord) -> bytes:
-    """A record without the file's contents; its time in whole seconds."""
+    """Return a record without the file's contents; its time is in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
     head = (record.kind, record.mode, record.size_bytes, int(record.mtime_s), 0)
     return _HEAD.pack(*head, len(name), len(link)) + name + link
 
 
 def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
-    """The maximum channel bytes of a walk of so many entries and bytes."""
+    """Return the most channel bytes of such a walk."""
     return max_bytes + (max_entries + 1) * (2 * _HEAD.size + _MAX_NAME_BYTES + _MAX_LINK_BYTES)
 
 
 class TreeReader:
-    """Takes a walk's bytes and gives records, and contents as `bytes` in pieces.
+    """Takes a walk's bytes and yields records, and contents as `bytes` in pieces.
 
-    A tree with contents is one file or a directory; `depth`: the most nested directories. Raises
-    `ProtocolViolation` for what our guest agent never sends, `OSError(E2BIG)` for too long paths.
+    A tree with contents is one file or a directory. Raise `ProtocolViolation` for what our
+    guest agent never sends, `OSError(E2BIG)` for too long paths.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
@@ -101,7 +102,7 @@ class TreeReader:
         self._begun = self._over = False
 
     def feed(self, data: bytes) -> Iterator[TreeRecord | bytes]:
-        """Yield what these bytes complete, before more are fed."""
+        """Yield what these bytes complete; exhaust it before more are fed."""
         self._pending += data
         while self._pending:
             if self._file_left:
@@ -115,7 +116,7 @@ class TreeReader:
                 return
 
     def finish(self) -> None:
-        """Check at the stream's end that the first entry is whole."""
+        """Raise `ProtocolViolation` if the first entry is not whole."""
         if self._pending or self._file_left or not self._over:
             _violated("a walk that ends early")
 
@@ -155,7 +156,6 @@ class TreeReader:
         return record
 
     def _path(self, kind: RecordKind, name: bytes) -> str:
-        """The path of an entry by the walk's position."""
         if kind is RecordKind.LEAVE:
             if name or not self._directories:
                 _violated("the end of a directory that was not entered")
@@ -220,8 +220,9 @@ async def walk(
     max_bytes: int = 0,
     timeout_s: float | None = None,
 ) -> None:
-    """Hand what a path is (`depth` 0), a directory holds (1), or a tree, to `take`, as it comes.
-    Raises as `read_file`, and `OSError` with `E2BIG`.
+    """Hand the records to `take` as they come: the path alone (`depth` 0), a directory or tree.
+
+    Raise as `read_file`, and `OSError(E2BIG)`.
     """
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)
