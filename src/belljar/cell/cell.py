@@ -18,7 +18,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from belljar.capture import Capture
-from belljar.cell import record
+from belljar.cell.base import text
 from belljar.cell.exec import ExecOperations
 from belljar.cell.files import FileOperations
 from belljar.channel import Operation
@@ -274,7 +274,7 @@ class Cell(ExecOperations, FileOperations):
         of the guest's, `TimeoutError`, `ValueError` (no port, no absolute path), `CellError`.
         """
         (kind, name), who = parse_target(target), self._user(user)
-        started: dict[str, JsonValue] = {"target": kind, "name": record.text(name), "user": who}
+        started: dict[str, JsonValue] = {"target": kind, "name": text(name), "user": who}
         seen = list[Capture]()
         bodies = lambda: [each.body() for each in seen if each.total_bytes]  # noqa: E731
         with self._recorded(_CONNECT, started, seen=bodies) as result:

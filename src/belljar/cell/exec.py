@@ -12,9 +12,8 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import anyio
 from anyio.lowlevel import current_token
 
-from belljar.cell.base import CellBase, spawn_task
+from belljar.cell.base import CellBase, CommandRecord, spawn_task
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, HealthFinding, read_health
-from belljar.cell.record import CommandRecord
 from belljar.channel import ExecOutput, ExecRequest, OutputTexts, PtySize, Stream
 from belljar.channel import Operation as ChannelOperation
 from belljar.channel.outcomes import agent_request, captures

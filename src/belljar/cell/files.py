@@ -18,8 +18,8 @@ import anyio
 import anyio.to_thread
 
 from belljar.capture import body_of
-from belljar.cell import local_tree, record
-from belljar.cell.base import CellBase
+from belljar.cell import local_tree
+from belljar.cell.base import CellBase, text
 from belljar.cell.local_tree import KIND_NAMES, Transfer, TreeDestination, TreeManifest
 from belljar.channel import frames, trees
 from belljar.channel.frames import OpKind
@@ -105,7 +105,7 @@ class FileOperations(CellBase):
         mode: int | None,
         **options: Any,  # noqa: ANN401 - as `GuestClient.write_file` has them
     ) -> None:
-        started: dict[str, JsonValue] = {"path": record.text(path), "bytes": len(contents)}
+        started: dict[str, JsonValue] = {"path": text(path), "bytes": len(contents)}
         started |= {"user": user, "mode": mode}
         sent, client = [body_of("content", contents)], self._live.client
         with self._recorded(_WRITE, started, sent=sent):
@@ -121,7 +121,7 @@ class FileOperations(CellBase):
     ) -> bytes:
         """Read a regular file. Raise as `write_file`, and `FileTooLargeError`."""
         options, seen = self._options(user, timeout_s), list[Body]()
-        started = {"path": record.text(path), "max_bytes": max_bytes, "user": options["user"]}
+        started = {"path": text(path), "max_bytes": max_bytes, "user": options["user"]}
         with self._recorded(_READ, started, seen=lambda: seen) as result:
             contents = await self._live.client.read_file(path, max_bytes=max_bytes, **options)
             seen.append(body_of("content", contents))
@@ -340,7 +340,7 @@ class FileOperations(CellBase):
             content = b"" if manifest is None else manifest.content()
             return [body_of("entries", content)] if content else []
 
-        started = {"action": action, "path": record.text(path), "user": user, **more}
+        started = {"action": action, "path": text(path), "user": user, **more}
         with self._recorded(_FILES, started, seen=entries) as result:
             result["action"] = action
             yield result
