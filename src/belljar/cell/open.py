@@ -22,8 +22,7 @@ import anyio.to_thread
 
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, start_run
-from belljar.cell.range import CellOrigin, FileClock, OnTarget, Opening, Range
-from belljar.cell.revert import revertible
+from belljar.cell.range import CellOrigin, FileClock, OnTarget, Opening, Range, revertible
 from belljar.cell.stop_rules import stop_rules
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import HostError

@@ -26,8 +26,7 @@ import anyio
 from belljar.cell.base import spawn_task
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
-from belljar.cell.range import Range
-from belljar.cell.revert import revertible
+from belljar.cell.range import Range, revertible
 from belljar.errors import CellError, ContainmentBreach, first_of
 from belljar.events import Actor, Kind
 from belljar.host.settings import PolicyLike, resolve_here

@@ -1,14 +1,31 @@
-"""A range: one sample's cells, their network, and its gateway's model requests."""
+"""A range: one sample's cells; and `Cell.revert`: another machine for a cell in use.
+
+A *machine* is a cell with all its parts. The caller's handle forwards to the machine in use; a
+call that began before a revert stays with the old one.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from belljar.dataclass import dataclass, field
+import anyio
+import anyio.to_thread
+
+from belljar.cell.base import spawn_task
+from belljar.cell.canary import canary_in
+from belljar.dataclass import dataclass, field, replace
+from belljar.errors import CellError, ContainmentBreach, HostError, first_of
+from belljar.events import JsonValue, Kind
+from belljar.host.cgroups import available_memory_bytes
+from belljar.isolation.hold import KilledError, raise_if_killed
+from belljar.policy.guarding import OWN_CELL
+from belljar.policy.limits import Risk
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
@@ -112,8 +129,6 @@ class Range:
     @property
     def cells(self) -> Mapping[str, Cell]:
         """Return all of them, by name, its own first."""
-        from belljar.policy.guarding import OWN_CELL
-
         return {OWN_CELL: self.cell, **self.targets}
 
     def killed(self) -> KillOrder | None:
@@ -125,3 +140,242 @@ class Range:
         """End all its cells' operations. Any thread may call it."""
         for cell in self.cells.values():
             cell.disconnect()
+
+
+# Old machines whose destruction a revert doesn't wait for: their memory adds up.
+MAX_RETIRING: Final = 2
+MakeMachine: TypeAlias = "Callable[[], AbstractAsyncContextManager[Range]]"
+OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A range of one cell, and the stack that destroys it."""
+
+    opened: Range
+    owner: AsyncExitStack
+
+    @property
+    def cell(self) -> Cell:
+        return self.opened.cell
+
+
+class Machines:
+    """One handle's machine, and the old ones being destroyed."""
+
+    current: _Machine
+
+    def __init__(self, make: MakeMachine) -> None:
+        self._make = make
+        self._turn = anyio.Lock()
+        self._is_closed = False
+        self._retiring: list[anyio.Event] = []
+        self._breach: ContainmentBreach | None = None
+        self._error: BaseException | None = None
+
+    async def open(self, first: MakeMachine) -> Range:
+        """Make the first machine; without a network the range's cell is the handle."""
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(first())
+            self.current = _Machine(opened, stack.pop_all())
+        has_more = opened.network is not None or opened.targets
+        return opened if has_more else replace(opened, cell=cast("Cell", RevertibleCell(self)))
+
+    async def revert(
+        self,
+        *,
+        verify: bool | None = None,
+        to: Snapshot | None = None,
+        on_ready: OnMachine | None = None,
+        on_end: OnMachine | None = None,
+    ) -> None:
+        """Exchange the machine in use for a new one. Raise as `Cell.revert`.
+
+        `on_ready` is called with the new machine before anything else runs in it; its error ends
+        that machine and the revert. `on_end` gets the old one before it is destroyed.
+        """
+        async with self._turn:
+            self._refuse_if_ended()
+            began, old = time.monotonic(), self.current
+            await self._wait_for_room(old.cell)
+            where, make = f"cell {old.cell.id}", self._make
+            if to is not None:
+                if old.cell.origin is None or old.cell.origin.run is not to.origin.run:
+                    raise CellError("the snapshot is another run's", where=where)
+                # Else a sample would go on with another one's rights, files and rules
+                if to.origin.parts.plan.policy != old.cell.plan.policy:
+                    raise CellError("the snapshot's cell has another policy", where=where)
+                make = partial(to.origin.machine, snapshot=to)
+            is_verified = old.cell.plan.risk >= Risk.HIGH if verify is None else verify
+            old.cell.note(Kind.CELL_REVERTING, {"verify": is_verified})
+            made: Range | None = None
+            try:
+                async with AsyncExitStack() as stack:
+                    async with canary_in(old.cell) if is_verified else nullcontext() as canary:
+                        made = opened = await stack.enter_async_context(make())
+                        _adopt(old.cell, opened.cell)
+                        if canary is not None:
+                            await canary.search(opened.cell)
+                        if on_ready is not None:
+                            await on_ready(opened)
+                        await _flush(old.cell)  # a finding may have the sample stopped
+                        raise_if_killed(old.opened.killed() or opened.killed(), where=where)
+                    old.cell.record_death()
+                    data: dict[str, JsonValue] = {
+                        "from": old.cell.id,
+                        "to": opened.cell.id,
+                        "from_pool": opened.from_pool,
+                        "duration_ms": round((time.monotonic() - began) * 1000, 3),
+                    }
+                    if to is not None:
+                        data["snapshot"] = to.id
+                    opened.cell.note(Kind.CELL_REVERTED, data)
+                    # Nothing from here on waits or fails: the cell is never between two machines
+                    self.current = _Machine(opened, stack.pop_all())
+            except BaseException as error:
+                if (breach := first_of(error, ContainmentBreach)) is not None:
+                    old.cell.mark_failed(breach)  # what it has left may still do something
+                    raise
+                # An order may also come while `make` runs
+                order = error.order if isinstance(error, KilledError) else None
+                self._pass_on(order if made is None else made.killed())
+                raise
+            self._retire(old, on_end)
+
+    async def flush(self) -> None:
+        """Wait until old machines are destroyed and all output is scanned."""
+        while self._retiring:
+            await self._retiring[0].wait()
+        await _flush(self.current.cell)
+
+    async def snapshot(self, name: str | None) -> Snapshot:
+        async with self._turn:
+            self._refuse_if_ended()
+            return await self.current.cell.snapshot(name)
+
+    def _refuse_if_ended(self) -> None:
+        if self._is_closed:
+            raise CellError("the cell's block was left")
+        current = self.current
+        raise_if_killed(current.opened.killed(), where=f"cell {current.cell.id}")
+
+    async def _wait_for_room(self, old: Cell) -> None:
+        limits, retiring = old.plan.limits, self._retiring
+        needs_bytes = limits.memory_bytes + limits.disk_bytes
+        # A revert holds two machines for a moment: without memory for both it waits for an old
+        # one's end.
+        while len(retiring) >= MAX_RETIRING or (
+            retiring and available_memory_bytes() < needs_bytes
+        ):
+            await retiring[0].wait()
+
+    def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
+        cell, done = machine.cell, anyio.Event()
+        cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
+        self._retiring.append(done)
+        # Flushed, else the end of its block would hold up the event loop
+        steps: list[Callable[[], Awaitable[object]]] = [partial(_flush, cell)]
+        steps += [] if on_end is None else [partial(on_end, machine.opened)]
+
+        async def end() -> None:
+            with anyio.CancelScope(shield=True):
+                for step in (*steps, machine.owner.aclose):
+                    try:
+                        try:
+                            await step()
+                        finally:
+                            self._pass_on(machine.opened.killed())
+                    except BaseException as error:  # noqa: BLE001 - raised at the end of the block
+                        if (breach := first_of(error, ContainmentBreach)) is not None:
+                            self._breach = self._breach or breach
+                        else:
+                            self._error = self._error or error
+            self._retiring.remove(done)
+            done.set()
+
+        spawn_task(end)
+
+    def _pass_on(self, order: KillOrder | None) -> None:
+        """Have a kill order for another machine end the one in use."""
+        if order is not None and not self._is_closed:
+            self.current.cell._live.kill(order)
+            self.current.cell.mark_failed(CellError(str(order)))
+
+    async def close(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the machine in use, wait for others, raise what was found."""
+        raised = error
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                self._is_closed = True
+                try:
+                    await self.current.owner.__aexit__(kind, error, trace)
+                except BaseException as own:  # noqa: BLE001 - raised below
+                    raised = own
+                while self._retiring:
+                    await self._retiring[0].wait()
+        raised = raised or self._error
+        if raised is not None and self._error is not None and raised is not self._error:
+            raised.add_note(str(self._error))
+        if self._breach is not None and first_of(raised, ContainmentBreach) is None:
+            raise self._breach from raised
+        if raised is not None and raised is not error:
+            raise raised
+
+
+class RevertibleCell:
+    """The caller's handle: a `Cell` that forwards to the machine in use."""
+
+    machines: Machines
+
+    def __init__(self, machines: Machines) -> None:
+        # This class's own forwards to the cell of `machines`, which isn't set yet.
+        object.__setattr__(self, "machines", machines)
+
+    def __repr__(self) -> str:
+        return repr(self.machines.current.cell)
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
+        if name in ("machines", "revert", "snapshot"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "machines").current.cell, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.machines.current.cell, name, value)
+
+    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
+        await self.machines.revert(verify=verify, to=to)
+
+    async def snapshot(self, name: str | None = None) -> Snapshot:
+        return await self.machines.snapshot(name)
+
+
+def _adopt(old: Cell, new: Cell) -> None:
+    """Have the new guard know the old decoys. Raise `HostError` for another kind."""
+    if (old.tier, old.plan.image) != (new.tier, new.plan.image):
+        what = "the image was replaced in the store, or the tier is no longer possible"
+        hint = "open another cell for another image"
+        raise HostError(what, where=f"cell {old.id}", hint=hint)
+    if old.guard is not None and new.guard is not None:
+        new.guard.adopt((*old.guard.ancestors, old.id))
+
+
+async def _flush(cell: Cell) -> None:
+    if cell.guard is not None:
+        await anyio.to_thread.run_sync(cell.guard.flush)
+
+
+@asynccontextmanager
+async def revertible(
+    make: MakeMachine, *, first: MakeMachine | None = None
+) -> AsyncIterator[Range]:
+    """Open the range of one cell from `make`, called again at each revert."""
+    machines = Machines(make)
+    async with AsyncExitStack() as stack:
+        opened = await machines.open(first or make)
+        stack.push_async_exit(machines.close)
+        yield opened
