@@ -1,6 +1,6 @@
 """The host's client of a guest agent: commands and files over one stream.
 
-One waiting operation reads the connection for all (see `pump`). At most 64 run, or as many as
+One waiting operation reads the connection for all (see `Pump`). At most 64 run, or as many as
 the guest takes; more queue, in order. After the cell's death or a `ProtocolViolation` every
 operation raises `CellError`. Belongs to the event loop that used it first.
 """
@@ -13,18 +13,17 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 import anyio
 
 from belljar.capture import Keep
 from belljar.channel import frames, operations
 from belljar.channel.frames import Answer, FrameType, GuestEvent, OpKind, Touched
-from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, feed, judge
+from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, Pump, SocketPipe
 from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
-from belljar.channel.pump import Pump, SocketPipe
 from belljar.dataclass import replace
 from belljar.errors import CellError, first_of
 from belljar.units import format_duration, printable
@@ -33,8 +32,6 @@ from belljar.units import format_duration, printable
 _MAX_OPS: Final = 64
 # The host's wait beyond the guest's timeout.
 _GRACE_S: Final = 10.0
-# So little fits the guest's window, and needs no second task.
-_SMALL_INPUT_BYTES: Final = 64 << 10
 
 
 class BusyError(CellError):
@@ -45,25 +42,8 @@ class BusyError(CellError):
         super().__init__("the cell is busy: a command runs in it", where="channel", hint=hint)
 
 
-@asynccontextmanager
-async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
-    if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
-        await operation.offer_stdin(contents)
-        await operation.close_stdin()
-        yield
-        return
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(feed, operation, contents)
-            yield
-            # The command has ended, and reads nothing more.
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:  # our own: its one error, best one that is no cancellation
-        raise (first_of(group, Exception) or first_of(group, BaseException) or group) from None
-
-
 class GuestClient:
-    """Owns the connected stream socket: `aclose` (or leaving `async with`) closes it."""
+    """Owns the connected stream socket, which `aclose` closes."""
 
     def __init__(self, sock: socket.socket) -> None:
         # The mailbox of the connection's own frames, with the last answer of each kind
@@ -84,12 +64,6 @@ class GuestClient:
         elif isinstance(event, Answer):
             self._answers[event.kind] = event
             self._pongs_seen += event.kind is FrameType.PONG
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close the stream. Running and queued operations raise `CellError`."""
@@ -125,10 +99,10 @@ class GuestClient:
             hint = "ask for fewer `cpus` or more `memory`"  # ENOMEM is the usual one
             raise CellError(what, where="channel, CONFIG", hint=hint)
 
-    async def renew(self, payload: bytes, *, timeout_s: float = 10.0) -> Answer:
+    async def renew(self, payload: bytes) -> Answer:
         """Make a restored guest a new machine; the caller judges missing parts."""
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
-        return await self._ask(FrameType.RENEWED, send, timeout_s, "did not answer RENEW")
+        return await self._ask(FrameType.RENEWED, send, 10.0, "did not answer RENEW")
 
     def check_idle(self) -> None:
         """Raise `BusyError` while a command runs or the cell is being saved."""
@@ -187,7 +161,6 @@ class GuestClient:
         on_touched: Callable[[Touched], None] | None = None,
         *,
         max_touches: int = 0,
-        timeout_s: float = 10.0,
     ) -> Answer:
         """Have the guest agent report opens and reads of these files, instead of earlier ones.
 
@@ -201,7 +174,7 @@ class GuestClient:
             return self._pump.wire.send_watch(paths, max_touches)
 
         await self._released()
-        return await self._ask(FrameType.WATCHED, make, timeout_s, "did not answer WATCH")
+        return await self._ask(FrameType.WATCHED, make, 10.0, "did not answer WATCH")
 
     async def _ask(
         self, kind: FrameType, send: Callable[[], bytes] | None, timeout_s: float, what: str
@@ -242,13 +215,21 @@ class GuestClient:
         request = replace(request, stdin=request.stdin or input is not None)
         async with self.open_exec(request) as operation:
             operation.kept = captures(most if keep_bytes is None else keep_bytes, keep)
-            async with _feeding(operation, b"" if input is None else input):
-                return await operation.wait(on_output)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(operations.feed, operation, b"" if input is None else input)
+                    output = await operation.wait(on_output)
+                    # The command has ended, and reads nothing more.
+                    tasks.cancel_scope.cancel()
+            except BaseExceptionGroup as group:  # its one error, best one that is no cancellation
+                raise (
+                    first_of(group, Exception) or first_of(group, BaseException) or group
+                ) from None
+            return output
 
-    @asynccontextmanager
-    async def open_exec(self, request: ExecRequest) -> AsyncIterator[Operation]:
+    def open_exec(self, request: ExecRequest) -> AbstractAsyncContextManager[Operation]:
         """Run a command and talk to it; the block's end kills it."""
-        async with self.operation(
+        return self.operation(
             OpKind.EXEC,
             exec_body(request),
             None if request.timeout_s is None else request.timeout_s + _GRACE_S,
@@ -257,8 +238,7 @@ class GuestClient:
             stderr=request.max_stderr_bytes if request.pty is None else None,
             stdin_open=request.stdin,
             user=request.user,
-        ) as operation:
-            yield operation
+        )
 
     # ---- files
 
@@ -303,7 +283,7 @@ class GuestClient:
         async with self.own_reads.of(path, cwd), operating as operation:
             operation.kept = captures(max_bytes + 1)
             await operation.wait()
-            judge(operation, path, timeout_s, max_bytes)
+            operations.judge(operation, path, timeout_s, max_bytes)
         contents = operation.output().stdout
         if len(contents) > max_bytes:  # a guest that says that it is whole
             raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=len(contents))
@@ -335,7 +315,7 @@ class GuestClient:
                 operation.op, message = self._pump.wire.start(
                     kind, body, stdout=stdout, stderr=stderr, stdin_open=stdin_open
                 )
-                self._pump.register(operation.op, operation)
+                self._pump.operations[operation.op] = operation
                 return message
 
             try:

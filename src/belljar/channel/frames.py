@@ -31,8 +31,6 @@ MAX_WATCHED_FILES: Final = 256
 MAX_PROCESS_NAME_BYTES: Final = 64
 # A guest that grants more would have the host buffer it.
 MAX_STDIN_WINDOW_BYTES: Final = 16 << 20
-# The largest u64: no output reaches it.
-NO_CAP: Final = (1 << 64) - 1
 # No mode has these bits.
 KEEP_MODE: Final = 0xFFFF_FFFF
 # 128 bits: no answer of an earlier cell fits.

@@ -1,8 +1,11 @@
-"""One live operation as its task sees it: its mailbox, its streams and its end.
+"""The socket's pump, and one live operation as its task sees it.
 
-It ends with RESULT, at the host's deadline (its tree is killed; without RESULT the connection
-ends), when the caller leaves or is cancelled (the same kill, shielded and bounded), or with the
-connection. So none outlives its block.
+Without a background task the first waiting operation *leads*: it reads the socket for all, lets
+the wire check, and hands each event to its mailbox. The others *follow*: each waits on its own
+event, set for an arrival or to lead. While any waits, one leads or has been woken to lead.
+
+An operation ends with RESULT, or at the host's deadline, or when the caller leaves or is cancelled
+(its tree is killed; without RESULT the connection ends), or with the connection.
 """
 
 from __future__ import annotations
@@ -10,30 +13,200 @@ from __future__ import annotations
 import math
 import posixpath
 import signal
+import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import anyio
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from belljar.channel import frames, outcomes
-from belljar.channel.frames import FrameType, Outcome, Progress, Result, Stream
+from belljar.channel.frames import Answer, Data, FrameType, GuestEvent, Progress, Result, Stream
 from belljar.channel.outcomes import ExecOutput, FileTooLargeError, OutputTexts
-from belljar.errors import CellError
-from belljar.units import format_duration
+from belljar.channel.wire import HostConnection
+from belljar.errors import CellError, ProtocolViolation
+from belljar.units import format_duration, printable
 
-if TYPE_CHECKING:
-    from belljar.channel.pump import Pump
-
+# A guest that reads nothing for so long is dead: a busy host delays it by seconds.
+SEND_DEADLINE_S: Final = 30.0
+# Several frames in one call.
+_READ_BYTES: Final = 256 << 10
+_CLOSED: Final = "the cell is gone: its channel was closed from the other end"
+_DEAD_HINT: Final = "Open a new cell; this one's console and ledger say what it did last."
 # A CREDIT for each small piece would double the frames; a quarter keeps the guest writing.
 _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
 # The caller may have been the slow one, and the guest's RESULT wait to be read.
 _LATE_S: Final = 1.0
 # For a killed operation to end.
 _KILL_S: Final = 10.0
-
-
+Contents: TypeAlias = bytes | AsyncIterable[bytes]
 OnOutput: TypeAlias = Callable[[Stream, bytes], object]
+
+
+class Mailbox(Protocol):
+    waiters: set[anyio.Event]
+
+    def deliver(self, event: GuestEvent) -> None:
+        """Take one event. It must not block or raise."""
+        ...
+
+
+class Pump:
+    def __init__(self, stream: SocketPipe, connection: Mailbox) -> None:
+        self.wire = HostConnection()
+        self.failure: CellError | None = None
+        self._stream = stream
+        self._connection = connection
+        self.operations: dict[int, Mailbox] = {}
+        self._followers: dict[anyio.Event, None] = {}
+        self._lead: anyio.CancelScope | None = None
+        self._send_lock = anyio.Lock(fast_acquire=True)
+
+    def check(self) -> None:
+        """Raise the connection's end, if any, as a new `CellError`."""
+        if self.failure is not None:
+            # A new one for each caller: an exception that is raised again collects tracebacks.
+            raise type(self.failure)(
+                self.failure.what, where=self.failure.where, hint=self.failure.hint
+            ) from self.failure
+
+    def fail(self, error: CellError) -> None:
+        """End the connection for all operations. The first reason stays."""
+        if self.failure is None:
+            self.failure = error
+        for event in self._followers:
+            event.set()
+        if self._lead is not None:
+            self._lead.cancel()
+
+    def _gone(self, what: str) -> None:
+        self.fail(CellError(what, where="channel", hint=_DEAD_HINT))
+
+    async def close(self) -> None:
+        self._gone("the channel to the guest agent was closed")
+        await self._stream.aclose()
+
+    async def send(self, make: Callable[[], bytes]) -> None:
+        """Send what `make` returns; it is called at its turn, so state and bytes keep one order.
+
+        From then on cancellation waits, at most the send deadline: half a frame would end the
+        conversation. Raise `CellError`, also if the guest did not read by the deadline.
+        """
+        async with self._send_lock:
+            self.check()
+            message = make()
+            sent = not message
+            try:
+                with anyio.move_on_after(SEND_DEADLINE_S, shield=True):
+                    if message:
+                        await self._stream.send(message)
+                        sent = True
+            except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                self._gone(_CLOSED)
+            finally:
+                if not sent and self.failure is None:
+                    self._gone("the guest agent did not read what was sent to it")
+        self.check()
+
+    async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
+        """Return when `ready()`, asked whenever something arrived. Raise `CellError`."""
+        while not ready():
+            self.check()
+            if self._lead is not None:
+                await self._follow(mailbox)
+                continue
+            try:
+                with anyio.CancelScope() as self._lead:
+                    while not ready() and self.failure is None:
+                        await self._read_once()
+            finally:
+                self._lead = None
+                self._pass_lead()
+
+    async def _follow(self, mailbox: Mailbox) -> None:
+        news = anyio.Event()
+        self._followers[news] = None
+        mailbox.waiters.add(news)
+        try:
+            await news.wait()
+        finally:
+            del self._followers[news]
+            mailbox.waiters.discard(news)
+            # Woken to lead and cancelled, or woken for its own event: if none leads now, the next
+            # one must.
+            self._pass_lead()
+
+    def _pass_lead(self) -> None:
+        # One waiter is enough: it reads for all, and passes the lead on at its end.
+        if self._lead is None:
+            for event in self._followers:
+                event.set()
+                return
+
+    async def _read_once(self) -> None:
+        try:
+            received = await self._stream.receive(_READ_BYTES)
+        except (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._gone(_CLOSED)
+            return
+        try:
+            events = self.wire.feed(received)
+        except ProtocolViolation as violation:
+            self.fail(violation)
+            return
+        for event in events:
+            if isinstance(event, Answer) and event.kind is FrameType.FATAL:
+                self._gone(f"the guest agent gave up: {printable(event.detail, max_chars=300)}")
+                continue
+            mailbox: Mailbox | None = self._connection
+            if isinstance(event, Data | Result | Progress):
+                mailbox = self.operations.get(event.op)
+            if mailbox is not None:
+                mailbox.deliver(event)
+                for waiter in mailbox.waiters:
+                    waiter.set()
+
+
+class SocketPipe:
+    """It owns the socket from now on: `aclose` closes it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(0)
+        self._socket = sock
+
+    async def receive(self, max_bytes: int = _READ_BYTES, /) -> bytes:
+        """Receive bytes. Raise `anyio.EndOfStream` at the end."""
+        # A stream that always has bytes must not keep the event loop from other tasks.
+        await checkpoint()
+        while True:
+            try:
+                received = self._socket.recv(max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(self._socket)
+            except ConnectionError as error:
+                raise anyio.EndOfStream from error
+            else:
+                if not received:
+                    raise anyio.EndOfStream
+                return received
+
+    async def send(self, item: bytes, /) -> None:
+        """Send all bytes. A cancelled send makes the connection useless."""
+        await checkpoint_if_cancelled()
+        left = memoryview(item)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+
+    async def aclose(self) -> None:
+        """Close the socket; waiting tasks get `ClosedResourceError`."""
+        if self._socket.fileno() >= 0:
+            # Else a task that waits for this descriptor would not notice that it is closed.
+            anyio.notify_closing(self._socket)
+            self._socket.close()
 
 
 class Operation:
@@ -60,8 +233,8 @@ class Operation:
         self.deadline = math.inf
         """The host's deadline for it, on the event loop's clock."""
 
-    def deliver(self, event: frames.GuestEvent) -> None:
-        if isinstance(event, frames.Data):
+    def deliver(self, event: GuestEvent) -> None:
+        if isinstance(event, Data):
             if self._discards:
                 self._dropped_bytes[event.stream] += len(event.content)
                 self._credit_owed += len(event.content)
@@ -69,7 +242,7 @@ class Operation:
                 self._arrived[event.stream] += event.content
         elif isinstance(event, Result):
             self.result = event
-            self._pump.forget(self.op)
+            self._pump.operations.pop(self.op, None)
         elif isinstance(event, Progress) and event.kind is FrameType.STARTED:
             self.size_bytes = event.value
         elif isinstance(event, Progress) and event.kind is FrameType.EOF:
@@ -225,7 +398,7 @@ class Operation:
         finally:
             if self.op and self.result is None:
                 self._give_up()
-            self._pump.forget(self.op)
+            self._pump.operations.pop(self.op, None)
 
     async def _kill(self) -> None:
         """Kill the tree and wait for RESULT.
@@ -242,9 +415,6 @@ class Operation:
             await self._pump.wait_until(
                 self, lambda: self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES
             )
-
-
-Contents: TypeAlias = bytes | AsyncIterable[bytes]
 
 
 async def feed(operation: Operation, contents: Contents) -> None:
@@ -276,9 +446,9 @@ def judge(
 ) -> None:
     """Raise a failed file operation's error."""
     result = operation.ended()
-    if result.outcome is Outcome.EXITED:
+    if result.outcome is frames.Outcome.EXITED:
         return
-    is_limit = result.outcome is Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
+    is_limit = result.outcome is frames.Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
     if is_limit and max_bytes is not None:
         size_bytes = max(operation.size_bytes, max_bytes + 1)  # a tree's real size is unknown
         raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=size_bytes)
