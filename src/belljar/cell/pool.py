@@ -247,8 +247,8 @@ class Pool:
         with anyio.CancelScope(shield=True):
             if self._filling is not None:
                 self._filling.cancel()
-            for idle in self._out:
-                idle.opened.disconnect()
+            for cell in [cell for idle in self._out for cell in idle.opened.cells.values()]:
+                cell.disconnect()
             while self._idle:
                 await self._destroy(self._idle.pop())
             with anyio.move_on_after(_END_TIMEOUT_S):

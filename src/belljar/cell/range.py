@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import anyio
@@ -52,20 +51,16 @@ class ModelRequests:
 
     def __init__(self) -> None:
         self.handler: Handler | None = None
-        self.on_close: Callable[[], None] | None = None
-        self._closed = False
+        self.on_close: Callable[[], object] = lambda: None
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        if self._closed:
-            raise ValueError("the range has ended")
         if self.handler is None:
             raise ValueError("no model answers here: run the cell under `belljar run`")
         return self.handler(kind, body)
 
     def close(self) -> None:
-        self._closed = True
-        if self.on_close is not None:
-            self.on_close()
+        self.handler = None
+        self.on_close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +131,6 @@ class Range:
         late = None if self.rules is None else self.rules.order
         return self.cell._live.killed() or late
 
-    def disconnect(self) -> None:
-        """End all its cells' operations. Any thread may call it."""
-        for cell in self.cells.values():
-            cell.disconnect()
-
 
 # Old machines whose destruction a revert doesn't wait for: their memory adds up.
 MAX_RETIRING: Final = 2
@@ -148,38 +138,17 @@ MakeMachine: TypeAlias = "Callable[[], AbstractAsyncContextManager[Range]]"
 OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    """A range of one cell, and the stack that destroys it."""
-
-    opened: Range
-    owner: AsyncExitStack
-
-    @property
-    def cell(self) -> Cell:
-        return self.opened.cell
-
-
 class Machines:
     """One handle's machine, and the old ones being destroyed."""
 
-    current: _Machine
-
-    def __init__(self, make: MakeMachine) -> None:
-        self._make = make
+    def __init__(self, make: MakeMachine, current: Range, owner: AsyncExitStack) -> None:
+        self.current = current
+        self._make, self._owner = make, owner
         self._turn = anyio.Lock()
         self._is_closed = False
         self._retiring: list[anyio.Event] = []
         self._breach: ContainmentBreach | None = None
         self._error: BaseException | None = None
-
-    async def open(self, first: MakeMachine) -> Range:
-        """Make the first machine; without a network the range's cell is the handle."""
-        async with AsyncExitStack() as stack:
-            opened = await stack.enter_async_context(first())
-            self.current = _Machine(opened, stack.pop_all())
-        has_more = opened.network is not None or opened.targets
-        return opened if has_more else replace(opened, cell=cast("Cell", RevertibleCell(self)))
 
     async def revert(
         self,
@@ -196,7 +165,7 @@ class Machines:
         """
         async with self._turn:
             self._refuse_if_ended()
-            began, old = time.monotonic(), self.current
+            began, old, owner = time.monotonic(), self.current, self._owner
             await self._wait_for_room(old.cell)
             where, make = f"cell {old.cell.id}", self._make
             if to is not None:
@@ -219,7 +188,7 @@ class Machines:
                         if on_ready is not None:
                             await on_ready(opened)
                         await _flush(old.cell)  # a finding may have the sample stopped
-                        raise_if_killed(old.opened.killed() or opened.killed(), where=where)
+                        raise_if_killed(old.killed() or opened.killed(), where=where)
                     old.cell.record_death()
                     data: dict[str, JsonValue] = {
                         "from": old.cell.id,
@@ -231,7 +200,7 @@ class Machines:
                         data["snapshot"] = to.id
                     opened.cell.note(Kind.CELL_REVERTED, data)
                     # Nothing from here on waits or fails: the cell is never between two machines
-                    self.current = _Machine(opened, stack.pop_all())
+                    self.current, self._owner = opened, stack.pop_all()
             except BaseException as error:
                 if (breach := first_of(error, ContainmentBreach)) is not None:
                     old.cell.mark_failed(breach)  # what it has left may still do something
@@ -240,7 +209,7 @@ class Machines:
                 order = error.order if isinstance(error, KilledError) else None
                 self._pass_on(order if made is None else made.killed())
                 raise
-            self._retire(old, on_end)
+            self._retire(old, owner, on_end)
 
     async def flush(self) -> None:
         """Wait until old machines are destroyed and all output is scanned."""
@@ -248,7 +217,7 @@ class Machines:
             await self._retiring[0].wait()
         await _flush(self.current.cell)
 
-    async def snapshot(self, name: str | None) -> Snapshot:
+    async def snapshot(self, name: str | None = None) -> Snapshot:
         async with self._turn:
             self._refuse_if_ended()
             return await self.current.cell.snapshot(name)
@@ -257,7 +226,7 @@ class Machines:
         if self._is_closed:
             raise CellError("the cell's block was left")
         current = self.current
-        raise_if_killed(current.opened.killed(), where=f"cell {current.cell.id}")
+        raise_if_killed(current.killed(), where=f"cell {current.cell.id}")
 
     async def _wait_for_room(self, old: Cell) -> None:
         limits, retiring = old.plan.limits, self._retiring
@@ -269,22 +238,22 @@ class Machines:
         ):
             await retiring[0].wait()
 
-    def _retire(self, machine: _Machine, on_end: OnMachine | None) -> None:
-        cell, done = machine.cell, anyio.Event()
+    def _retire(self, old: Range, owner: AsyncExitStack, on_end: OnMachine | None) -> None:
+        cell, done = old.cell, anyio.Event()
         cell._reverted = CellError("the cell was reverted while this ran", where=f"cell {cell.id}")
         self._retiring.append(done)
         # Flushed, else the end of its block would hold up the event loop
         steps: list[Callable[[], Awaitable[object]]] = [partial(_flush, cell)]
-        steps += [] if on_end is None else [partial(on_end, machine.opened)]
+        steps += [] if on_end is None else [partial(on_end, old)]
 
         async def end() -> None:
             with anyio.CancelScope(shield=True):
-                for step in (*steps, machine.owner.aclose):
+                for step in (*steps, owner.aclose):
                     try:
                         try:
                             await step()
                         finally:
-                            self._pass_on(machine.opened.killed())
+                            self._pass_on(old.killed())
                     except BaseException as error:  # noqa: BLE001 - raised at the end of the block
                         if (breach := first_of(error, ContainmentBreach)) is not None:
                             self._breach = self._breach or breach
@@ -301,19 +270,14 @@ class Machines:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
 
-    async def close(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def close(self, *exc_info: Any) -> None:  # noqa: ANN401 - as `__aexit__` has them
         """End the machine in use, wait for others, raise what was found."""
-        raised = error
+        raised = error = exc_info[1]
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 self._is_closed = True
                 try:
-                    await self.current.owner.__aexit__(kind, error, trace)
+                    await self._owner.__aexit__(*exc_info)
                 except BaseException as own:  # noqa: BLE001 - raised below
                     raised = own
                 while self._retiring:
@@ -340,18 +304,13 @@ class RevertibleCell:
         return repr(self.machines.current.cell)
 
     def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of a cell
-        if name in ("machines", "revert", "snapshot"):
-            return object.__getattribute__(self, name)
-        return getattr(object.__getattribute__(self, "machines").current.cell, name)
+        machines: Machines = object.__getattribute__(self, "machines")
+        if name == "machines":
+            return machines
+        return getattr(machines if name in ("revert", "snapshot") else machines.current.cell, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.machines.current.cell, name, value)
-
-    async def revert(self, *, verify: bool | None = None, to: Snapshot | None = None) -> None:
-        await self.machines.revert(verify=verify, to=to)
-
-    async def snapshot(self, name: str | None = None) -> Snapshot:
-        return await self.machines.snapshot(name)
 
 
 def _adopt(old: Cell, new: Cell) -> None:
@@ -373,9 +332,13 @@ async def _flush(cell: Cell) -> None:
 async def revertible(
     make: MakeMachine, *, first: MakeMachine | None = None
 ) -> AsyncIterator[Range]:
-    """Open the range of one cell from `make`, called again at each revert."""
-    machines = Machines(make)
+    """Open the range of one cell from `make`, called again at each revert.
+
+    Without a network or targets its cell is a handle that can be reverted.
+    """
     async with AsyncExitStack() as stack:
-        opened = await machines.open(first or make)
+        opened = await stack.enter_async_context((first or make)())
+        machines = Machines(make, opened, stack.pop_all())
         stack.push_async_exit(machines.close)
-        yield opened
+        has_more = opened.network is not None or opened.targets
+        yield opened if has_more else replace(opened, cell=cast("Cell", RevertibleCell(machines)))
