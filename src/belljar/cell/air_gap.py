@@ -40,7 +40,6 @@ def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
 
 @contextmanager
 def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
-    """Hold a run's air gap, checked at both ends."""
     changes = list[str]()
 
     def has_changed(*problems: str) -> bool:
@@ -88,7 +87,6 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
 
 
 def changes_in(reply: bytes) -> Iterator[str]:
-    """Yield the up interfaces in the kernel's messages."""
     for kind, payload in netlink.messages(reply):
         if kind == _NEW_LINK and len(payload) >= netlink.LINK_BYTES:
             state, evidence = seen(netlink.parse_link(payload))

@@ -80,7 +80,6 @@ class RecordedOperation:
         return self.event(kind, data, bodies=bodies)
 
     def limits_hit(self, error: BaseException, *, is_write: bool) -> Iterator[Event]:
-        """Yield the limit that a copy hit, here or in the guest."""
         if isinstance(error, FileTooLargeError):
             yield self.event(Kind.LIMIT_HIT, {"limit": "max_bytes", "value": error.max_bytes})
         # Of another operation it may be this host's disk that is full
@@ -139,7 +138,6 @@ class CommandRecord:
         self._fired |= self._full() - self._full_before
 
     def input(self, source: Pieces) -> Pieces:
-        """Return the command's input, seen as it is sent."""
         stdin = self._streams[Stream.STDIN]
 
         async def pieces(source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -270,7 +268,6 @@ class CellBase:
         return guard.let_out(output_part(data, operation), cell_id=self.id).data
 
     def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
-        """Record an event of the cell outside any operation."""
         event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)
         self._recorder.record(event)
 
@@ -314,7 +311,6 @@ class CellBase:
         bodies: Callable[[], Sequence[Body]] = tuple,
         **action: JsonValue,
     ) -> Iterator[None]:
-        """Record the block's failure and the limits it ran into."""
         try:
             yield
             if self._reverted is not None:
@@ -353,7 +349,6 @@ class CellBase:
         raise self.failure from error
 
     def record_death(self) -> None:
-        """Record its death, unless an operation has met it already."""
         if self.destruction is None and self._live.end() is not None:
             with suppress(CellError):
                 self._end_if_dead(CellError("it had died"))

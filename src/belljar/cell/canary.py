@@ -98,7 +98,6 @@ class Canary:
             raise failure
 
     async def _ask(self, new: Cell) -> tuple[list[str], BaseException | None]:
-        """Have the guest agent search; return its matches and the search's error."""
         text = f"token={self.token}\nport={self.port}\n"
         text += "".join(f"dir{at}={each}\n" for at, each in enumerate(self.directories))
         said, failure = bytearray(), None
@@ -117,7 +116,6 @@ class Canary:
         return lines, failure
 
     async def _is_there(self) -> bool:
-        """Return True while the program that left the traces runs."""
         if self.running is None:
             return False
         with anyio.CancelScope(shield=True), suppress(CellError):

@@ -57,7 +57,6 @@ def decoy_key(run: RunDirectory) -> bytes:
 
 
 def read_key(run_path: Path) -> bytes:
-    """Return a run's key. Raise `OSError`, `ValueError`."""
     key = bytes.fromhex((run_path / KEY_FILE).read_text("ascii").strip())
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key of {len(key)} bytes; it has {KEY_BYTES}")
@@ -80,7 +79,6 @@ def home_of(passwd: bytes, user: str) -> str:
 
 @asynccontextmanager
 async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AsyncIterator[None]:
-    """Place the policy's decoys; touches are recorded in the block."""
     services = () if cell.guard is None else cell.guard.services
     minted = await place_decoys(cell, loaded.policy.decoys, decoy_key(run), services)
     files = {file.path: decoy.id for decoy in minted for file in decoy.files}
@@ -201,7 +199,6 @@ async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float
 
 
 async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
-    """Write as the cell's user below its home; else as root."""
     in_folder: dict[str, list[MintedFile]] = {}
     for file in minted.files:
         in_folder.setdefault(posixpath.dirname(file.path), []).append(file)

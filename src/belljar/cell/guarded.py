@@ -147,7 +147,6 @@ class GuardedRecorder:
         return number
 
     def know(self, values: Iterable[KnownValue]) -> None:
-        """Look for these values, too, from now on."""
         with self._lock:
             self._values = (*self._values, *values)
             self._sort_values()

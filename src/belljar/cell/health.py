@@ -96,7 +96,6 @@ def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | N
 
 
 def may_be_broken(output: ExecOutput) -> bool:
-    """Return True for an exit as in a broken cell."""
     # A POSIX shell's statuses for a program that it can't execute, and that it can't find.
     failed = output.returncode in {126, 127}
     return output.not_started_errno is not None or output.timed_out or failed
@@ -116,7 +115,6 @@ class HealthWatch:
         self._baseline = await self._check("baseline")
 
     async def look(self, phase: Literal["call", "end"]) -> None:
-        """Check, unless idle or already degraded."""
         if self._baseline is not None and not self.degraded:
             await self._check(phase)
 

@@ -61,7 +61,6 @@ class Transfer:
     skipped: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, JsonValue]:
-        """Return the fields of its event."""
         return {
             "entries": self.files + self.directories + self.links,
             "files": self.files,
@@ -175,8 +174,6 @@ def _file_records(tree: Tree, entry: Entry, path: str, manifest: TreeManifest) -
 
 
 async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes in larger pieces, read in threads."""
-
     def take() -> bytes:
         gathered = bytearray()
         for part in records:
@@ -289,7 +286,6 @@ class TreeDestination:
         self.discard()
 
     def discard(self) -> None:
-        """Remove what is not in its place. A second call does nothing."""
         if self._file is not None:
             os.close(self._file[0])
             self._file = None

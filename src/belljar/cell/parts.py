@@ -185,7 +185,6 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
 
 
 def _engine_of(parts: Parts) -> dict[str, Any]:
-    """Return the versions and digests of what runs a cell."""
     if isinstance(parts, ContainerParts):
         runtime = parts.plan.oci.runtime
         return {"runtime": {"name": runtime.name, "version": runtime.version}}

@@ -66,8 +66,6 @@ def range_port(network: Network, name: str, *, is_machine: bool) -> GivenPort:
 
 
 def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
-    """Return the other end of a cell's port, for probes."""
-
     def look() -> Sight:
         try:
             network.check_now()
@@ -159,7 +157,6 @@ async def _enter_network(
     cells: Mapping[str, Cell],
     home: Path,
 ) -> tuple[Network, ModelRequests]:
-    """Open the network that `stack` ends when the cells are gone."""
     model_requests = ModelRequests()
 
     def mark_failed(error: BelljarError) -> None:
@@ -253,6 +250,5 @@ async def _after(
 
 
 def trusting(parts: Parts) -> Parts:
-    """Add variables that make programs trust the cell's authorities."""
     env = {**ENVIRONMENT, **parts.plan.env}
     return replace(parts, plan=replace(parts.plan, env=env))  # type: ignore[arg-type]

@@ -161,7 +161,6 @@ async def _put_files(snapshot: Snapshot, cell: Cell) -> None:
 
 
 def _key_of(cell: Cell) -> str:
-    """Return a key of tier and image, which restoring needs."""
     image = "" if cell.plan.image is None else cell.plan.image.digest
     return hashlib.sha256(f"{cell.tier} {image}".encode()).hexdigest()
 
@@ -208,7 +207,6 @@ async def _run(
     max_bytes: int = 0,
     allowed: tuple[int, ...] = (0,),
 ) -> ExecOutput:
-    """Run a program of the image as root; `taken` gets its output."""
     request = ExecRequest(
         argv=argv,
         cwd="/",

@@ -227,7 +227,6 @@ def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapp
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
-    """Return a target's command: its own, or the image's with optional arguments."""
     if settings.get("command") is not None:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
@@ -261,7 +260,6 @@ async def _wait_healthy(
 
 
 async def log_tail(cell: Cell) -> str:
-    """Return the program's last output as a message's end."""
     for path in LOGS:
         try:
             written = await cell.read_file(path, max_bytes=_MAX_LOG_BYTES)

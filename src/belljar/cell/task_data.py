@@ -137,7 +137,6 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 
 
 def trust_script() -> str:
-    """Return a script that installs stdin's certificate wherever the image looks."""
     anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
     return f"""set -e
 pem=$(cat)

@@ -90,7 +90,6 @@ class GuestClient:
         self._slots = anyio.Semaphore(min(_MAX_OPS, welcome.max_ops), fast_acquire=True)
 
     async def configure(self, payload: bytes, *, timeout_s: float = 60.0) -> None:
-        """Build a template's container, by `frames.config_payload`."""
         send = partial(self._pump.wire.ask, FrameType.CONFIG, payload)
         done = await self._ask(FrameType.CONFIGURED, send, timeout_s, "did not answer CONFIG")
         if done.errno:

@@ -100,8 +100,6 @@ class ResultFlag(IntFlag):
 
 
 class Stage(IntEnum):
-    """The step in which an operation failed."""
-
     NONE = 0
     USER = 1
     CWD = 2
@@ -221,7 +219,6 @@ def pack(layout: struct.Struct, *values: int) -> bytes:
 
 
 def place(user: str, cwd: str, path: str, flags: int = 0) -> bytes:
-    """Return the beginning of a file request."""
     if not path:
         raise ValueError("the path is empty")
     return _U32.pack(flags) + b"".join(

@@ -202,7 +202,6 @@ class SocketPipe:
                 await anyio.wait_writable(self._socket)
 
     async def aclose(self) -> None:
-        """Close the socket; waiting tasks get `ClosedResourceError`."""
         if self._socket.fileno() >= 0:
             # Else a task that waits for this descriptor would not notice that it is closed.
             anyio.notify_closing(self._socket)
@@ -280,7 +279,6 @@ class Operation:
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
 
     async def leave(self) -> None:
-        """End a service's operation; its program runs on."""
         # The frame needs a signal's number; with this scope no process gets it.
         signo, scope = signal.SIGCONT, frames.SignalScope.LEAVE
         await self._pump.send(lambda: self._pump.wire.send_signal(self.op, signo, scope))
@@ -305,7 +303,6 @@ class Operation:
         return None
 
     async def wait(self, see: OnOutput | None = None) -> ExecOutput:
-        """Return the command's outcome, with its uniterated output."""
         async for stream, chunk in self:
             if see is not None:
                 see(stream, chunk)
@@ -344,7 +341,6 @@ class Operation:
         return None
 
     def ended(self) -> Result:
-        """Return the guest's RESULT. Raise `RuntimeError` before it has come."""
         if self.result is None:
             raise RuntimeError("the operation has not ended: take its output, or wait for it")
         return self.result
@@ -434,7 +430,6 @@ async def feed(operation: Operation, contents: Contents) -> None:
 async def feed_file(
     operation: Operation, contents: Contents, path: str, timeout_s: float | None
 ) -> None:
-    """Send a file's contents and wait for the end. Raise as `judge`."""
     with anyio.move_on_at(operation.deadline):
         await feed(operation, contents)
     await operation.wait()
@@ -444,7 +439,6 @@ async def feed_file(
 def judge(
     operation: Operation, path: str, timeout_s: float | None, max_bytes: int | None = None
 ) -> None:
-    """Raise a failed file operation's error."""
     result = operation.ended()
     if result.outcome is frames.Outcome.EXITED:
         return

@@ -79,7 +79,6 @@ def encode(record: TreeRecord) -> bytes:
 
 
 def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
-    """Return the most channel bytes of such a walk."""
     return max_bytes + (max_entries + 1) * (2 * _HEAD.size + _MAX_NAME_BYTES + _MAX_LINK_BYTES)
 
 
@@ -116,7 +115,6 @@ class TreeReader:
                 return
 
     def finish(self) -> None:
-        """Raise `ProtocolViolation` if the first entry is not whole."""
         if self._pending or self._file_left or not self._over:
             _violated("a walk that ends early")
 
@@ -175,7 +173,6 @@ class TreeReader:
         return path
 
     def _follow(self, record: TreeRecord) -> None:
-        """Update the walk's position and the guest's allowance."""
         first = (RecordKind.FILE, RecordKind.ENTER)
         skipped = self._contents and record.kind is RecordKind.DIRECTORY
         if skipped or (self._contents and not self._begun and record.kind not in first):

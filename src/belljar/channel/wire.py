@@ -329,7 +329,6 @@ class HostConnection:
         return message
 
     def send_watch(self, paths: Sequence[str], max_touches: int) -> bytes:
-        """Return WATCH of these files, which ends the previous one."""
         self._in_order()
         if len(paths) > frames.MAX_WATCHED_FILES:
             raise ValueError(f"{len(paths)} files; at most {frames.MAX_WATCHED_FILES}")
