@@ -115,7 +115,8 @@ class CommandRecord:
             **({} if request.pty is None else asdict(request.pty)),
         }
         recorder.record(operation.event(Kind.EXEC_STARTED, data))
-        self._oom_kills, self._refused_forks = live.oom_kills(), live.refused_forks()
+        self._counts = {"memory": live.oom_kills, "processes": live.refused_forks}
+        self._counted = {name: count() for name, count in self._counts.items()}
         self._full_before, self._fired = self._full(), set[str]()
         self._began_s = time.monotonic()
         self._times: dict[str, list[list[int]]] = {}
@@ -161,15 +162,14 @@ class CommandRecord:
         self._recorder.record(self.operation.event(Kind.EXEC_SIGNAL, data))
 
     def bodies(self) -> list[Body]:
-        return [capture.body() for capture in self._streams.values() if capture.total_bytes]
+        return [body for capture in self._streams.values() for body in capture.bodies()]
 
     def with_limits(self, output: ExecOutput) -> ExecOutput:
         """Return the same outcome with the limits that the host saw hit."""
         self._fired |= self._full() - self._full_before
-        if self._live.oom_kills() > self._oom_kills:
-            self._fired.add("memory")
-        if self._live.refused_forks() > self._refused_forks:
-            self._fired.add("processes")
+        self._fired |= {
+            each for each, count in self._counts.items() if count() > self._counted[each]
+        }
         fired = tuple(sorted(self._fired))
         is_memory = output.out_of_memory or "memory" in fired
         return replace(output, host_limits=fired, out_of_memory=is_memory) if fired else output
@@ -247,22 +247,14 @@ class CellBase:
         self.destruction: Destruction | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<Cell {self.id} "
-            f"{self.tier}{' emulated' if self.emulated else ''}{' dead' if self.failure else ''}>"
-        )
+        return f"<Cell {self.id} {self.tier}{' dead' if self.failure else ''}>"
 
     def console(self) -> bytes:
         """Return the guest kernel's console output, bounded. It is the guest's word."""
         return self._live.console()
 
-    async def _redacted(self, data: bytes, operation: str) -> bytes:
-        """Return the cell's bytes as the policy's `guard` lets them out."""
-        if not self._redacts:
-            return data
-        return await anyio.to_thread.run_sync(self._let_out, data, operation)
-
     def _let_out(self, data: bytes, operation: str) -> bytes:
+        """Return the cell's bytes as the policy's `guard` lets them out. It blocks."""
         if not self._redacts or not data or (guard := self.guard) is None:
             return data
         return guard.let_out(output_part(data, operation), cell_id=self.id).data

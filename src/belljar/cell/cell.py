@@ -48,10 +48,8 @@ def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
         return "tcp", str(target)
     path = os.fspath(target)
     if not path.startswith("/") or "\0" in path or len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise ValueError(
-            f"{path!r} is neither a port's number nor the absolute path of a socket, of at most "
-            f"{_MAX_PATH_BYTES} bytes"
-        )
+        what = f"neither a port's number nor a socket's absolute path of {_MAX_PATH_BYTES} bytes"
+        raise ValueError(f"{path!r} is {what} or less")
     return "unix", path
 
 
@@ -61,11 +59,9 @@ class CellStream(ByteStream):
     def __init__(
         self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int
     ) -> None:
-        self.sent, self.received = (
-            Capture(name, max_kept_bytes=keep_bytes) for name in ("sent", "received")
-        )
-        self._running = running
-        self._died = died
+        self.sent = Capture("sent", max_kept_bytes=keep_bytes)
+        self.received = Capture("received", max_kept_bytes=keep_bytes)
+        self._running, self._died = running, died
         self._held = b""
         self._sent_eof = self._closed = False
 
@@ -276,7 +272,7 @@ class Cell(ExecOperations, FileOperations):
         (kind, name), who = parse_target(target), self._user(user)
         started: dict[str, JsonValue] = {"target": kind, "name": text(name), "user": who}
         seen = list[Capture]()
-        bodies = lambda: [each.body() for each in seen if each.total_bytes]  # noqa: E731
+        bodies = lambda: [body for each in seen for body in each.bodies()]  # noqa: E731
         with self._recorded(_CONNECT, started, seen=bodies) as result:
             async with AsyncExitStack() as stack:
                 stream = await self._connected(stack, kind, name, who, timeout_s)
@@ -293,22 +289,19 @@ class Cell(ExecOperations, FileOperations):
     ) -> CellStream:
         bounds = {"max_stdout_bytes": _ENDLESS, "max_stderr_bytes": 0}
         request = agent_request(["connect", "connect", kind, name], user, **bounds)
-        target = f"port {name}" if kind == "tcp" else name
-        shown = printable(target)
+        target = printable(f"port {name}" if kind == "tcp" else name)
+        model = self.plan.policy.model
+        kept_bytes = KEEP_STREAM_BYTES if model is None or model.record == "text" else 0
         with anyio.move_on_after(timeout_s):
             running = await stack.enter_async_context(self._live.client.open_exec(request))
-            model = self.plan.policy.model
-            keeps = model is None or model.record == "text"
-            kept_bytes = KEEP_STREAM_BYTES if keeps else 0
             stream = CellStream(running, self._end_if_dead, kept_bytes)
             answer = await running.receive_stdout()
             if answer is None:
-                output = await running.wait()
-                why = output.why_not_started or "the relay in the cell was killed"
+                why = (await running.wait()).why_not_started or "the relay in the cell was killed"
                 raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
             if code := answer[0]:  # a byte that the guest chooses freely
-                raise OSError(code, os.strerror(code), f"{shown} in the cell")
+                raise OSError(code, os.strerror(code), f"{target} in the cell")
             stream._held = answer[1:]
             return stream
         limit = format_duration(timeout_s)
-        raise TimeoutError(f"{shown} in the cell took no connection within {limit}")
+        raise TimeoutError(f"{target} in the cell took no connection within {limit}")

@@ -10,6 +10,7 @@ from signal import SIGKILL, Signals
 from typing import Final, Literal, TypeAlias, TypeVar
 
 import anyio
+import anyio.to_thread
 from anyio.lowlevel import current_token
 
 from belljar.cell.base import CellBase, CommandRecord, spawn_task
@@ -71,13 +72,7 @@ class RunningCommand:
 
     def output(self) -> OutputTexts:
         """Return what was kept of its output so far, if `start` made it."""
-        return self.outcome or self._joined(self._channel.output())
-
-    def _joined(self, texts: _Texts) -> _Texts:
-        """Apply the guard once more: a value may have come in pieces."""
-        return replace(
-            texts, stdout=self._let_out(texts.stdout), stderr=self._let_out(texts.stderr)
-        )
+        return self.outcome or _let_out_whole(self._channel.output(), self._let_out)
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
         """Send bytes or UTF-8 text to its stdin, once its window has room."""
@@ -154,7 +149,7 @@ class RunningCommand:
                             self._channel.kept[stream].feed(chunk)
                         await self._finish()
                         if self.outcome is not None:
-                            self.outcome = self._joined(self.outcome)
+                            self.outcome = _let_out_whole(self.outcome, self._let_out)
             except BaseException as error:  # noqa: BLE001 - raised by `wait`
                 self.outcome = None  # it ended with a reverted machine
                 self._error = error if isinstance(error, Exception) else self._error
@@ -180,6 +175,11 @@ class RunningCommand:
             pass  # a dead cell's commands have ended
         self._taking.cancel()
         await self._done.wait()
+
+
+def _let_out_whole(texts: _Texts, let_out: Callable[[bytes], bytes]) -> _Texts:
+    """Apply the guard to the whole output: a value may have come in pieces."""
+    return replace(texts, stdout=let_out(texts.stdout), stderr=let_out(texts.stderr))
 
 
 class ExecOperations(CellBase):
@@ -210,11 +210,12 @@ class ExecOperations(CellBase):
         if isinstance(input, str):
             input = input.encode()  # noqa: A001 - as above
         seen = self._begin(argv, env, cwd, user, timeout_s, stdin=input is not None)
+        let_out = partial(self._let_out, operation="exec.output")
 
         def see(stream: Stream, chunk: bytes) -> None:
             seen.output(stream, chunk)
             if on_output is not None:
-                on_output(stream, self._let_out(chunk, "exec.output"))
+                on_output(stream, let_out(chunk))
 
         with self._failure_recorded(seen.operation, Kind.EXEC_FAILED, bodies=seen.bodies):
             output = await self._live.client.exec(
@@ -228,11 +229,7 @@ class ExecOperations(CellBase):
         seen.end(output)
         if not self._redacts:
             return output
-        return replace(
-            output,
-            stdout=await self._redacted(output.stdout, "exec.output"),
-            stderr=await self._redacted(output.stderr, "exec.output"),
-        )
+        return await anyio.to_thread.run_sync(_let_out_whole, output, let_out)
 
     @asynccontextmanager
     async def open_exec(

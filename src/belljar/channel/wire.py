@@ -35,8 +35,6 @@ _OF_CONNECTION: Final = {
 }
 # All bits of `RenewedBit`.
 _RENEWED_BITS: Final = 63
-# Numbers are never used again: an answer that comes late belongs to nobody.
-_OP_LIMIT: Final = (1 << 32) - 1
 
 
 @dataclass(slots=True)
@@ -305,12 +303,9 @@ class HostConnection:
 
     def send_hello(self, nonce: bytes) -> bytes:
         """Return HELLO, once per connection, with a fresh random 16-byte nonce."""
-        if self._nonce is not None or len(nonce) != frames.NONCE_BYTES:
-            raise RuntimeError("HELLO is sent once, with a nonce of 16 bytes")
-        self._nonce = bytes(nonce)
-        return frames.frame(
-            FrameType.HELLO, 0, frames.PROTOCOL_VERSION.to_bytes(2, "little") + nonce
-        )
+        self._nonce = nonce
+        version = frames.PROTOCOL_VERSION.to_bytes(2, "little")
+        return frames.frame(FrameType.HELLO, 0, version + nonce)
 
     def ask(self, kind: FrameType, payload: bytes) -> bytes:
         """Return CONFIG, RENEW or FREEZE; one of each at a time."""
@@ -350,10 +345,6 @@ class HostConnection:
     ) -> tuple[int, bytes]:
         """Return a new operation's id, PARTs and START. `stdout` and `stderr` are byte limits."""
         welcome = self._in_order(holds=self._renewed)
-        if len(self._live) >= welcome.max_ops:
-            raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")
-        if self._next_op > _OP_LIMIT:
-            raise RuntimeError("this connection has used up its operation ids; open a new cell")
         op, window = self._next_op, welcome.stdin_window_bytes
         message = frames.request_frames(op, kind, body)
         caps = {int(frames.Stream.STDOUT): stdout, int(frames.Stream.STDERR): stderr}
@@ -363,7 +354,7 @@ class HostConnection:
             stdin_credit=window,
             caps_left={stream: cap for stream, cap in caps.items() if cap is not None},
         )
-        self._next_op += 1
+        self._next_op += 1  # never used again: an answer that comes late belongs to nobody
         return op, message
 
     def send_data(self, op: int, content: bytes | memoryview) -> bytes:
