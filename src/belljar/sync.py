@@ -1,8 +1,8 @@
 """Belljar without `async`: the same names, which wait.
 
-Each opened cell, pool or range has a thread of its own with an event loop, which ends with it. A
-call that is interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for
-and then raised, so that nothing of it goes on behind the caller's back.
+Each opened cell, pool or range has a thread of its own with an event loop. A call that is
+interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for and then
+raised, so that nothing of it goes on behind the caller's back.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Loop:
 
 @contextmanager
 def own_loop() -> Iterator[Loop]:
-    """Run a loop for the block. Raise `RuntimeError` in a running event loop."""
+    """Run a loop. Raise `RuntimeError` in a running event loop."""
     is_in_a_loop = False
     with suppress(RuntimeError):
         anyio.lowlevel.current_token()
@@ -225,7 +225,7 @@ class _Facade(Generic[_Inner_co]):
 def _mirrored(
     method: Callable[Concatenate[_A, _P], _R], act: Callable[[Callable[[], _R], Loop], _T]
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """Return the method's facade: `act` is given the call and the facade's loop."""
+    """Return the method's facade; `act` is given the call."""
 
     @wraps(method)
     def call(self: _Facade[_A], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -238,7 +238,7 @@ def _mirrored(
 def _waiting(
     method: Callable[Concatenate[_A, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[_Facade[_A], _P], _T]:
-    """Return the method, run in the facade's loop and waited for."""
+    """Return the method, run in the facade's loop."""
     return _mirrored(method, lambda call, loop: loop.call(call))
 
 
@@ -253,7 +253,7 @@ def _at_once(
 def _entered(
     manager: AbstractAsyncContextManager[_A], facade: Callable[[_A, Loop], _T], loop: Loop | None
 ) -> Iterator[_T]:
-    """Open `manager`'s object as a facade; without `loop` in one of its own."""
+    """Open the object as a facade; without `loop` in its own."""
     opening = own_loop() if loop is None else nullcontext(loop)
     with opening as own, own.entered(manager) as inner:
         yield facade(inner, own)
@@ -262,7 +262,7 @@ def _entered(
 def _opening(
     function: Callable[_P, AbstractAsyncContextManager[_A]], facade: Callable[[_A, Loop], _T]
 ) -> Callable[_P, AbstractContextManager[_T]]:
-    """Return the same function; Ctrl-C ends its object before it is raised."""
+    """Return the same function; Ctrl-C ends its object first."""
 
     @wraps(function)
     def opened(*args: _P.args, **kwargs: _P.kwargs) -> AbstractContextManager[_T]:
@@ -325,10 +325,7 @@ class Snapshot(_Facade[AsyncSnapshot]):
 
 
 class Cell(_Facade[AsyncCell]):
-    """A running sandbox, made by `belljar.sync.open_cell`, a pool or a range. It is thread-safe.
-
-    An `on_output` is called in the cell's own thread, and can't call it.
-    """
+    """A running sandbox. It is thread-safe; an `on_output` can't call it."""
 
     id: str
     plan: Plan

@@ -27,7 +27,7 @@ _MAX_CHANGES: Final = 64  # an interface that goes up and down all the time fill
 
 
 def hold_air_gap(run: RunDirectory, loaded: LoadedPolicy) -> None:
-    """Check and watch the policy's air gap. It blocks. Raise `HostError`."""
+    """Check and watch the policy's air gap. Raise `HostError`."""
     try:
         changed = run.enter_once("air gap", lambda: held(run.recorder), ends_on_record=True)
         if changed():

@@ -41,7 +41,7 @@ _RAW = ("utf-8", "surrogateescape")
 
 
 def text(value: str | bytes) -> str:
-    """Return text for JSON: bytes that are not UTF-8 become `\\udcNN`, visibly."""
+    """Return text for JSON; bytes that are not UTF-8 become visible."""
     decoded = value.decode(*_RAW) if isinstance(value, bytes) else value
     return decoded.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -72,7 +72,7 @@ class RecordedOperation:
     def failed(
         self, kind: Kind, error: BaseException, *, bodies: Sequence[Body] = (), **more: JsonValue
     ) -> Event:
-        """Return an end without a result: by an error, a dead cell, or a cancellation."""
+        """Return the end of an operation without a result."""
         reason = f"{type(error).__name__}: {text(str(error))}"[:4096]
         data: dict[str, JsonValue] = {"reason": reason, **more}
         if isinstance(error, OSError) and error.errno is not None:
@@ -89,11 +89,7 @@ class RecordedOperation:
 
 
 class CommandRecord:
-    """One command's record: its start, streams, limits and end.
-
-    The times of output and terminal sizes are kept for a replay. Limits are checked with
-    each chunk: a full disk may be emptied before the end.
-    """
+    """One command's record: its start, streams, limits and end."""
 
     def __init__(
         self, operation: RecordedOperation, request: ExecRequest, recorder: Recorder, live: Sandbox
@@ -165,7 +161,6 @@ class CommandRecord:
         return [body for capture in self._streams.values() for body in capture.bodies()]
 
     def with_limits(self, output: ExecOutput) -> ExecOutput:
-        """Return the same outcome with the limits that the host saw hit."""
         self._fired |= self._full() - self._full_before
         self._fired |= {
             each for each, count in self._counts.items() if count() > self._counted[each]
@@ -175,7 +170,7 @@ class CommandRecord:
         return replace(output, host_limits=fired, out_of_memory=is_memory) if fired else output
 
     def end(self, output: ExecOutput | None) -> None:
-        """Record the end; None: left early, and its tree was killed."""
+        """Record the end; None if it was left early."""
         times: dict[str, JsonValue] = {**self._times}
         bodies = self.bodies()
         if output is None:
@@ -250,11 +245,11 @@ class CellBase:
         return f"<Cell {self.id} {self.tier}{' dead' if self.failure else ''}>"
 
     def console(self) -> bytes:
-        """Return the guest kernel's console output, bounded. It is the guest's word."""
+        """Return the guest kernel's console output, bounded."""
         return self._live.console()
 
     def _let_out(self, data: bytes, operation: str) -> bytes:
-        """Return the cell's bytes as the policy's `guard` lets them out. It blocks."""
+        """Apply the policy's `guard`. It blocks."""
         if not self._redacts or not data or (guard := self.guard) is None:
             return data
         return guard.let_out(output_part(data, operation), cell_id=self.id).data
@@ -281,10 +276,7 @@ class CellBase:
         sent: Sequence[Body] = (),
         seen: Callable[[], Sequence[Body]] = tuple,
     ) -> Iterator[dict[str, JsonValue]]:
-        """Record an operation's start, and its end with what the block puts into the result.
-
-        `sent` and `seen` are the bodies of the first and the last event.
-        """
+        """Record an operation's start and its end with the block's result."""
         operation, result = self._operation(), dict[str, JsonValue]()
         self._recorder.record(operation.event(kinds[0], started, bodies=sent))
         began = anyio.current_time()
@@ -316,7 +308,7 @@ class CellBase:
             raise
 
     def _end_if_dead(self, error: BaseException) -> None:
-        """Raise a dead cell's error with the cause of death, recorded once."""
+        """Raise the cause of death, recorded once."""
         if not isinstance(error, CellError):
             return
         is_violation = isinstance(error, ProtocolViolation)

@@ -1,7 +1,6 @@
 """Traces left in a cell before a revert, and searched for in the machine after it.
 
-The guest agent leaves and searches them. The new machine's memory is searched from outside, before
-anything in it knows the search terms.
+The new machine's memory is searched from outside, before anything in it knows the search terms.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # Below those that a connection may have a
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """The traces planned for `cell`, and those it reports as left."""
-
     cell: Cell
     token: str
     directories: tuple[str, ...]
@@ -127,7 +124,7 @@ class Canary:
 
 @asynccontextmanager
 async def canary_in(cell: Cell) -> AsyncIterator[Canary]:
-    """Leave traces in a cell during the block; an error in it removes them."""
+    """Leave traces in a cell during the block."""
     token, port, said = secrets.token_hex(16), _FIRST_PORT + secrets.randbelow(_PORTS), b""
     directories = tuple(dict.fromkeys(("/tmp", cell.plan.workdir)))  # noqa: S108 - the guest's
     words = ["plant", token, str(port), *directories]
@@ -169,7 +166,7 @@ def _request(cell: Cell, words: list[str], env: Mapping[str, str] | None = None)
 
 
 def memory_has(machine: Sandbox, needle: bytes) -> bool | None:
-    """Return True if a machine's memory has these bytes; None if not searchable."""
+    """Search a machine's memory; return None if not all was read."""
     skipped = list[str]()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and machine.holds(int(process.name)):
@@ -193,7 +190,7 @@ def _process_has(process: Path, needle: bytes, skipped: list[str]) -> bool:
 
 
 def _filled(maps: str, pages: BinaryIO, skipped: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield the present memory ranges that are not only a file's content."""
+    """Yield the present ranges that are not a file's content."""
     for line in filter(None, maps.split("\n")):  # a file's name may hold other ends of lines
         fields = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in fields[0].split("-"))

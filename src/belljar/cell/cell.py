@@ -1,7 +1,6 @@
-"""A running cell and its recorded operations.
+"""A running cell and its operations, recorded before they begin and when they have ended.
 
-Each is recorded twice: before its first byte goes to the guest, and when its outcome is known. On a
-cell that has died it raises `CellError` with the cause of death; nothing is retried.
+On a cell that has died each raises `CellError` with the cause of death; nothing is retried.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the c
 
 
 def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
-    """Return `tcp` and a port, or `unix` and a socket's path. Raise `ValueError`."""
+    """Return `tcp` and a port, or `unix` and a path. Raise `ValueError`."""
     if isinstance(target, int):
         if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
             raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
@@ -54,7 +53,7 @@ def parse_target(target: int | str | os.PathLike[str]) -> tuple[str, str]:
 
 
 class CellStream(ByteStream):
-    """A stream to a server in a cell, as anyio's socket streams."""
+    """A stream to a server in a cell."""
 
     def __init__(
         self, running: Operation, died: Callable[[BaseException], None], keep_bytes: int
@@ -66,10 +65,9 @@ class CellStream(ByteStream):
         self._sent_eof = self._closed = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Receive at least one byte.
+        """Receive at least one byte. Raise `CellError` when the cell died.
 
-        Raise `anyio.EndOfStream` when the server has ended its side or reset the connection,
-        `CellError` when the cell died.
+        Raise `anyio.EndOfStream` when the server has ended its side or reset the connection.
         """
         self._check_open()
         if not self._held:
@@ -180,11 +178,11 @@ class Cell(ExecOperations, FileOperations):
 
     @property
     def host_pid(self) -> int | None:
-        """Return the host pid of the cell's outermost process, while it lives."""
+        """Return the host pid of its outermost process."""
         return self._live.host_pid
 
     async def ping(self, *, timeout_s: float = 10) -> float:
-        """Return the guest agent's round trip in seconds. Raise `CellError` without an answer."""
+        """Return the guest agent's round trip in seconds. Raise `CellError`."""
         try:
             return await self._live.client.ping(timeout_s=timeout_s)
         except CellError as error:
@@ -192,7 +190,7 @@ class Cell(ExecOperations, FileOperations):
             raise
 
     async def wait_dead(self) -> str:
-        """Wait for the cell's end; return its cause as the host saw it."""
+        """Wait for its end; return the cause the host saw."""
         return await self._live.wait_dead()
 
     def disconnect(self) -> None:
@@ -200,7 +198,7 @@ class Cell(ExecOperations, FileOperations):
         self._live.client.disconnect()
 
     def mark_failed(self, error: BelljarError) -> None:
-        """End all its operations, now and later, with `error`. Any thread may call it."""
+        """End all its operations with `error`. Any thread may call it."""
         killed = killed_error(self._live.killed(), where=f"cell {self.id}")
         self.failure = self.failure or killed or error
         self._live.kill()
@@ -241,7 +239,7 @@ class Cell(ExecOperations, FileOperations):
         )
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End the cell now and report what was left. A second call changes nothing."""
+        """End the cell now; report what was left, each time the same."""
         end_if_forked(self._pid)
         self._is_ending = True
         try:

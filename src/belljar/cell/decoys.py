@@ -64,7 +64,7 @@ def read_key(run_path: Path) -> bytes:
 
 
 def home_of(passwd: bytes, user: str) -> str:
-    """Return a user's home by the image's hostile passwd, else `/root` or `/`."""
+    """Return a user's home by the image's hostile passwd."""
     wanted = user.partition(":")[0]
     for line in passwd.decode("utf-8", "replace").splitlines():
         fields = line.split(":")
@@ -97,7 +97,6 @@ class _RunValues:
 
 @contextmanager
 def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator[None]:
-    """Have the cell's guard and the run's others look for its values."""
     from belljar.signals.values import ValueSource
 
     if (recorder := cell.guard) is None:
@@ -178,7 +177,7 @@ def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
 
 
 async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
-    """Return the time of the nearest directory, or the image's if that is older."""
+    """Return the time of the nearest directory or older image."""
     parts = path.strip("/").split("/")
     nearest_s = times_s["/"]
     for count in range(1, len(parts) + 1):
@@ -234,7 +233,7 @@ def _records(
 
 
 def file_time(newest_s: float, age_s: int) -> float:
-    """Return a decoy's mtime; files of a reproducible build share one early time."""
+    """Return a decoy's mtime; reproducible builds share one early time."""
     return newest_s - age_s if newest_s >= MIN_BUILD_S else newest_s
 
 
@@ -244,8 +243,7 @@ async def watch_files(
 ) -> AsyncIterator[list[str]]:
     """Record opens and reads of these files (path → decoy id) during the block.
 
-    A sensor that doesn't start, misses a file, or ends, is recorded as `sensor.failed`, and
-    its reason yielded. Any thread may call `record`; its errors end the sensor.
+    A sensor's failure is recorded and yielded. An error of `record` ends the sensor.
     """
     problems, name = list[str](), ""
 

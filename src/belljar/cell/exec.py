@@ -62,7 +62,7 @@ class RunningCommand:
 
     @property
     def running(self) -> bool:
-        """Return False once its end is known: by `wait`, or at once with `start`."""
+        """Return False once its end is known."""
         return not self._done.is_set()
 
     @property
@@ -71,11 +71,11 @@ class RunningCommand:
         return None if self.outcome is None else self.outcome.returncode
 
     def output(self) -> OutputTexts:
-        """Return what was kept of its output so far, if `start` made it."""
+        """Return what was kept of its output so far."""
         return self.outcome or _let_out_whole(self._channel.output(), self._let_out)
 
     async def send_stdin(self, chunk: bytes | bytearray | memoryview | str) -> None:
-        """Send bytes or UTF-8 text to its stdin, once its window has room."""
+        """Send bytes or UTF-8 text, once its window has room."""
         # A copy: what is recorded is what is sent, whatever becomes of a buffer meanwhile
         chunk = chunk.encode() if isinstance(chunk, str) else bytes(memoryview(chunk))
         # On record first: the guest may have got it even if sending breaks off.
@@ -87,7 +87,7 @@ class RunningCommand:
         await self._channel.close_stdin()
 
     async def signal(self, number: int, *, whole_tree: bool = False) -> None:
-        """Signal its main process or whole tree. Raise `ValueError` for no signal."""
+        """Signal its main process or whole tree. Raise `ValueError`."""
         sent = Signals(number)
         if self.running:
             self._seen.signalled(sent, whole_tree=whole_tree)
@@ -99,7 +99,7 @@ class RunningCommand:
         self._seen.resized(rows, cols)
 
     async def leave(self) -> None:
-        """Let a service's program run on; wait for confirmation or its end."""
+        """Let a service's program run on, or wait for its end."""
         if self.running:
             await self._channel.leave()
         await self._ended()
@@ -136,7 +136,7 @@ class RunningCommand:
         self.outcome = self._seen.with_limits(output)
 
     def take_output(self, opened: AsyncExitStack, keep_bytes: int) -> None:
-        """Take its output in a separate task, which finally closes `opened`."""
+        """Take its output in a task, which finally closes `opened`."""
         self._channel.kept = captures(keep_bytes)
         scope = self._taking = anyio.CancelScope()
 
@@ -164,7 +164,7 @@ class RunningCommand:
             self._done.set()
 
     async def end(self) -> None:
-        """Kill it; cut it off when the guest doesn't end it."""
+        """Kill it, or cut it off."""
         # Another event loop's command ends by itself when its channel is closed.
         if self._taking is None or not self.running or self._loop != current_token():
             return
@@ -178,7 +178,6 @@ class RunningCommand:
 
 
 def _let_out_whole(texts: _Texts, let_out: Callable[[bytes], bytes]) -> _Texts:
-    """Apply the guard to the whole output: a value may have come in pieces."""
     return replace(texts, stdout=let_out(texts.stdout), stderr=let_out(texts.stderr))
 
 
@@ -271,10 +270,7 @@ class ExecOperations(CellBase):
         max_output_bytes: int | None = None,
         service: bool = False,
     ) -> RunningCommand:
-        """Start a command in the background, until it ends, is killed, or the cell ends.
-
-        It has no standard input.
-        """
+        """Start a command without standard input, until its cell's end at most."""
         most = self.plan.limits.output_bytes
         keep_bytes = most if max_output_bytes is None else min(most, max_output_bytes)
         opened = AsyncExitStack()
@@ -294,7 +290,7 @@ class ExecOperations(CellBase):
         user: str | None = None,
         alone: bool = False,
     ) -> ExecOutput:
-        """Run the guest agent's probe program; with `alone` all else ends first."""
+        """Run the guest agent's probe program."""
         self._operation()
         options = {"timeout_s": timeout_s, "max_stdout_bytes": 1 << 20, "alone": alone}
         request = agent_request(list(argv), self._agent_user(user), **options)
@@ -313,7 +309,7 @@ class ExecOperations(CellBase):
             raise
 
     async def check_health(self) -> HealthFinding:
-        """Run the health check; a dead cell is a finding, not an error."""
+        """Run the health check; a dead cell is a finding."""
         request = ExecRequest(
             argv=ARGV,
             env=self.plan.env,
@@ -342,7 +338,7 @@ class ExecOperations(CellBase):
         pty: PtySize | None = None,
         service: bool = False,
     ) -> CommandRecord:
-        """Record a command before sending it. Raise `TypeError` for an invalid argv."""
+        """Record a command before sending it. Raise `TypeError`."""
         # A string is a sequence of strings, too: each letter would become a word.
         if isinstance(argv, str | bytes) or not all(isinstance(word, str | bytes) for word in argv):
             line = '["sh", "-c", line]'

@@ -1,6 +1,4 @@
-"""A cell's operations on files, recorded as its commands are. The guest's agent does the work,
-with the rights of the user that is named.
-"""
+"""A cell's operations on files, done by the guest's agent with the rights of a user."""
 
 from __future__ import annotations
 
@@ -83,33 +81,24 @@ class FileOperations(CellBase):
         `path` in it, `TimeoutError`, `CellError`.
         """
         contents = contents.encode() if isinstance(contents, str) else contents
-        options = self._options(user, timeout_s)
-        await self._write(path, contents, mode=mode, owner=owner, **options)
+        options = self._options(user, timeout_s) | {"mode": mode, "owner": owner}
+        await self._write(path, contents, options)
 
     async def make_directory(self, path: str, *, mode: int | None = None, owner: str = "") -> None:
-        """Make a directory and its parents, as root. Raise as `write_file`."""
+        """Make a directory with parents, as root. Raise as `write_file`."""
         # The work directory may be the one to be made
-        options = self._options("0") | {"cwd": "/"}
-        await self._write(path, b"", mode=mode, owner=owner, is_directory=True, **options)
+        options = self._options("0") | {"cwd": "/", "mode": mode, "owner": owner}
+        await self._write(path, b"", options | {"is_directory": True})
 
     def _options(self, user: str | None, timeout_s: float | None = None) -> dict[str, Any]:
         limit_s = timeout_s or self.plan.limits.exec_timeout_s
         return {"user": self._user(user), "cwd": self.plan.workdir, "timeout_s": limit_s}
 
-    async def _write(
-        self,
-        path: str,
-        contents: bytes,
-        *,
-        user: str,
-        mode: int | None,
-        **options: Any,  # noqa: ANN401 - as `GuestClient.write_file` has them
-    ) -> None:
+    async def _write(self, path: str, contents: bytes, options: Mapping[str, Any]) -> None:
         started: dict[str, JsonValue] = {"path": text(path), "bytes": len(contents)}
-        started |= {"user": user, "mode": mode}
-        sent, client = [body_of("content", contents)], self._live.client
-        with self._recorded(_WRITE, started, sent=sent):
-            await client.write_file(path, contents, user=user, mode=mode, **options)
+        started |= {name: options[name] for name in ("user", "mode")}
+        with self._recorded(_WRITE, started, sent=[body_of("content", contents)]):
+            await self._live.client.write_file(path, contents, **options)
 
     async def read_file(
         self,
@@ -190,8 +179,8 @@ class FileOperations(CellBase):
     ) -> Transfer:
         """Put records into a directory; all or nothing. Their iterator fills the manifest.
 
-        `mode` is that of made directories. With `times` files have their records' times, made
-        directories the newest of these; the directory above keeps its own.
+        `mode` is that of made directories. With `times` files have their records' times, and
+        made directories the newest of these.
         """
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         who, limit_s, client = options["user"], options["timeout_s"], self._live.client
@@ -269,7 +258,6 @@ class FileOperations(CellBase):
         return transfer
 
     def _let_out_files(self, copy: TreeDestination) -> None:
-        """Have the guard scan and change the copy before it is placed."""
         guard = self.guard
         if guard is None:
             return
@@ -285,10 +273,7 @@ class FileOperations(CellBase):
     async def list_dir(
         self, path: str = "", *, user: str | None = None, max_entries: int = MAX_LISTED
     ) -> tuple[FileInfo, ...]:
-        """Return what a directory (default: the work directory) holds, sorted by name.
-
-        Raise as `write_file`, and `OSError(E2BIG)` for more than `max_entries`.
-        """
+        """List a directory by name. Raise as `write_file`, and `OSError(E2BIG)`."""
         options = self._options(user)
         found = await self._look("list", path or ".", options, depth=1, max_entries=max_entries)
         return tuple(sorted((_info(r) for r in found if r.path), key=lambda info: info.name))

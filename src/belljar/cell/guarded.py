@@ -1,7 +1,6 @@
-"""The recorder of one cell or range that scans what it records.
+"""The recorder of one cell or range that scans what it records, in a thread.
 
-Events are recorded first; their data is scanned in a thread, which never holds up the cell. A
-finding is recorded as the guest's act, with the number of its event.
+A finding is recorded as the guest's act, with the number of its event.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ WITHHELD: Final = b"[withheld: it could not be scanned]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetOut:
-    """The part of some bytes that goes on. With `stopped` the connection ends."""
+    """What goes on; with `stopped` the connection ends."""
 
     data: bytes
     stopped: bool = False
@@ -120,7 +119,6 @@ class GuardedRecorder:
         self._reports_touches = False
 
     def record(self, event: Event) -> int:
-        """Record the event and queue its scan. Raise as the inner recorder."""
         number = self._inner.record(event)
         if event.kind is Kind.GUARD_HIT:
             with self._lock:
@@ -152,7 +150,7 @@ class GuardedRecorder:
             self._sort_values()
 
     def adopt(self, cells: Iterable[str]) -> None:
-        """Treat these cells' decoy values, now and later, as this cell's own."""
+        """Treat these cells' decoy values as this cell's own."""
         with self._lock:
             self.ancestors = tuple(dict.fromkeys((*self.ancestors, *cells)))[-MAX_FOREIGN:]
             self._sort_values()
@@ -218,7 +216,7 @@ class GuardedRecorder:
         return not wait(waiting, timeout_s).not_done
 
     def close(self) -> None:
-        """Wait until all records are scanned, or recorded as not scanned."""
+        """Wait until all is scanned, or recorded as not scanned."""
         with self._lock:
             self._is_closed = True
         try:
@@ -277,7 +275,6 @@ class GuardedRecorder:
                 self._report_unscanned(job, scanned.problem, replace(part, missing_bytes=0))
 
     def made_scanner(self) -> Scanner:
-        """Make the scanner on first use; most short commands need none."""
         from belljar.signals.scanner import Scanner
         from belljar.signals.streams import StreamScanner
 
@@ -307,7 +304,7 @@ class GuardedRecorder:
         self._record_counted(key, event)
 
     def _record_counted(self, key: tuple[str, str, str], event: Event) -> None:
-        """Record the key's first events, then powers of two, with the count."""
+        """Record the key's first events, then powers of two."""
         with self._lock:
             count = _count(self._seen, key)
         if count <= MAX_SAME or not count & (count - 1):
@@ -323,10 +320,7 @@ class GuardedRecorder:
 
 
 def _redacted(scanner: Scanner, data: bytes, hits: tuple[Hit, ...]) -> bytes:
-    """Return the data without the finds, or `WITHHELD`.
-
-    Of equal encoded data only the first is a find: what is left is scanned again.
-    """
+    """Return the data without the finds, or `WITHHELD`."""
     for _ in range(MAX_REDACTIONS):
         encoded = dict.fromkeys(data[hit.start : hit.end] for hit in hits if hit.decoding)
         data = scanner.replace(data, hits, REDACTED)
@@ -353,11 +347,7 @@ def _count(counts: dict[_Key, int], key: _Key) -> int:
 async def guarded_recorder(
     inner: Recorder, loaded: LoadedPolicy, *, upstreams: frozenset[str] = frozenset()
 ) -> AsyncIterator[GuardedRecorder]:
-    """Make a recorder for one cell or range, whose end waits for its scans.
-
-    `upstreams` are the ids of the range's real services. Raise `PolicyError`, and `HostError`
-    for a class whose package isn't installed.
-    """
+    """Record and scan. Raise `PolicyError`, `HostError`."""
     from belljar.signals.values import read_protected
 
     rules = loaded.policy.guard_rules

@@ -72,7 +72,7 @@ def read_health(output: ExecOutput) -> HealthFinding:
 
 
 def damage(baseline: HealthFinding, now: HealthFinding) -> tuple[Cause, str] | None:
-    """Return what broke since the baseline, and why; None: nothing, or unknown."""
+    """Return what broke since the baseline, and why."""
     if now.died:
         return Cause.AGENT_DIED, now.died
     if baseline.died or baseline.timed_out:
@@ -102,7 +102,7 @@ def may_be_broken(output: ExecOutput) -> bool:
 
 
 class HealthWatch:
-    """Checks and records one cell in use; `degraded` is its first damage."""
+    """Checks one cell in use; `degraded` is its first damage."""
 
     # A `Cell`, whose module knows this one
     def __init__(self, cell: Any, record: Callable[[Event], object]) -> None:  # noqa: ANN401

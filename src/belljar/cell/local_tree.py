@@ -121,7 +121,7 @@ def list_source(path: Path, *, max_files: int, max_bytes: int) -> Tree:
 
 
 def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]:
-    """Yield the records of a directory's entries, or of a file as `name`. It blocks."""
+    """Yield a directory's records, or a file's as `name`. It blocks."""
     depth = 0
     if not tree.is_directory:
         yield from _file_records(tree, tree.entries[0], name, manifest)
@@ -150,7 +150,6 @@ def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]
 
 
 def root_mode(tree: Tree) -> int:
-    """Return the directory's mode; its owner can always work in it."""
     return tree.entries[0].mode | 0o700
 
 
@@ -190,7 +189,7 @@ async def fed(records: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class TreeDestination:
-    """A cell's tree on its way: `take`, then `place` or `discard`."""
+    """A cell's tree: `take`, then `place` or `discard` it."""
 
     def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:
         self.manifest = TreeManifest()
@@ -267,7 +266,7 @@ class TreeDestination:
                     yield path
 
     def place(self) -> None:
-        """Move it to its place. Raise `FileExistsError` etc. before any move."""
+        """Move it to its place. Raise `FileExistsError`."""
         made = self._stage / _ROOT
         is_there, is_directory = os.path.lexists(self._target), self._target.is_dir()
         if is_directory and made.is_dir():
@@ -305,7 +304,7 @@ def _directory(name: str | Path, at: int | None, flags: int = _DIRECTORY) -> Ite
 
 
 def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
-    """Move each entry to the other directory, or only check for conflicts."""
+    """Move each entry, or only check for conflicts."""
     for name in os.listdir(source):
         mine = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
         try:

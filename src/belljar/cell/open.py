@@ -147,8 +147,8 @@ async def ready_cell(
 ) -> AsyncIterator[Cell]:
     """Open one cell of these parts, with the policy's files, or continued from `snapshot`.
 
-    `place` is its place on the range's network, for the record (`range`, `name`); `part_of`
-    the range, or the first cell of a range without network. Raise as `open_cell`.
+    `place` is its `range` and `name`; `part_of` the range, or the first cell of one without
+    network. Raise as `open_cell`.
     """
     run_id, home = opening.run.run_id, opening.home
     async with _sandbox(
@@ -211,7 +211,6 @@ def _sandbox(
 def _write_whose(
     cell: Cell, loaded: LoadedPolicy, *, home: Path, run_id: str, place: Mapping[str, str]
 ) -> None:
-    """Write the cell's owner into the journal; `cell.describe` adds to it."""
     about = CellAbout(
         run_id=run_id,
         tier=cell.tier,
@@ -252,7 +251,7 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Make the work directory; copy in the task's and the policy's files."""
+    """Make the work directory; copy in all files."""
     policy = loaded.policy
     try:
         workdir = posixpath.normpath(policy.workdir or "/")

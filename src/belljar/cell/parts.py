@@ -53,10 +53,7 @@ Parts: TypeAlias = ContainerParts | MachineParts
 async def prepare(
     policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
 ) -> Parts:
-    """Make this policy's plan, and its template or unpacked image, once for all cells.
-
-    What crashed owners left is removed first. Raise as `gather_parts`. A refusal is on record.
-    """
+    """Remove what crashed owners left; make plan and template. Record a refusal."""
     home = home or belljar_home()
     try:
         if (policy.policy.model is None) != (policy.weights is None):
@@ -94,10 +91,7 @@ def find_facts(
     runtimes: bool = False,
     doubt: bool = False,
 ) -> HostFacts:
-    """Return `gather_facts`, with unknown facts tried: KVM for a `kernel`, and `runtimes`.
-
-    With `doubt` it tries also what failed.
-    """
+    """Try what `gather_facts` leaves unknown; with `doubt` also what failed."""
     store = home or belljar_home()
 
     # Both engines are imported only where something is tried
@@ -164,7 +158,7 @@ _describing: Final = threading.Lock()
 def start_run(
     kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None
 ) -> RunDirectory:
-    """Return a run directory; leaving it seals it. Entering raises `HostError`."""
+    """Return a run directory, which leaving seals. Entering raises `HostError`."""
     return RunDirectory(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 
 

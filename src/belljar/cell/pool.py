@@ -1,7 +1,6 @@
 """A pool of cells made and probed ahead of use: taking one costs milliseconds.
 
-A pooled cell is like any other in journal, ledger and proof. It serves one taker, once. The pool
-lives in the event loop of its takers.
+It lives in the event loop of its takers.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Pool:
 
     `refuse` raises to the taker, before it takes a cell and before it gets it. `taken` is
     entered before the taker gets a cell. `error` is the first that nobody waits for; a
-    breach, which ends the pool, comes before others.
+    breach ends the pool.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Pool:
             yield opened.cell
 
     def range(self) -> AbstractAsyncContextManager[Range]:
-        """Give a cell with its range, idle or new. Raise as `open_range`."""
+        """Give a cell with its range. Raise as `open_range`."""
         return revertible(self._machine)
 
     @asynccontextmanager
@@ -130,13 +129,13 @@ class Pool:
             spawn_task(partial(self._fill, self._filling))
 
     async def filled(self) -> int:
-        """Wait until none is being made; return the number of idle cells."""
+        """Wait until none is being made; count the idle cells."""
         while self._filling is not None:
             await self._changed.wait()
         return len(self._idle)
 
     async def _take(self) -> _Idle | None:
-        """Return a cell that answers, recorded as taken; None: open one."""
+        """Return a cell that answers, recorded as taken."""
         while self._idle and not self._is_ended():
             idle = self._idle.pop(0)
             idle.watching.cancel()
@@ -179,7 +178,6 @@ class Pool:
         self._changed = anyio.Event()
 
     async def _fill(self, scope: anyio.CancelScope) -> None:
-        """Make cells in turn until there are enough or one fails."""
         try:
             with scope:
                 while len(self._idle) < self._size and not self._is_ended():
@@ -216,7 +214,7 @@ class Pool:
         return idle in self._idle
 
     async def _watch(self, idle: _Idle) -> None:
-        """Destroy it if it dies untaken; the killer waits for the proof."""
+        """Destroy it if it dies untaken."""
         # A host out of descriptors can't watch it; whether it lives is asked when it is taken
         with idle.watching, suppress(OSError):
             await idle.opened.cell.wait_dead()
@@ -242,7 +240,7 @@ class Pool:
             self.error = breach or error
 
     async def aclose(self) -> None:
-        """Stop giving out; destroy idle cells, and late ones after 10 s."""
+        """Destroy idle cells, and late ones after 10 s."""
         self._is_closed = True
         with anyio.CancelScope(shield=True):
             if self._filling is not None:

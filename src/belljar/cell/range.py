@@ -65,14 +65,14 @@ class ModelRequests:
 
 @dataclass(frozen=True, slots=True)
 class FileClock:
-    """A moment by the files' clock; `offset_ns` changes only when it is set."""
+    """A moment by the files' clock; setting the clock changes `offset_ns`."""
 
     ns: int
     offset_ns: int
 
     @staticmethod
     def now() -> FileClock:
-        """Return the last moment before what is written from here on."""
+        """Return the last moment before what is written now."""
         # The largest of a few: a pause between the two readings makes it smaller
         boottime = time.CLOCK_BOOTTIME
         offset_ns = max(time.time_ns() - time.clock_gettime_ns(boottime) for _ in range(5))
@@ -91,11 +91,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class CellOrigin:
-    """It makes another machine for a cell without a network.
-
-    Nothing of this one's own is older than `since`. `machine` may go on from `snapshot`;
-    `fork` makes a separate range.
-    """
+    """It makes another machine for a cell without a network."""
 
     run: RunDirectory
     home: Path
@@ -127,7 +123,7 @@ class Range:
         return {OWN_CELL: self.cell, **self.targets}
 
     def killed(self) -> KillOrder | None:
-        """Return the order that its own cell is killed by, even a late one."""
+        """Return the order that its own cell is killed by."""
         late = None if self.rules is None else self.rules.order
         return self.cell._live.killed() or late
 
@@ -212,7 +208,7 @@ class Machines:
             self._retire(old, owner, on_end)
 
     async def flush(self) -> None:
-        """Wait until old machines are destroyed and all output is scanned."""
+        """Wait for old machines' ends and all scans."""
         while self._retiring:
             await self._retiring[0].wait()
         await _flush(self.current.cell)
@@ -265,13 +261,13 @@ class Machines:
         spawn_task(end)
 
     def _pass_on(self, order: KillOrder | None) -> None:
-        """Have a kill order for another machine end the one in use."""
+        """Have another machine's kill order end the one in use."""
         if order is not None and not self._is_closed:
             self.current.cell._live.kill(order)
             self.current.cell.mark_failed(CellError(str(order)))
 
     async def close(self, *exc_info: Any) -> None:  # noqa: ANN401 - as `__aexit__` has them
-        """End the machine in use, wait for others, raise what was found."""
+        """End all machines; raise what was found."""
         raised = error = exc_info[1]
         with anyio.CancelScope(shield=True):
             async with self._turn:
@@ -292,7 +288,7 @@ class Machines:
 
 
 class RevertibleCell:
-    """The caller's handle: a `Cell` that forwards to the machine in use."""
+    """The caller's handle, which forwards to the machine in use."""
 
     machines: Machines
 
@@ -314,7 +310,7 @@ class RevertibleCell:
 
 
 def _adopt(old: Cell, new: Cell) -> None:
-    """Have the new guard know the old decoys. Raise `HostError` for another kind."""
+    """Have the new guard know the old decoys. Raise `HostError`."""
     if (old.tier, old.plan.image) != (new.tier, new.plan.image):
         what = "the image was replaced in the store, or the tier is no longer possible"
         hint = "open another cell for another image"
@@ -332,10 +328,7 @@ async def _flush(cell: Cell) -> None:
 async def revertible(
     make: MakeMachine, *, first: MakeMachine | None = None
 ) -> AsyncIterator[Range]:
-    """Open the range of one cell from `make`, called again at each revert.
-
-    Without a network or targets its cell is a handle that can be reverted.
-    """
+    """Open a range; without a network or targets its cell can be reverted."""
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context((first or make)())
         machines = Machines(make, opened, stack.pop_all())

@@ -1,8 +1,7 @@
 """The cells of one sample on a network of their own: made in order, nothing left afterwards.
 
-The network and its rules are made first and end last; without a cell's port there is none. Target
-cells come in the policy's order, after those that each awaits are healthy (default: all). The
-range's own cell is last: nothing of a sample runs before its targets.
+The network and its rules are made first and end last. Each target cell comes after those that it
+awaits are healthy (default: all), the range's own cell last.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def range_router(network: Network, plan: NetworkPlan, name: str) -> Router:
 
 
 async def open_with_network(stack: AsyncExitStack, opening: Opening, make: MakeCell) -> Range:
-    """Open a range with a network, which `stack` ends. Raise as `open_range`."""
+    """Open a range, which `stack` ends. Raise as `open_range`."""
     loaded, run, home = opening.loaded, opening.run, opening.home
     wanted = loaded.policy.network
     if wanted is not None and wanted.has_cells:
@@ -179,7 +178,7 @@ async def _enter_network(
 
 
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> list[_Member]:
-    """Prepare each cell of the range, its own last; check the stand-ins' files."""
+    """Prepare each cell of the range, its own last."""
     network = loaded.policy.network
     try:
         check_stand_ins(loaded)  # before a template or anything else is started
@@ -201,7 +200,7 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
 def _spec(
     plan: NetworkPlan, parts: Parts, run: RunDirectory, recorder: GuardedRecorder
 ) -> RangeSpec:
-    """Make the packet record's directory; return the network's spec. Raise `HostError`."""
+    """Make the packet record's directory. Raise `HostError`."""
     random_bytes = secrets.token_bytes(2 * MIN_RANDOM_BYTES)
     own, plan = (OWN_CELL,) if plan.has_own_cell else (), plan.attached()
     layout = lay_out(plan, own, random_bytes=random_bytes, avoid=parts.facts.routes)

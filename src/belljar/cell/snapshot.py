@@ -1,8 +1,7 @@
 """`Cell.snapshot`: a cell in use at one moment, and other cells that go on from there.
 
-A microVM is saved whole (`isolation.microvm.stream`); a container's files as tar packed in the
-cell, never read here, for another cell of its policy. Not kept: /dev/shm, extended attributes,
-and the cell's own (`_OWN`).
+A microVM is saved whole (`isolation.microvm.stream`); of a container the files, as tar packed in
+the cell and never read here, without /dev/shm and extended attributes.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _ANOTHER: Final = "the snapshot was taken with another image or tier"
 
 
 async def resume(snapshot: Snapshot, cell: Cell) -> None:
-    """Record a fork's origin and give it its files. Raise `CellError`, `HostError`."""
+    """Give a fork its files. Raise `CellError`, `HostError`."""
     cell.note(Kind.CELL_FORKED, {"snapshot": snapshot.id, "from": snapshot.cell})
     if snapshot.machine is None:
         await _put_files(snapshot, cell)
@@ -110,7 +109,7 @@ async def _save_machine(cell: Cell, origin: CellOrigin, directory: Path) -> Save
 
 
 def _checked_origin(cell: Cell) -> CellOrigin:
-    """Return what another machine is made from. Raise `PolicyError` where none may be."""
+    """Return what a machine is made from. Raise `PolicyError`."""
     policy, origin = cell.plan.policy, cell.origin
     reasons = (
         (origin is None, "it is on a network, or a target cell: its range has state"),
@@ -127,7 +126,7 @@ def _checked_origin(cell: Cell) -> CellOrigin:
 
 @contextmanager
 def _kept(origin: CellOrigin, id_: str) -> Iterator[Path]:
-    """Make a directory; record its removal. Raise `HostError` if it stays."""
+    """Make a directory; record its removal. Raise `HostError`."""
     with ExitStack() as after:
         directory = after.enter_context(scratch_dir(origin.home))
         try:
@@ -166,7 +165,7 @@ def _key_of(cell: Cell) -> str:
 
 
 async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[str, int]:
-    """Pack what the kernel says has changed since; return digest and size."""
+    """Pack what the kernel says has changed since."""
     cell._live.client.check_idle()
     if FileClock.now().offset_ns < since.offset_ns - _STEP_NS:
         what = "this host's clock was set back, so that it is unknown which files were changed"

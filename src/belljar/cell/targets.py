@@ -1,6 +1,4 @@
-"""Target cells: what a stand-in of kind `cell` or `python` means as a policy of its own, and having
-its program serve. The deciding is pure.
-"""
+"""Target cells: a stand-in of kind `cell` or `python` as a policy, and its program."""
 
 from __future__ import annotations
 
@@ -91,8 +89,7 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     """Start the target's program, and run one that `completes` to its end.
 
-    The result waits until it is healthy, or without a check has run for `SETTLE_S` or ended
-    with status 0. Both raise `CellError` with its last output.
+    The result waits until it is healthy, or has run for `SETTLE_S`. Both raise `CellError`.
     """
     settings = stand_in.settings
     if stand_in.kind == "python":
@@ -126,7 +123,7 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
 
 
 class Program:
-    """A service's program as process 1, restarted by its `restart` until ready."""
+    """A service's program, restarted by its `restart` until ready."""
 
     def __init__(self, cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:
         self._cell, self._stand_in, self._command = cell, stand_in, command
@@ -142,20 +139,20 @@ class Program:
         self._ended = anyio.Event()
 
     async def complete(self) -> None:
-        """Run it to its end, within the cell's `exec_timeout`. Raise `CellError`."""
+        """Run it to its end. Raise `CellError`."""
         self._always = False
         await self._run(self._cell.plan.limits.exec_timeout_s)
         await self.check_runs()
 
     async def start(self, watched_s: float) -> None:
-        """Start it. Raise `CellError` if it fails for good within this time."""
+        """Start it. Raise `CellError` if it fails within this time."""
         spawn_task(self._run)
         with anyio.move_on_after(watched_s):
             await self._ended.wait()
         await self.check_runs()
 
     async def wait_ready(self, health: Mapping[str, Any]) -> None:
-        """Wait until it is healthy or has run for `SETTLE_S`. Raise `CellError`."""
+        """Wait until it is healthy or settled. Raise `CellError`."""
         seen = 1  # the first start was watched
         try:
             if health:
@@ -198,7 +195,7 @@ class Program:
             self._ended.set()
 
     async def check_runs(self) -> None:
-        """Raise `CellError` if it has ended for good with nonzero status."""
+        """Raise `CellError` if it has failed for good."""
         if self._error is not None:
             raise self._error
         output = self._output
@@ -273,7 +270,7 @@ async def log_tail(cell: Cell) -> str:
 
 
 def _last_line(output: ExecOutput) -> str:
-    """Return a check's last line; HTTP clients print progress before it."""
+    """Return the last line; HTTP clients print progress before it."""
     said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
     last = "it took too long" if output.timed_out else (said or "the check failed").splitlines()[-1]
     return printable(last.strip(), max_chars=300)
@@ -307,7 +304,7 @@ uvicorn.Server(config).run(socks)
 
 
 def server_archive() -> bytes:
-    """Return the server and its imports as an archive. Raise `HostError`."""
+    """Return the server with its imports. Raise `HostError`."""
     try:
         files = [file for name in _PACKAGES for file in importlib.metadata.files(name) or ()]
     except importlib.metadata.PackageNotFoundError as error:
@@ -323,7 +320,7 @@ def server_archive() -> bytes:
 
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
-    """Copy the author's directory in place of the image's. Raise `PolicyError`."""
+    """Put the author's directory in place. Raise `PolicyError`."""
     if stand_in.directory is None:
         raise TypeError(f"the stand-in {stand_in.id} has no directory")
     bounded = partial(list_source, max_files=MAX_APP_FILES, max_bytes=MAX_APP_BYTES)

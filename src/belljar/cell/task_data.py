@@ -29,7 +29,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
-    """Copy in the cell's files and name its hosts. Raise `PolicyError`, `OSError`."""
+    """Copy in files and hosts. Raise `PolicyError`, `OSError`."""
     own = data.own
     with reading_for():
         trees = await anyio.to_thread.run_sync(trees_of, Path(data.root), own)
@@ -46,7 +46,7 @@ async def put_in(cell: Cell, data: TaskData) -> None:
 
 
 async def _copy(cell: Cell, file: TaskFile, tree: Tree) -> None:
-    """Copy one source, for root. A directory replaces the image's, like a mount."""
+    """Copy one source, for root."""
     first = tree.entries[0]
     if tree.is_directory:
         transfer = await put_directory(cell, tree, file.target, user="0:0")
@@ -63,7 +63,7 @@ async def _copy(cell: Cell, file: TaskFile, tree: Tree) -> None:
 
 @contextmanager
 def reading_for(where: str = TASK_FILE) -> Iterator[None]:
-    """Raise a host file's error as a `PolicyError` of that place."""
+    """Raise a host file's error as a `PolicyError`."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -76,10 +76,7 @@ def reading_for(where: str = TASK_FILE) -> Iterator[None]:
 async def put_directory(
     cell: Cell, tree: Tree, target: str, *, user: str | None, where: str = TASK_FILE
 ) -> Transfer:
-    """Copy a listed directory into the cell, in place of the image's.
-
-    Raise as `Cell.upload`, and `PolicyError` for a file of this host.
-    """
+    """Replace the image's directory. Raise as `Cell.upload`, and `PolicyError`."""
 
     def records() -> Iterator[bytes]:
         with reading_for(where):

@@ -1,8 +1,7 @@
 """The host's client of a guest agent: commands and files over one stream.
 
-One waiting operation reads the connection for all (see `Pump`). At most 64 run, or as many as
-the guest takes; more queue, in order. After the cell's death or a `ProtocolViolation` every
-operation raises `CellError`. Belongs to the event loop that used it first.
+At most 64 operations run, or as many as the guest takes; more queue. After the cell's death or a
+`ProtocolViolation` each raises `CellError`. It belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _GRACE_S: Final = 10.0
 
 
 class BusyError(CellError):
-    """The cell can't be saved while a command runs; nothing has changed."""
+    """The cell can't be saved while a command runs."""
 
     def __init__(self) -> None:
         hint = "wait for the command, or end it; what it left in the background may run on"
@@ -70,7 +69,7 @@ class GuestClient:
         await self._pump.close()
 
     def disconnect(self) -> None:
-        """End the connection for all tasks. Any thread may call it."""
+        """End all operations. Any thread may call it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -99,12 +98,12 @@ class GuestClient:
             raise CellError(what, where="channel, CONFIG", hint=hint)
 
     async def renew(self, payload: bytes) -> Answer:
-        """Make a restored guest a new machine; the caller judges missing parts."""
+        """Make a restored guest a new machine; the caller judges."""
         send = partial(self._pump.wire.ask, FrameType.RENEW, payload)
         return await self._ask(FrameType.RENEWED, send, 10.0, "did not answer RENEW")
 
     def check_idle(self) -> None:
-        """Raise `BusyError` while a command runs or the cell is being saved."""
+        """Raise `BusyError` while a command runs."""
         if self._held is not None or self._pump.wire.live_ops:
             raise BusyError
 
@@ -141,7 +140,7 @@ class GuestClient:
             await self._held.wait()
 
     async def ping(self, *, timeout_s: float = 10.0) -> float:
-        """Return the round trip to the guest agent in seconds; it survives a timeout."""
+        """Return the round trip in seconds; it survives a timeout."""
         await self._released()
         began, mine = anyio.current_time(), list[int]()
 
@@ -163,8 +162,7 @@ class GuestClient:
     ) -> Answer:
         """Have the guest agent report opens and reads of these files, instead of earlier ones.
 
-        Earlier touches have been reported when this returns. `on_touched` must not raise: the
-        task that reads the channel calls it, so only while some operation runs.
+        `on_touched` must not raise: the task that reads the channel calls it.
         """
 
         def make() -> bytes:
@@ -204,11 +202,9 @@ class GuestClient:
     ) -> ExecOutput:
         """Run a command to its end. A command that fails, or can't be started, is a result.
 
-        `keep` and `keep_bytes` bound what is returned of each stream. `on_output` is called in
-        this task with every chunk; what it raises ends the command.
-
-        If this raises or is cancelled, the guest has killed the command's whole tree. It raises
-        `ValueError` and `OSError(E2BIG)` for a request that can't be sent, and `CellError`.
+        `on_output` is called in this task with every chunk; what it raises ends the command. If
+        this raises or is cancelled, the guest has killed the command's whole tree. Raise
+        `ValueError`, `OSError(E2BIG)`, `CellError`.
         """
         most = max(request.max_stdout_bytes, request.max_stderr_bytes)  # more does not come
         request = replace(request, stdin=request.stdin or input is not None)
@@ -227,7 +223,7 @@ class GuestClient:
             return output
 
     def open_exec(self, request: ExecRequest) -> AbstractAsyncContextManager[Operation]:
-        """Run a command and talk to it; the block's end kills it."""
+        """Run a command; the block's end kills it."""
         return self.operation(
             OpKind.EXEC,
             exec_body(request),
@@ -256,7 +252,6 @@ class GuestClient:
         """Write a file: parents are made, and the target changes only when all is written.
 
         Without `mode` an existing file keeps its own, and a new one has 0644 under the umask.
-        With `is_directory` a directory is made; an existing one gets mode and owner.
         Raise `OSError` with the path, `TimeoutError`, `ValueError`, `CellError`.
         """
         if mode is not None and not 0 <= mode <= 0o7777:
@@ -300,10 +295,7 @@ class GuestClient:
         stdin_open: bool = False,
         user: str = "",
     ) -> AsyncIterator[Operation]:
-        """Start an operation once a slot is free; the block's end ends it.
-
-        `timeout_s` counts from the sending.
-        """
+        """Start an operation once a slot is free; its timeout begins then."""
         self._pump.check()
         if self._slots is None:
             raise RuntimeError("hello() comes first")

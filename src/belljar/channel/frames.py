@@ -1,7 +1,7 @@
-"""The protocol's numbers and the host's encoders, as in `design/channel.md`. Pure.
+"""The protocol's numbers and the host's encoders, as in `design/channel.md`.
 
-Encoders raise `ValueError` for what has no encoding (a NUL in an argument, a number out of range)
-and `OSError(E2BIG)` for a request over `MAX_REQUEST_BYTES`: errors of the caller, not of the guest.
+Encoders raise `ValueError` for what has no encoding and `OSError(E2BIG)` for a request that is too
+long: errors of the caller, not of the guest.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def config_payload(
     debugger_calls: bool = False,
     setuid_programs: bool = False,
 ) -> bytes:
-    """Return CONFIG's payload; the last three are rights beyond an ordinary container's."""
+    """Return CONFIG's payload; the last three are extra rights."""
     flags = debugger_calls | setuid_programs << 1
     limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
     head = pack(_CONFIG_HEAD, *limits, capabilities, flags)
@@ -239,11 +239,8 @@ MAX_SIGNAL: Final = 64
 class Answer:
     """A frame of the connection itself.
 
-    Attributes:
-        errno, detail: CONFIGURED, WATCHED and FROZEN have 0 for success; FATAL has a detail.
-        done: what a restored guest says it has made new.
-        max_ops, stdin_window_bytes: WELCOME limits operations, and stdin before a CREDIT.
-        errors: each file of a WATCH has one, 0 if it is watched.
+    CONFIGURED, WATCHED and FROZEN have `errno`, 0 for success; `errors` has one for each file
+    of a WATCH. `max_ops` and `stdin_window_bytes` are WELCOME's.
     """
 
     kind: FrameType
@@ -257,7 +254,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """The watched file `index` was opened (`operation` 1) or read (2), or touches were lost (3)."""
+    """File `index` was opened (1) or read (2), or touches were lost (3)."""
 
     index: int
     operation: int
@@ -268,7 +265,7 @@ class Touched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """STARTED has a read file's size, EOF a stream's number, CREDIT the bytes of stdin granted."""
+    """STARTED has a file's size, EOF a stream, CREDIT granted bytes."""
 
     kind: FrameType
     op: int
@@ -307,7 +304,7 @@ def violated(what: str, kind: int, op: int) -> NoReturn:
 
 
 class Payload:
-    """A cursor over one frame's payload; a short payload is a `ProtocolViolation`."""
+    """A cursor over one payload; a short one is a `ProtocolViolation`."""
 
     __slots__ = ("_at", "_kind", "_op", "_raw")
 

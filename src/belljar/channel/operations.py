@@ -3,9 +3,6 @@
 Without a background task the first waiting operation *leads*: it reads the socket for all, lets
 the wire check, and hands each event to its mailbox. The others *follow*: each waits on its own
 event, set for an arrival or to lead. While any waits, one leads or has been woken to lead.
-
-An operation ends with RESULT, or at the host's deadline, or when the caller leaves or is cancelled
-(its tree is killed; without RESULT the connection ends), or with the connection.
 """
 
 from __future__ import annotations
@@ -209,10 +206,7 @@ class SocketPipe:
 
 
 class Operation:
-    """A live operation's mailbox and its verbs.
-
-    Untaken output is one buffer per stream: so the window bounds the memory.
-    """
+    """A live operation's mailbox and its verbs."""
 
     def __init__(self, pump: Pump, *, user: str = "") -> None:
         self.waiters: set[anyio.Event] = set()
@@ -253,7 +247,7 @@ class Operation:
             raise BrokenPipeError("the command has ended and reads no more")
 
     async def offer_stdin(self, content: bytes) -> bool:
-        """Send all within the guest's credit; return False if it ended before."""
+        """Send within the guest's credit; return False if it ended."""
         left = memoryview(content)
 
         def one_frame() -> bytes:
@@ -295,7 +289,7 @@ class Operation:
         return chunk
 
     async def receive_stdout(self) -> bytes | None:
-        """Return the next stdout bytes; None after its end. The command may run on."""
+        """Return the next stdout bytes; None after its end."""
         while (chunk := await self.next_chunk(until=Stream.STDOUT)) is not None:
             if chunk[0] is Stream.STDOUT:
                 return chunk[1]
@@ -321,10 +315,7 @@ class Operation:
         )
 
     async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
-        """Return all arrived bytes of one stream, or None after the last; grant credit.
-
-        With `until` it returns None also when that stream has ended and the command goes on.
-        """
+        """Return what one stream has; None after the end, or `until`'s."""
         await self._return_credit()
         await self._wait(
             lambda: (
@@ -354,10 +345,7 @@ class Operation:
             await self._pump.send(credit)
 
     async def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait within the host's deadline; at the deadline end the operation by force.
-
-        `ready` must hold once there is a RESULT.
-        """
+        """Wait until `ready`, which RESULT makes true, or the host's deadline."""
         if self.result is not None:
             return
         if anyio.current_time() >= self.deadline and not self._was_late:
@@ -382,11 +370,7 @@ class Operation:
         self._pump.fail(CellError(what, where=f"channel, operation {self.op}", hint=hint))
 
     async def finish(self) -> None:
-        """Kill the operation's tree and wait for RESULT, unless it has ended.
-
-        It is bounded, shielded from cancellation, and never raises `CellError`: a dead
-        connection raises in its next user.
-        """
+        """Kill the tree unless it has ended; bounded, without a `CellError`."""
         try:
             if self.op and self.result is None:
                 with suppress(CellError), anyio.move_on_after(_KILL_S, shield=True):
@@ -454,11 +438,7 @@ def judge(
 
 
 class OwnReads:
-    """The host's reads of one guest.
-
-    Each context manager of `covers` is entered around a read, with the path and whether
-    what is below it is read, too.
-    """
+    """The host's reads of one guest; each enters `covers`."""
 
     def __init__(self) -> None:
         self.covers: list[Callable[[str, bool], AbstractAsyncContextManager[None]]] = []

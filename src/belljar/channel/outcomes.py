@@ -71,12 +71,12 @@ def agent_request(
     user: str,
     **more: Any,  # noqa: ANN401 - as `ExecRequest` has them
 ) -> ExecRequest:
-    """Return a run of the guest agent's own program, with standard input."""
+    """Return a run of the guest agent's own program."""
     return ExecRequest(argv=argv, user=user, cwd="/", stdin=True, probe=True, **more)
 
 
 def exec_body(request: ExecRequest) -> bytes:
-    """Return the request of an exec. Raise `ValueError`, also for an invalid timeout."""
+    """Return the request of an exec. Raise `ValueError`."""
     if not request.argv:
         raise ValueError("argv is empty; name the program to run")
     if request.alone and not request.probe:
@@ -112,7 +112,7 @@ def exec_body(request: ExecRequest) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTexts:
-    """A command's output so far: what was kept, and the rest's size."""
+    """A command's output so far, and the size of the rest."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -192,7 +192,7 @@ class ExecOutput(OutputTexts):
 
     @property
     def why_not_started(self) -> str:
-        """Return one line for a person. Escape it: `detail` is guest-controlled."""
+        """Return one line. Escape it: the guest controls `detail`."""
         if self.not_started_errno is None:
             return ""
         about = self.user if self.stage == "user" else self.detail

@@ -1,4 +1,4 @@
-"""Trees of files as records, in both directions. Pure: bytes in, entries out, and back.
+"""Trees of files as records, in both directions.
 
 An entered directory is followed by its entries and by a record that leaves it. So each name is one
 component, and nothing can be outside of the first entry.
@@ -53,11 +53,7 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRecord:
-    """One entry, as the guest says.
-
-    `path` is below the one that is walked, and "" for that itself. Bytes that are no UTF-8
-    are surrogate escapes.
-    """
+    """One entry, as the guest says; `path` begins at the walked one."""
 
     path: str
     kind: RecordKind
@@ -72,7 +68,7 @@ class TreeRecord:
 
 
 def encode(record: TreeRecord) -> bytes:
-    """Return a record without the file's contents; its time is in whole seconds."""
+    """Return a record; its time is in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
     head = (record.kind, record.mode, record.size_bytes, int(record.mtime_s), 0)
     return _HEAD.pack(*head, len(name), len(link)) + name + link
@@ -83,10 +79,9 @@ def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
 
 
 class TreeReader:
-    """Takes a walk's bytes and yields records, and contents as `bytes` in pieces.
+    """Takes a walk's bytes; yields records, and contents as `bytes` in pieces.
 
-    A tree with contents is one file or a directory. Raise `ProtocolViolation` for what our
-    guest agent never sends, `OSError(E2BIG)` for too long paths.
+    Raise `ProtocolViolation` for what our agent never sends, `OSError(E2BIG)` for long paths.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
@@ -101,7 +96,7 @@ class TreeReader:
         self._begun = self._over = False
 
     def feed(self, data: bytes) -> Iterator[TreeRecord | bytes]:
-        """Yield what these bytes complete; exhaust it before more are fed."""
+        """Yield what these bytes complete; exhaust it first."""
         self._pending += data
         while self._pending:
             if self._file_left:
@@ -217,10 +212,7 @@ async def walk(
     max_bytes: int = 0,
     timeout_s: float | None = None,
 ) -> None:
-    """Hand the records to `take` as they come: the path alone (`depth` 0), a directory or tree.
-
-    Raise as `read_file`, and `OSError(E2BIG)`.
-    """
+    """Hand the records to `take`. Raise as `read_file`, and `OSError(E2BIG)`."""
     allowed = max_entries + (depth == 1)  # the directory itself is not one of those it holds
     flags = (_FOLLOW if follow else 0) | (_CONTENTS if contents else 0)
     cap = stream_bytes(max_entries=allowed, max_bytes=max_bytes)
@@ -248,7 +240,7 @@ async def remove(
     recursive: bool,
     timeout_s: float | None = None,
 ) -> int:
-    """Remove a file, link or, with `recursive`, a directory; return its entry count."""
+    """Remove a path; return its entry count."""
     body = frames.place(user, cwd, path, int(recursive))
     async with client.operation(OpKind.REMOVE, body, timeout_s, stdout=_COUNT_BYTES) as operation:
         operation.kept = captures(_COUNT_BYTES)

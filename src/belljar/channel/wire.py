@@ -1,8 +1,7 @@
 """The host's end of the connection, without I/O: bytes to checked events, requests to bytes.
 
-The guest is hostile. `feed` accepts exactly what `design/channel.md` allows now; all else
-raises `ProtocolViolation`, now and later. Memory is bounded: one incomplete frame between two
-calls, and an operation's output by the credit and the caps that the host gave.
+`feed` accepts exactly what `design/channel.md` allows now. Memory is bounded: one incomplete frame
+between two calls, and an operation's output by the credit and the caps that the host gave.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _LiveOp:
 
 
 class HostConnection:
-    """One connection's state; its owner feeds it and sends returned bytes in order."""
+    """One connection's state. Sends of a dead operation return `b""`."""
 
     def __init__(self) -> None:
         self._pending = bytearray()  # of an incomplete frame: at most a header and a full payload
@@ -302,7 +301,7 @@ class HostConnection:
     # ---- host → guest
 
     def send_hello(self, nonce: bytes) -> bytes:
-        """Return HELLO, once per connection, with a fresh random 16-byte nonce."""
+        """Return HELLO, once, with a fresh random 16-byte nonce."""
         self._nonce = nonce
         version = frames.PROTOCOL_VERSION.to_bytes(2, "little")
         return frames.frame(FrameType.HELLO, 0, version + nonce)
@@ -343,7 +342,7 @@ class HostConnection:
         stderr: int | None = None,
         stdin_open: bool = False,
     ) -> tuple[int, bytes]:
-        """Return a new operation's id, PARTs and START. `stdout` and `stderr` are byte limits."""
+        """Return a new operation's id and frames; streams have byte limits."""
         welcome = self._in_order(holds=self._renewed)
         op, window = self._next_op, welcome.stdin_window_bytes
         message = frames.request_frames(op, kind, body)
@@ -358,7 +357,6 @@ class HostConnection:
         return op, message
 
     def send_data(self, op: int, content: bytes | memoryview) -> bytes:
-        """Return DATA of stdin, within its credit; `b""` for a dead operation."""
         state = self._live.get(op)
         if state is None:
             return b""
@@ -371,7 +369,6 @@ class HostConnection:
         return message
 
     def send_eof(self, op: int) -> bytes:
-        """Return stdin's end; `b""` when it has ended or the operation is dead."""
         state = self._live.get(op)
         if state is None or not state.stdin_open:
             return b""
@@ -379,7 +376,6 @@ class HostConnection:
         return frames.frame(FrameType.EOF, op, bytes((frames.Stream.STDIN,)))
 
     def send_credit(self, op: int, taken_bytes: int) -> bytes:
-        """Grant the guest these output bytes; return `b""` for none, or when dead."""
         state = self._live.get(op)
         if state is None or taken_bytes == 0:
             return b""
