@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from belljar.airgap import State, check_air_gap, is_air_gapped, seen
 from belljar.cell.parts import refused
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError, HostError, host_errors
 from belljar.events import Event, Kind, Recorder
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.supervisor import netlink
@@ -62,7 +62,7 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
         recorder.record(Event(kind=Kind.AIR_GAP_CHECKED, data=data))
         return [f"{each.name} {each.state}" for each in findings if each.state != State.ABSENT]
 
-    try:
+    with host_errors("the air gap can't be checked", where="host.air_gap", hint=_HINT):
         # It listens before the check, so that nothing comes up in between.
         kernel = netlink.open_socket()
         with kernel:
@@ -81,9 +81,6 @@ def held(recorder: Recorder) -> Iterator[Callable[[], bool]]:
                     has_changed()
                 except (OSError, ValueError) as error:  # the run is judged all the same, and void
                     has_changed(f"the last check failed: {error}")
-    except OSError as error:
-        what = f"the air gap can't be checked: {error.strerror}"
-        raise HostError(what, where="host.air_gap", hint=_HINT) from error
 
 
 def changes_in(reply: bytes) -> Iterator[str]:

@@ -25,7 +25,7 @@ from belljar.cell.parts import MachineParts, Parts, describe, prepare, start_run
 from belljar.cell.range import CellOrigin, FileClock, OnTarget, Opening, Range, revertible
 from belljar.cell.stop_rules import stop_rules
 from belljar.descriptors import exhaustion_as_host_error, require_free
-from belljar.errors import HostError
+from belljar.errors import host_errors
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import check_may_start
@@ -129,8 +129,6 @@ async def _machine(opening: Opening, snapshot: Snapshot | None = None) -> AsyncI
 
                 await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
-        if opened.network is not None and opened.network.error is not None:
-            raise opened.network.error
 
 
 @asynccontextmanager
@@ -226,11 +224,9 @@ def _write_whose(
             Journal(home).describe(cell.id, replace(about, **fields))
 
     cell.describe = describe
-    try:
+    what = "whose cell it is can't be written"  # a kill of its run would not find it
+    with host_errors(what, where=f"cell {cell.id}", hint=STORE_HINT):
         Journal(home).describe(cell.id, about)
-    except OSError as error:  # a kill of its run would not find it
-        what = f"whose cell it is can't be written: {error.strerror}"
-        raise HostError(what, where=f"cell {cell.id}", hint=STORE_HINT) from error
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:

@@ -23,7 +23,7 @@ from belljar.cell.range import ModelRequests, Opening, Range
 from belljar.cell.stop_rules import stop_rules
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import ENVIRONMENT, trust
-from belljar.errors import BelljarError, ContainmentBreach, HostError, first_of
+from belljar.errors import BelljarError, ContainmentBreach, first_of, host_errors
 from belljar.isolation.renewal import GivenPort, PortSettings
 from belljar.ledger.rundir import RunDirectory
 from belljar.network.gateway.config import GuardConfig
@@ -37,6 +37,7 @@ from belljar.plan.network import NetworkPlan, plan_network
 from belljar.policy.guarding import METADATA_ADDRESS, OWN_CELL, Action, Place
 from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router, Sight, known_answers
+from belljar.store.home import HINT_SPACE
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
@@ -214,11 +215,8 @@ def _spec(
         actions = {place: rules.action(place) for place in Place}
         guard = GuardConfig(spec=recorder.spec, actions=actions)
     directory = run.path / RANGES / secrets.token_hex(4)
-    try:
+    with host_errors("the packet record can't be made", where=directory, hint=HINT_SPACE):
         directory.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        what = f"the packet record can't be made: {error.strerror}"
-        raise HostError(what, where=str(directory), hint="check the free space") from error
     return RangeSpec(
         network=plan,
         layout=layout,

@@ -23,7 +23,7 @@ from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.parts import MachineParts
 from belljar.cell.range import FileClock
 from belljar.channel import ExecRequest, Stream
-from belljar.errors import CellError, HostError, PolicyError
+from belljar.errors import CellError, HostError, PolicyError, host_errors
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
 from belljar.isolation.microvm.template import find_key
@@ -176,7 +176,7 @@ async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[st
     changed = {name[1:] for name in found if name.startswith(b"+")} - _OWN
     packing = ("tar", "--no-recursion", "--numeric-owner", "--null", "-cf", "-", "-T", "-")
     most = _PACKING * cell.plan.limits.disk_bytes + _MAX_NAMES_BYTES
-    try:
+    with host_errors("a snapshot can't be written", where=directory, hint=HINT_SPACE):
         (directory / "names").write_bytes(b"\0".join(sorted(names)))
         with (directory / "files").open("xb") as file:
             given = b"\0".join(sorted(changed))
@@ -186,9 +186,6 @@ async def _save_files(cell: Cell, directory: Path, since: FileClock) -> tuple[st
             )
         digest, _ = await anyio.to_thread.run_sync(_read, directory)
         return digest, (directory / "files").stat().st_size
-    except OSError as error:
-        what = f"a snapshot can't be written: {error.strerror}"
-        raise HostError(what, where=str(directory.parent), hint=HINT_SPACE) from error
 
 
 async def _names(cell: Cell, *tests: str) -> frozenset[bytes]:
