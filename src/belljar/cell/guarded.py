@@ -199,9 +199,8 @@ class GuardedRecorder:
             return LetOut(data=part.data)
         if action is Action.STOP and scanned.hits:
             return LetOut(data=b"", stopped=True)
-        if not is_whole:
-            return LetOut(data=WITHHELD)
-        return LetOut(data=_redacted(scanner, part.data, scanned.hits))
+        data = _redacted(scanner, part.data, scanned.hits) if is_whole else WITHHELD
+        return LetOut(data=data)
 
     @property
     def spec(self) -> ScanSpec:

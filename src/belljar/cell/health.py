@@ -9,16 +9,13 @@ import errno
 import os
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import anyio
 
+from belljar.channel import ExecOutput
 from belljar.dataclass import dataclass
 from belljar.events import Event, JsonValue, Kind, Trust
-
-if TYPE_CHECKING:
-    from belljar.channel import ExecOutput
-
 
 # What each command of a harness needs, so its loss is what breaks a sample.
 SHELL: Final = "/bin/sh"

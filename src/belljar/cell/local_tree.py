@@ -35,12 +35,8 @@ _ROOT: Final = "tree"
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_EXCL: nothing that is there already, and no link, is written to.
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-KIND_NAMES: Final = {
-    RecordKind.FILE: "file",
-    RecordKind.LINK: "link",
-    RecordKind.OTHER: "other",
-    RecordKind.DIRECTORY: "directory",
-    RecordKind.ENTER: "directory",
+KIND_NAMES: Final = {kind: kind.name.lower() for kind in RecordKind} | {
+    RecordKind.ENTER: "directory"
 }
 
 

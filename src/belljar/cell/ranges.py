@@ -14,8 +14,9 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, refused
@@ -39,16 +40,13 @@ from belljar.policy.loaded import LoadedPolicy
 from belljar.probe.judge import Router, Sight, known_answers
 from belljar.store.home import HINT_SPACE
 
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-
 PORT_NAME: Final = "eth0"
 # In a run directory: packet records, each in a directory that `range.opening` names.
 RANGES: Final = "ranges"
 # A cell to be made: its name in the range, its policy, and what it is made from.
 _Member: TypeAlias = tuple[str, LoadedPolicy, Parts]
 # `ready_cell` of one sample: a cell at its port of the range's network, if it has one.
-MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager["Cell"]]
+MakeCell: TypeAlias = Callable[..., AbstractAsyncContextManager[Cell]]
 
 
 def range_port(network: Network, name: str, *, is_machine: bool) -> GivenPort:

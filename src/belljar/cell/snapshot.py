@@ -14,15 +14,15 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.parts import MachineParts
-from belljar.cell.range import FileClock
-from belljar.channel import ExecRequest, Stream
+from belljar.cell.range import CellOrigin, FileClock
+from belljar.channel import ExecOutput, ExecRequest, Stream
 from belljar.errors import CellError, HostError, PolicyError, host_errors
 from belljar.events import Event, JsonValue, Kind
 from belljar.isolation.microvm.stream import MachineLostError, SavedMachine, save_machine
@@ -32,10 +32,6 @@ from belljar.policy.limits import Tier
 from belljar.store.home import HINT_SPACE
 from belljar.store.scratch import scratch_dir
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.range import CellOrigin
-    from belljar.channel.outcomes import ExecOutput
 
 # Each cell has its own of these, and a fork keeps them.
 _OWN: Final = frozenset(
@@ -121,7 +117,7 @@ def _checked_origin(cell: Cell) -> CellOrigin:
     if why := next((why for is_so, why in reasons if is_so), ""):
         hint = "use another policy for what is saved"
         raise PolicyError(f"the cell can't be saved: {why}", where=f"cell {cell.id}", hint=hint)
-    return cast("CellOrigin", origin)
+    return cast(CellOrigin, origin)
 
 
 @contextmanager

@@ -9,12 +9,14 @@ import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from belljar.cell.base import spawn_task
+from belljar.cell.cell import Cell
+from belljar.cell.exec import RunningCommand
 from belljar.cell.local_tree import list_source
 from belljar.cell.task_data import not_taken, put_directory, reading_for
 from belljar.channel import ExecOutput, FileTooLargeError
@@ -29,10 +31,6 @@ from belljar.policy.model import Policy
 from belljar.policy.reference import is_idle
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
-    from belljar.cell.exec import RunningCommand
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")

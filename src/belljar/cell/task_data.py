@@ -6,20 +6,18 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
+from belljar.cell.cell import Cell
 from belljar.cell.local_tree import Transfer, TreeManifest, records_of, root_mode
 from belljar.errors import CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.policy.files import Tree, read_entry, reason
 from belljar.policy.sections import TaskData, TaskFile, trees_of
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
 
 HOSTS: Final = "/etc/hosts"
 TASK_FILE: Final = "the task's compose file"
