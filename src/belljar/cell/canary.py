@@ -13,20 +13,18 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import anyio
 import anyio.to_thread
 
+from belljar.cell.cell import Cell
 from belljar.channel import ExecRequest, Operation, Stream
 from belljar.channel.outcomes import agent_request
 from belljar.errors import CellError, ContainmentBreach, ProtocolViolation
 from belljar.events import JsonValue, Kind
 from belljar.isolation.sandbox import Sandbox
 from belljar.units import printable
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
 
 # A dead or hostile old machine must not hold up the revert.
 _TIMEOUT_S: Final = 10.0

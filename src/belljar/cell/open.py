@@ -16,29 +16,28 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio.to_thread
 
+from belljar.cell.cell import Cell, Snapshot
 from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import MachineParts, Parts, describe, prepare, start_run
 from belljar.cell.range import CellOrigin, FileClock, OnTarget, Opening, Range, revertible
 from belljar.cell.stop_rules import stop_rules
+from belljar.cell.task_data import not_taken, put_in
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import host_errors
 from belljar.events import Actor, Recorder
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import check_may_start
 from belljar.isolation.program_root import STORE_HINT
+from belljar.isolation.renewal import GivenPort
+from belljar.isolation.sandbox import Sandbox
 from belljar.ledger.rundir import RunDirectory
 from belljar.policy.loaded import LoadedPolicy
 from belljar.store.home import belljar_home
 from belljar.store.journal import CellAbout, Journal
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
-    from belljar.isolation.renewal import GivenPort
-    from belljar.isolation.sandbox import Sandbox
 
 # A cell keeps a dozen open, and needs more while it is made and destroyed.
 _CELL_DESCRIPTORS: Final = 32
@@ -159,8 +158,6 @@ async def ready_cell(
         part_of=part_of,
         weights=parts.weights,
     ) as live:
-        from belljar.cell.cell import Cell
-
         cell = Cell(
             live,
             parts.plan,
@@ -254,14 +251,10 @@ async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
         if workdir.strip("/"):  # the root is always there
             await cell.make_directory(workdir)
         if loaded.data is not None:
-            from belljar.cell.task_data import put_in
-
             await put_in(cell, loaded.data)
         for copy in policy.files:
             contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
             owner = copy.owner or cell.plan.user
             await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=owner)
     except OSError as error:
-        from belljar.cell.task_data import not_taken
-
         raise not_taken(cell, str(error)) from error

@@ -18,11 +18,12 @@ from contextlib import (
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import anyio
 
 from belljar.cell.base import spawn_task
+from belljar.cell.cell import Cell
 from belljar.cell.open import open_range
 from belljar.cell.parts import start_run
 from belljar.cell.range import Range, revertible
@@ -34,9 +35,6 @@ from belljar.ledger.rundir import RunDirectory
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 from belljar.store.home import belljar_home
-
-if TYPE_CHECKING:
-    from belljar.cell.cell import Cell
 
 # Each idle cell holds memory as a running one does.
 MAX_SIZE: Final = 16

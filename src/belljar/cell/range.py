@@ -18,20 +18,18 @@ import anyio.to_thread
 
 from belljar.cell.base import spawn_task
 from belljar.cell.canary import canary_in
+from belljar.cell.cell import Cell, Snapshot
 from belljar.dataclass import dataclass, field, replace
 from belljar.errors import CellError, ContainmentBreach, HostError, first_of
-from belljar.events import JsonValue, Kind
+from belljar.events import Actor, JsonValue, Kind
 from belljar.host.cgroups import available_memory_bytes
-from belljar.isolation.hold import KilledError, raise_if_killed
+from belljar.isolation.hold import KilledError, KillOrder, raise_if_killed
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import Risk
 
 if TYPE_CHECKING:
-    from belljar.cell.cell import Cell, Snapshot
     from belljar.cell.parts import Parts
     from belljar.cell.stop_rules import StopRulesRecorder
-    from belljar.events import Actor
-    from belljar.isolation.hold import KillOrder
     from belljar.ledger.rundir import RunDirectory
     from belljar.network.owner.range import NetworkRange as Network
     from belljar.policy.loaded import LoadedPolicy
@@ -39,18 +37,18 @@ if TYPE_CHECKING:
 
 # CLOCK_REALTIME_COARSE, which Python doesn't name: the kernel takes files' times from it.
 _COARSE: Final = 5
-# Kind and body of a request to its answer; called in a thread of the range. Raises `ValueError`
-# to refuse.
-Handler: TypeAlias = Callable[[str, bytes], bytes]
 # Called with a running target cell and its router, if any, before its program is started.
 OnTarget: TypeAlias = "Callable[[Cell, Router | None], Awaitable[object]]"
 
 
 class ModelRequests:
-    """Passes requests to the current `handler` until the range's end."""
+    """Passes requests to the current `handler` until the range's end.
+
+    The handler answers a kind and a body, in a thread; its `ValueError` refuses them.
+    """
 
     def __init__(self) -> None:
-        self.handler: Handler | None = None
+        self.handler: Callable[[str, bytes], bytes] | None = None
         self.on_close: Callable[[], object] = lambda: None
 
     def __call__(self, kind: str, body: bytes) -> bytes:
@@ -130,8 +128,8 @@ class Range:
 
 # Old machines whose destruction a revert doesn't wait for: their memory adds up.
 MAX_RETIRING: Final = 2
-MakeMachine: TypeAlias = "Callable[[], AbstractAsyncContextManager[Range]]"
-OnMachine: TypeAlias = "Callable[[Range], Awaitable[object]]"
+MakeMachine: TypeAlias = Callable[[], AbstractAsyncContextManager[Range]]
+OnMachine: TypeAlias = Callable[[Range], Awaitable[object]]
 
 
 class Machines:
@@ -334,4 +332,4 @@ async def revertible(
         machines = Machines(make, opened, stack.pop_all())
         stack.push_async_exit(machines.close)
         has_more = opened.network is not None or opened.targets
-        yield opened if has_more else replace(opened, cell=cast("Cell", RevertibleCell(machines)))
+        yield opened if has_more else replace(opened, cell=cast(Cell, RevertibleCell(machines)))
