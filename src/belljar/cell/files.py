@@ -6,8 +6,8 @@ import os
 import posixpath
 import secrets
 import struct
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -26,6 +26,7 @@ from belljar.channel.trees import MAX_DEPTH, RecordKind, TreeRecord
 from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, JsonValue, Kind
+from belljar.policy.files import Tree
 from belljar.signals.observe import output_part
 
 _WRITE: Final = (Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED, Kind.FILE_WRITE_FAILED)
@@ -142,23 +143,32 @@ class FileOperations(CellBase):
             local_tree.list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes
         )
         source = await anyio.to_thread.run_sync(listing)
+        options: dict[str, Any] = {"overwrite": overwrite, "timeout_s": timeout_s}
+        return await self._put_tree(source, target, user=user, **options)
+
+    async def _put_tree(
+        self,
+        tree: Tree,
+        target: str,
+        *,
+        reading: Callable[[], AbstractContextManager[object]] = nullcontext,
+        **options: Any,  # noqa: ANN401 - as `_put_records` has them
+    ) -> Transfer:
         directory, name = target, ""
-        if not source.is_directory:
+        if not tree.is_directory:
             directory, name = posixpath.split(target)
             if not name or name in (".", ".."):
                 raise ValueError(f"{target!r} names no file; give its whole path in the cell")
         manifest = TreeManifest()
+
+        def records() -> Iterator[bytes]:
+            with reading():
+                yield from local_tree.records_of(tree, name, manifest)
+
+        options |= {"entries": len(tree.entries), "total_bytes": tree.total_bytes}
+        mode = tree.entries[0].mode | 0o700 if tree.is_directory else None
         return await self._put_records(
-            directory,
-            local_tree.records_of(source, name, manifest),
-            manifest,
-            target=target,
-            entries=len(source.entries),
-            total_bytes=source.total_bytes,
-            overwrite=overwrite,
-            mode=local_tree.root_mode(source) if source.is_directory else None,
-            user=user,
-            timeout_s=timeout_s,
+            directory, records(), manifest, target=target, mode=mode, **options
         )
 
     async def _put_records(

@@ -122,7 +122,8 @@ def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]
     if not tree.is_directory:
         yield from _file_records(tree, tree.entries[0], name, manifest)
         return
-    manifest.add(TreeRecord(path="", kind=RecordKind.ENTER, mode=root_mode(tree)))
+    # Its owner can always work in it
+    manifest.add(TreeRecord(path="", kind=RecordKind.ENTER, mode=tree.entries[0].mode | 0o700))
     for entry in tree.entries[1:]:
         above = entry.path.count("/")
         while depth > above:
@@ -143,10 +144,6 @@ def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]
         yield encode(record)
         depth += not is_link
     yield encode(TreeRecord(path="", kind=RecordKind.LEAVE)) * depth
-
-
-def root_mode(tree: Tree) -> int:
-    return tree.entries[0].mode | 0o700
 
 
 def _file_records(tree: Tree, entry: Entry, path: str, manifest: TreeManifest) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
-from belljar.cell.local_tree import Transfer, TreeManifest, records_of, root_mode
+from belljar.cell.local_tree import Transfer
 from belljar.errors import CellError, PolicyError
 from belljar.events import JsonValue, Kind
 from belljar.policy.files import Tree, read_entry, reason
@@ -75,24 +76,9 @@ async def put_directory(
     cell: Cell, tree: Tree, target: str, *, user: str | None, where: str = TASK_FILE
 ) -> Transfer:
     """Replace the image's directory. Raise as `Cell.upload`, and `PolicyError`."""
-
-    def records() -> Iterator[bytes]:
-        with reading_for(where):
-            yield from records_of(tree, "", manifest)
-
-    manifest = TreeManifest()
     with suppress(FileNotFoundError):
         await cell.remove(target, recursive=True, user="0:0")
-    return await cell._put_records(
-        target,
-        records(),
-        manifest,
-        target=target,
-        entries=len(tree.entries),
-        total_bytes=tree.total_bytes,
-        mode=root_mode(tree),
-        user=user,
-    )
+    return await cell._put_tree(tree, target, reading=partial(reading_for, where), user=user)
 
 
 def not_taken(cell: Cell, why: str) -> CellError:
