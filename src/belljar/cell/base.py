@@ -252,7 +252,7 @@ class CellBase:
         """Apply the policy's `guard`. It blocks."""
         if not self._redacts or not data or (guard := self.guard) is None:
             return data
-        return guard.let_out(output_part(data, operation), cell_id=self.id).data
+        return guard.let_out(output_part(data, operation), cell_id=self.id) or b""
 
     def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
         event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)

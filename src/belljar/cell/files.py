@@ -276,9 +276,9 @@ class FileOperations(CellBase):
                 content = file.read(MAX_SCANNED_FILE_BYTES)
             missing_bytes = path.stat().st_size - len(content)
             part = output_part(content, "file.download", missing_bytes=missing_bytes)
-            let_out = guard.let_out(part, cell_id=self.id)
-            if let_out.data != content:
-                path.write_bytes(let_out.data)
+            let_out = guard.let_out(part, cell_id=self.id) or b""
+            if let_out != content:
+                path.write_bytes(let_out)
 
     async def list_dir(
         self, path: str = "", *, user: str | None = None, max_entries: int = MAX_LISTED

@@ -64,14 +64,6 @@ WITHHELD: Final = b"[withheld: it could not be scanned]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetOut:
-    """What goes on; with `stopped` the connection ends."""
-
-    data: bytes
-    stopped: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _EventJob:
     parts: tuple[Carried, ...]
     cell_id: str | None
@@ -181,10 +173,10 @@ class GuardedRecorder:
         finally:  # later events are still theirs: the gateway ends after the cells
             self._reports_touches = False
 
-    def let_out(self, part: Carried, *, cell_id: str | None) -> LetOut:
-        """Apply the policy's action to these bytes; hits are on record by then. It blocks.
+    def let_out(self, part: Carried, *, cell_id: str | None) -> bytes | None:
+        """Return what the policy's action lets out, None for a stop. It blocks.
 
-        An action other than `flag` withholds what could not be scanned whole.
+        Hits are on record by then. Only `flag` lets out what could not be scanned whole.
         """
         action = self.rules.action(part.place)
         scanner = self.made_scanner()
@@ -196,11 +188,10 @@ class GuardedRecorder:
             reason = scanned.problem or "it is too large to be scanned whole"
             self._inner.record(unscanned(part, cell_id=cell_id, evidence=None, reason=reason))
         if action is Action.FLAG or (is_whole and not scanned.hits):
-            return LetOut(data=part.data)
+            return part.data
         if action is Action.STOP and scanned.hits:
-            return LetOut(data=b"", stopped=True)
-        data = _redacted(scanner, part.data, scanned.hits) if is_whole else WITHHELD
-        return LetOut(data=data)
+            return None
+        return _redacted(scanner, part.data, scanned.hits) if is_whole else WITHHELD
 
     @property
     def spec(self) -> ScanSpec:
