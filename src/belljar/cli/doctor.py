@@ -1,4 +1,4 @@
-"""`belljar doctor`, `airgap` and `fleet`: what this host can do, and hints."""
+"""`belljar doctor`, `belljar airgap` and `belljar fleet`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ State = Literal["ok", "note", "no"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table. `no` keeps cells from running."""
+    """One line of the table; `no` keeps cells from running."""
 
     what: str
     state: State
@@ -89,7 +89,6 @@ def doctor(*, as_json: bool, no_prove: bool) -> int:
 
 
 def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Check]:
-    """Check for a hold, and try the kill switch on a container."""
     from anyio import run
 
     from belljar.isolation.proofs import prove_switch
@@ -116,7 +115,6 @@ def _switch_checks(home: Path, facts: HostFacts, *, prove: bool) -> Iterator[Che
 
 
 def host_checks(facts: HostFacts) -> Iterator[Check]:
-    """The facts that decide what can run, as checks, the tiers first."""
     yield from _tiers(facts)
     yield from _virtualisation(facts)
     for tool in facts.tools:
@@ -129,7 +127,6 @@ def host_checks(facts: HostFacts) -> Iterator[Check]:
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
-    """Return what each tier and `network` would run on here, or obstacles."""
     for tier in Tier:
         found = tuple(tier_obstacles(tier, facts))
         # The others replace nothing stronger.
@@ -182,7 +179,6 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
 
 
 def _store_checks(home: Path) -> list[Check]:
-    """Whether the store is writable and holds the kernel and default image."""
     # The store need not exist yet: then its nearest directory decides.
     place = next(path for path in (home, *home.parents) if path.exists())
     found = [Check("store", "ok", str(home))]

@@ -1,4 +1,4 @@
-"""`belljar setup` and `bundle`: prepares this host, or another without a network."""
+"""`belljar setup` and `belljar bundle`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ Act = Callable[[Callable[[str], None]], object]
 
 
 class Need(NamedTuple):
-    """A tool: command, Debian's package, what for."""
-
     command: str
     package: str
     use: str
@@ -51,7 +49,7 @@ class Need(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing to do; `command` does the same by hand."""
+    """One thing to do, which `command` does by hand."""
 
     title: str
     command: str
@@ -99,7 +97,7 @@ def setup(*, yes: bool) -> int:
 
 
 def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
-    """The steps to a ready host, and what they leave missing. Raises `HostError`."""
+    """Return the steps, and what they leave missing."""
     sources, steps, problem, release = host_sources(), list[Step](), None, _release()
     codename = release.get("VERSION_CODENAME", "")
     missing = [need for need in needs(debian_arch()) if not _is_there(need)]
@@ -134,7 +132,6 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
 
 
 def needs(debian_arch: str) -> tuple[Need, ...]:
-    """Every tool for this architecture."""
     is_arm = debian_arch == "arm64"
     qemu = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
     package = "qemu-system-arm" if is_arm else "qemu-system-x86"
@@ -152,7 +149,6 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
 
 
 def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSource]) -> str:
-    """The shell command that installs them on Debian. Pure."""
     apt, commands = "apt-get -q -y", list[str]()
     newer = sorted(n.package for n in missing if n.backports and codename == "bookworm")
     plain = sorted({need.package for need in missing} - {*newer})
@@ -170,7 +166,6 @@ def install_line(missing: Sequence[Need], codename: str, sources: Sequence[AptSo
 
 
 def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
-    """Run a line of apt's; a log has what it prints."""
     log = home / "setup.log"
     log.write_text("")
     log.chmod(0o600)
@@ -198,7 +193,7 @@ def _release() -> dict[str, str]:
 
 
 def _has_kernel(home: Path) -> bool:
-    """A kernel without the modules that guests need now counts as missing."""
+    """Return false for one without the modules needed now."""
     with suppress(HostError):
         return current_kernel(home).wanted == REQUIRED_MODULES
     return False
@@ -312,7 +307,7 @@ def create(
 
 
 def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[ServiceBuild]]:
-    """The images and builds of all samples of a task, which is loaded but not run.
+    """Return the images and builds of all samples of a task, which is loaded but not run.
 
     Its changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
     `ContainmentBreach` when another sandbox provider was about to be used.
@@ -339,7 +334,6 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
 
 
 def _bases(build: ServiceBuild) -> tuple[str, ...]:
-    """The images that a Dockerfile starts from, if it can be read."""
     from belljar.image.stages import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference

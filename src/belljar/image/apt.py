@@ -30,13 +30,11 @@ _HOST_OPTIONS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AptSource:
-    """The component `main` of a repository."""
-
     uri: str
     suites: tuple[str, ...]
 
     def deb822(self, *, has_keyring: bool = True) -> str:
-        """The source as a deb822 stanza; `has_keyring`: with Debian's keys."""
+        """Return a stanza, signed by Debian's keys if it `has_keyring`."""
         stanza = (
             f"Types: deb\nURIs: {self.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\n"
         )
@@ -45,7 +43,6 @@ class AptSource:
 
 
 def host_sources() -> list[AptSource]:
-    """This host's sources of binary packages, as apt reads them."""
     if shutil.which("apt-get") is None:
         return []
     argv = [tool("apt-get"), "indextargets", "--format", _TARGET, "Created-By: Packages"]
@@ -55,7 +52,7 @@ def host_sources() -> list[AptSource]:
 
 
 def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
-    """The sources for Debian `codename`: main, updates and security, as the host has them.
+    """Return the main, updates and security suites of Debian `codename`, as the host has them.
 
     Raises `HostError` when no mirror is known.
     """
@@ -73,15 +70,13 @@ def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]
 
 
 def kernel_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
-    """Debian 13's own suite, or Debian 12's backports."""
+    """Return Debian 13's own suite, or Debian 12's backports."""
     main = debian_sources(known, codename)[0]
     suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
     return [AptSource(main.uri, (suite,))]
 
 
 class PrivateApt:
-    """apt's tools with their state in `directory`."""
-
     def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
         parts = directory / "sources.list.d"
         self._lists = directory / "lists"
@@ -112,18 +107,16 @@ class PrivateApt:
         ]
 
     def update(self) -> None:
-        """Fetch the signed package lists. Raises `HostError`."""
         run_tool([tool("apt-get"), *self._options, "-q", "update"], timeout_s=600)
 
     def show(self, package: str) -> dict[str, str]:
-        """The fields of a package's newest version. Raises `HostError`."""
+        """Return the fields of a package's newest version."""
         argv = [tool("apt-cache"), *self._options, "show", "--no-all-versions", package]
         lines = run_tool(argv, timeout_s=60).decode("utf-8", "replace").splitlines()
         # Of the only stanza; a field's further lines are indented, and none of those is asked for.
         return dict(line.partition(": ")[::2] for line in lines if line[:1].isalpha())
 
     def download(self, package: str, into: Path) -> Path:
-        """Fetch a package's verified file. Raises `HostError`."""
         run_tool(
             [tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into
         )
@@ -132,7 +125,7 @@ class PrivateApt:
         return found[0]
 
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
-        """Fetch the packages with all dependencies of an empty host. Raises `HostError`."""
+        """Fetch packages with all dependencies of an empty host."""
         (into / "partial").mkdir(parents=True, exist_ok=True)
         chosen = ["-t", suite] if suite else []
         options = ["-q", "-y", "--no-install-recommends", *chosen, "install", "--download-only"]
@@ -141,7 +134,7 @@ class PrivateApt:
         run_tool(argv, timeout_s=7200)
 
     def newest_release_s(self) -> int:
-        """The newest list's date, in Unix seconds; 0 if unknown."""
+        """Return the newest list's date, 0 if unknown."""
         texts = (path.read_text(errors="replace") for path in self._lists.glob("*Release"))
         dates = [
             match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))
@@ -150,7 +143,7 @@ class PrivateApt:
 
 
 def host_acquire_options() -> dict[str, str]:
-    """This host's proxies, certificates and retries as apt options."""
+    """Return this host's proxies, certificates and retries as apt options."""
     dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
     return {
         match[1]: match[2]

@@ -87,7 +87,7 @@ printf '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n' >etc/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """`as_docker`: processes start as root in `/`, else as the unprivileged user, at home."""
+    """`as_docker`: processes start as root in `/`."""
 
     name: str
     packages: tuple[str, ...]
@@ -95,7 +95,6 @@ class Recipe:
 
     @property
     def config(self) -> ImageConfig:
-        """The configuration of its processes."""
         env = {"PATH": _PATH, "LANG": "C.UTF-8"}
         if self.as_docker:
             # Debian's pip refuses to install into the system; the pip of that image does not
@@ -196,7 +195,6 @@ def build_packages(
     pip: Sequence[str],
     report: Callable[[str], None] = lambda _line: None,
 ) -> Image:
-    """The image `base` with packages. Raises as `build_dockerfile`."""
     for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
         for word in words:
             if pattern.fullmatch(word) is None:
@@ -226,7 +224,6 @@ def dockerfile_for(
     pip: Sequence[str],
     options: Mapping[str, Sequence[str]],
 ) -> str:
-    """Installs packages, then returns to the base's user. Pure."""
     get = (
         "apt-get -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/run/belljar"
         " -o APT::Sandbox::User=root -o APT::Install-Recommends=false -c "

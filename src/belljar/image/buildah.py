@@ -1,7 +1,6 @@
 """Builds an image from a Dockerfile with buildah: bases from the store, the result packed.
 
-Steps run in a user namespace, by default without network, on temporary storage. A stored recipe is
-not built again; its bases stay loaded for later builds.
+Steps run in a user namespace, by default without network. A stored recipe is not built again.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ Report = Callable[[str], None]
 
 
 class StepError(PolicyError):
-    """A failed Dockerfile step; `wants_network`: it may need one, and had none."""
+    """`wants_network`: the failed step had none, and may need one."""
 
     code = "build_failed"
     wants_network = False
@@ -65,7 +64,7 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """A build. `dockerfile`: None for the context's; `inline`: its text instead."""
+    """The Dockerfile is `inline`, else `dockerfile`, else the context's."""
 
     context: Path
     name: str
@@ -79,8 +78,6 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRecipe:
-    """`inputs`: all that decides the image, except network and setuid options."""
-
     dockerfile: Path
     found: Bases
     made: Buildable
@@ -88,7 +85,6 @@ class BuildRecipe:
     inputs: Mapping[str, Any]
 
     def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
-        """Return the stored facts of a build with these options; `recipe` digests them."""
         decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
         kept = ("dockerfile", "context", "target", "bases", "network")
@@ -99,7 +95,7 @@ class BuildRecipe:
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
 ) -> tuple[Image, bool]:
-    """The image of a Dockerfile, named `request.name`, and whether it had to be built.
+    """Return the image of a Dockerfile, named `request.name`, and true if it had to be built.
 
     Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError` for a
     missing tool or base; the store is then as it was.
@@ -149,7 +145,7 @@ def build_dockerfile(
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Return whether these files made it, whatever network and setuid options."""
+    """Return true if these files made it, with any options."""
     recipe = read_recipe(store, request)
     options = [(network, setuid) for network in (False, True) for setuid in (False, True)]
     made = [recipe.provenance(has_network=one, keep_setuid=other) for one, other in options]
@@ -190,7 +186,6 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
-    """Copy the context and here-document files. Raises `PolicyError`."""
     (work / "context").mkdir(mode=0o755)
     empty = work / "heredocs" / EMPTY
     empty.mkdir(parents=True)
@@ -215,7 +210,6 @@ def _build(
     recipe: BuildRecipe,
     bases: Mapping[str, storage.Base],
 ) -> None:
-    """Run the steps. Raises as `build_dockerfile`."""
     work, ids = tools.inside.work, {name: base.image_id for name, base in bases.items()}
     configs = {name: image.config for name, image in recipe.bases.items()}
     made = make_buildable(recipe.found, ids, configs)
@@ -263,8 +257,8 @@ def pack_result(
 ) -> dict[str, Any]:
     """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
 
-    Returns what `Store.add` takes of it; a step that broke out of its container can have forged
-    that. Raises `LayerError` for what an image may not have, `HostError`.
+    Returns arguments of `Store.add`; a step that broke out of its container can have forged them.
+    Raises `LayerError` for what an image may not have, `HostError`.
     """
     rootfs = tools.inside.work.parent / "rootfs"
     try:
@@ -289,7 +283,7 @@ def pack_result(
 
 @contextmanager
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
-    """Make a directory; yield a path that survives its replacement."""
+    """Yield a path that survives the replacement of the directory."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,8 +1,7 @@
 """A Dockerfile's text as buildah 1.28 can read it. Pure.
 
-buildah reads most instructions as they were written. Replaced are here-documents, flags that it
-lacks, and what it does otherwise than BuildKit. Sources: the Dockerfile reference; BuildKit's
-here-documents (a lone one is the shell's script).
+Replaced are here-documents, flags that buildah lacks, and what it does otherwise than BuildKit.
+Sources: the Dockerfile reference; BuildKit's here-documents.
 """
 
 from __future__ import annotations
@@ -59,10 +58,9 @@ _WITHOUT_EFFECT: Final = {"LABEL", "EXPOSE", "MAINTAINER"}
 
 @dataclass(slots=True, kw_only=True)
 class Buildable:
-    """A Dockerfile for buildah; the context `heredoc_context` holds `files`, by their paths.
+    """The context `heredoc_context` holds `files`; `step_users` are those of RUN, as written.
 
-    `volumes`: of the result; buildah would discard what later steps write there.
-    `step_users`: the users that its RUN steps run as, as written.
+    `volumes` are kept apart: buildah would discard what later steps write there.
     """
 
     heredoc_context: str
@@ -73,14 +71,12 @@ class Buildable:
 
     @property
     def text(self) -> str:
-        """The whole file, for buildah."""
         return "".join(f"{line}\n" for line in self.lines)
 
 
 def make_buildable(
     bases: Bases, ids: Mapping[str, str], configs: Mapping[str, ImageConfig]
 ) -> Buildable:
-    """The file for buildah; FROM names images by ids in its storage."""
     made, ended = Buildable(heredoc_context=bases.context), dict[str, _StageWriter]()
     for name, value in bases.known.items():
         if "\n" in value:  # what follows would be an instruction
@@ -114,9 +110,9 @@ def make_buildable(
 
 @dataclass(slots=True, kw_only=True)
 class _StageWriter:
-    """Writes each instruction of a stage as buildah reads it; a stage on top continues with a copy.
+    """Writes a stage's instructions; a stage on top continues with a copy.
 
-    `args`: the ARG lines of the stage and of those below.
+    `args` are the ARG lines of the stage and of those below.
     """
 
     stage: BuildStage
@@ -128,7 +124,6 @@ class _StageWriter:
     shell: tuple[str, ...] = _SHELL
 
     def emit(self, line: str) -> None:
-        """Raises `DockerfileError` for an invalid Dockerfile line."""
         if "\n" in line or line.endswith("\\"):
             raise DockerfileError("it has a line break, or ends with a backslash")
         if len(line.encode()) > MAX_LINE_BYTES:
@@ -136,7 +131,6 @@ class _StageWriter:
         self.made.lines.append(line)
 
     def take(self, item: Instruction) -> None:
-        """Translate an instruction. Raises `DockerfileError`."""
         word, values = item.word, item.values
         flags = flags_of(item)
         head = _HEAD.match(item.text)
@@ -208,7 +202,7 @@ class _StageWriter:
         self.emit(f"RUN {flags}{json.dumps([*self.shell, script])}")
 
     def _mount(self, text: str) -> str:
-        """The flag for buildah; none for an optional secret."""
+        """Return the flag for buildah, none for an optional secret."""
         given = mount_options(text)
         kind, source = given.pop("type", "bind"), str(self.stage.source(given.pop("from", "")))
         if kind in {"secret", "ssh"}:

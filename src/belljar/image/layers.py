@@ -38,14 +38,11 @@ class LayerError(ValueError):
         self.hint = hint
 
     def refusal(self, where: str) -> PolicyError:
-        """The error that ends an import from `where`."""
         return PolicyError(f"the image is refused: {self}", where=printable(where), hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportLimits:
-    """The import is refused beyond any of these."""
-
     max_bytes: int = 8 << 30  # All layers together, uncompressed
     max_entries: int = 500_000  # All layers together, replaced ones included
     max_layers: int = 500
@@ -66,8 +63,6 @@ EntryPath = tuple[bytes, ...]
 
 
 class ImageEntryKind(StrEnum):
-    """The kinds of entries that an image may hold."""
-
     FILE = "file"
     HARD_LINK = "hard link"
     SYMLINK = "symbolic link"
@@ -87,10 +82,7 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerEntry:
-    """A layer's entry. `path`: without `.` or `..`; `target`: a link's, unchanged.
-
-    `capability`: a file's capabilities, as the kernel keeps them.
-    """
+    """`path` has no `.` or `..`; a link's `target` may."""
 
     path: EntryPath
     kind: ImageEntryKind
@@ -107,9 +99,9 @@ class LayerEntry:
 def read_entries(
     pread: Callable[[int, int], bytes], size_bytes: int, max_entries: int | None = None
 ) -> Iterator[LayerEntry]:
-    """The entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
+    """Yield the entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
 
-    It must end with an end marker or exactly after an entry. Raises `LayerError`.
+    The layer must end with an end marker or exactly after an entry. Raises `LayerError`.
     """
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:
@@ -142,7 +134,7 @@ def read_entries(
 
 
 def split_path(name: bytes) -> EntryPath:
-    """A name's parts. Raises `LayerError` for `..` and `/…`."""
+    """Raise `LayerError` for `..` and `/…`."""
     if name.startswith(b"/"):
         raise LayerError(f"the name {printable(name)!r} is absolute")
     parts = tuple(part for part in name.split(b"/") if part not in {b"", b"."})
@@ -163,8 +155,6 @@ def check_components(parts: EntryPath, name: bytes) -> None:
 
 @dataclass(slots=True)
 class _Extra:
-    """What extended headers say of the next entry."""
-
     used: bool = False
     name: bytes | None = None
     link: bytes | None = None
@@ -201,7 +191,6 @@ class _Extra:
 
 
 def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
-    """The next header's offset. Only files have content."""
     has_content = kind not in {b"1", b"2", b"5", b"6"}
     if not has_content and size:
         raise LayerError(f"the entry at byte {offset} has a size and can't have content")
@@ -269,7 +258,7 @@ def _number(field_bytes: bytes, what: str) -> int:
 
 
 def _pax_records(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """The records `length key=value\\n`; each length must be exact."""
+    """Yield the records `length key=value\\n` of exact lengths."""
     rest = memoryview(content)
     while rest:
         # A length has 19 digits at most, and a blank.

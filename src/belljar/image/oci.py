@@ -1,7 +1,6 @@
-"""Importing container images: parts are found, read with bounds and merged in memory.
+"""Imports container images: parts are found, read with bounds and merged in memory.
 
-No digest, size or name of the archive is trusted.
-`design/policy.md` says why no tool unpacks it on the host.
+No digest, size or name is trusted; `design/policy.md` says why no tool unpacks on the host.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def import_image(
 
 
 def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str, Any], str]:
-    """Read the configuration; its digest is the image's id."""
+    """Read the configuration, whose digest is the image's id."""
     name, wanted = found.config
     raw = read_bounded(found.files, name, limits)
     config, digest = parse_document(raw), hashlib.sha256(raw).hexdigest()
@@ -99,7 +98,6 @@ def _configuration(found: ImageParts, limits: ImportLimits) -> tuple[Mapping[str
 
 
 def check_platform(config: Mapping[str, Any]) -> None:
-    """Raise `LayerError` for an image of another platform."""
     arch = debian_arch()
     stated = (str(config.get("os") or "linux"), str(config.get("architecture") or arch))
     if stated != ("linux", arch):
@@ -140,7 +138,7 @@ def _merge(
 def pack_tree(
     tree: MergedTree, layers: Sequence[LayerBlob], config: ImageConfig, rootfs: Path
 ) -> None:
-    """Pack a merged tree as `rootfs`, with the places that cells need."""
+    """Pack a tree with the places that cells need."""
     for wanted, paths in _PLACES.items():
         for path in paths:
             links = {ImageEntryKind.SYMLINK} if path in _MAY_BE_LINKS else set[ImageEntryKind]()
@@ -173,7 +171,6 @@ def pack_layer(
 
 
 def _mount_points(config: ImageConfig) -> Iterator[tuple[EntryPath, int, ImageEntryKind]]:
-    """Yield required entries and modes: work directory, volumes, mount points."""
     for place in (config.workdir, *config.volumes):
         parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
         for depth in range(1, len(parts) + 1) if parts != (b"",) else ():

@@ -1,8 +1,7 @@
-"""An image at its source: a registry (by skopeo), a daemon, a file.
+"""Finds an image at its source: a registry (by skopeo), a daemon, a file.
 
-Tags change, so the digest asked of a registry is fetched. Nothing in a file is believed: callers
-check digests. No name in an archive becomes a path. Source: image-spec v1.1; the layout of
-`docker save`.
+Nothing in a file is believed: callers check digests, and no name in an archive becomes a path.
+Source: image-spec v1.1; the layout of `docker save`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ Files: TypeAlias = Callable[[str], Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageParts:
-    """An image's parts by names in `files`, with required SHA-256, or ""."""
+    """A part is a name and its SHA-256, or ""."""
 
     files: Files
     config: tuple[str, str]
@@ -76,7 +75,7 @@ class ImageParts:
 
 @contextmanager
 def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterator[Files]:
-    """Give the files of a tar archive one at a time, below `work` under a name of its own.
+    """Give the files of a tar archive one at a time, below `work` under one fixed name.
 
     Links between them are followed: `docker save` wrote a layer that occurs twice as one.
     """
@@ -113,14 +112,13 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
 
 
 def read_bounded(files: Files, name: str, limits: ImportLimits) -> bytes:
-    """Read a document's bytes. Raises `LayerError`: missing or too large."""
+    """Raise `LayerError` for a missing or too large document."""
     if (path := files(name)).stat().st_size > limits.max_document_bytes:
         raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
     return path.read_bytes()
 
 
 def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of that kind
-    """A JSON object, or another `kind`. Raises `LayerError`."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -131,14 +129,12 @@ def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of t
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
-    """Return whether it lists manifests of several platforms."""
     return str(document.get("mediaType")) in INDEX_TYPES or (
         "mediaType" not in document and "manifests" in document
     )
 
 
 def instance_of(index: Mapping[str, Any], arch: str) -> str:
-    """The digest of the manifest for `linux/arch`. Raises `LayerError`."""
     for entry in _entries(index):
         platform = entry.get("platform")
         platform = platform if isinstance(platform, dict) else {}
@@ -168,7 +164,6 @@ def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def reference_of(text: str) -> Reference:
-    """Return a name's parts. Raises `PolicyError`."""
     try:
         return parse_reference(text)
     except ValueError as error:
@@ -176,7 +171,6 @@ def reference_of(text: str) -> Reference:
 
 
 def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
-    """Find the image in `docker save`'s output. Raises `LayerError`."""
     listed = parse_document(read_bounded(files, "manifest.json", limits), list)
     if len(listed) != 1 or not isinstance(image := listed[0], dict):
         raise _not_one(len(listed))
@@ -189,7 +183,6 @@ def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
 
 
 def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
-    """Find the image of an OCI layout. Raises `LayerError`."""
     entries = _entries(parse_document(read_bounded(files, "index.json", limits)))
     found = {str(entry.get("digest")): is_index(entry) for entry in entries}
     if len(found) != 1:
@@ -226,7 +219,6 @@ def image_of_manifest(
     digests: tuple[str, ...],
     place: str = "",
 ) -> ImageParts:
-    """Read the manifest `name` of digest `wanted`. Raises `LayerError`."""
     raw = read_bounded(files, name, limits)
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
         raise LayerError("its manifest is not the one of its digest")
@@ -252,7 +244,7 @@ def image_of_manifest(
 
 
 def _hex(digest: str) -> str:
-    """Return a digest's hex digits: no other document text enters paths."""
+    """Return the digits: no other text of a document enters paths."""
     if DIGEST.fullmatch(digest) is None:
         raise LayerError("a digest is not a SHA-256")
     return digest.partition(":")[2]
@@ -283,7 +275,7 @@ def fetched(
     limits: ImportLimits,
     report: Callable[[str], None] = lambda _line: None,
 ) -> Iterator[ImageParts]:
-    """The image `ref`, fetched in a directory below `scratch`."""
+    """Fetch the image `ref` into a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
     if not rest or transport not in (*_FILES, *_SERVICES):
         shown = printable(ref, max_chars=200)
@@ -317,7 +309,6 @@ def fetched(
 
 
 def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> str:
-    """Have Docker or Podman write it to `source`; its name."""
     reference, failures = reference_of(rest), list[str]()
     name = reference.familiar
     patient = replace(limits, stall_s=_DAEMON_STALLS * limits.stall_s)
@@ -345,7 +336,7 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
 def _copied(
     rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
 ) -> ImageParts:
-    """Ask a registry for a name's digest; copy that image with unchanged digests."""
+    """Copy the image of the digest that a registry has for a name."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
@@ -378,7 +369,6 @@ def _copied(
 def _watch(
     work: Path, ref: str, limits: ImportLimits, report: Callable[[str], None]
 ) -> Callable[[], None]:
-    """A check for growth and for the size bounds."""
     seen, changed_s = -1, monotonic()
 
     def check() -> None:

@@ -1,8 +1,7 @@
 """The stages of a Dockerfile, and the images that they start or copy from.
 
-BuildKit's own parser (the package `dockerfile`) reads it, in a process apart: it is a Go library,
-hostile text can crash it or keep it busy for minutes, and its threads would stay in a process that
-forks.
+BuildKit's own parser (the package `dockerfile`) reads it in another process: hostile text can crash
+it or keep it busy, and the threads of a Go library would stay in a process that forks.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ class DockerfileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`line` counts from 1; `heredocs` are names with raw lines."""
-
     word: str
     line: int
     flags: tuple[str, ...]
@@ -51,7 +48,6 @@ class Instruction:
 # A check, a preview and a build read the same files, each in a process of its own.
 @lru_cache(maxsize=64)
 def parse(text: str) -> tuple[Instruction, ...]:
-    """The instructions of a Dockerfile. Raises `DockerfileError`."""
     text = text.removeprefix("\ufeff")
     # Only files for Windows have another one, which directives before all else name.
     if _ESCAPE.match(text):
@@ -106,7 +102,7 @@ _LONGER: Final = {"src": "source", "dst": "target", "destination": "target", "ro
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BuildStage:
-    """`name`: unique; `base`: an image, or the stage it starts from."""
+    """`base` is an image, or the stage it starts from."""
 
     name: str
     base: str | BuildStage
@@ -117,7 +113,7 @@ class BuildStage:
         return self.name
 
     def sources(self) -> Iterator[str | BuildStage]:
-        """The images and stages copied or mounted from."""
+        """Yield the images and stages copied or mounted from."""
         for item in self.items:
             with at_line(item.line):
                 for name, value in flags_of(item):
@@ -127,7 +123,6 @@ class BuildStage:
                         yield self.source(value)
 
     def source(self, name: str) -> str | BuildStage:
-        """An earlier stage by name or number, an image, or nothing."""
         found = self.earlier.get(name.lower(), name)
         if name and found == name and (name.isdigit() or not _IMAGE.fullmatch(name)):
             raise DockerfileError(f"from={name} names neither an earlier stage nor an image")
@@ -138,8 +133,7 @@ class BuildStage:
 class Bases:
     """Images started or copied from, and the stages that the target needs, the target last.
 
-    `known`: the arguments before the first FROM, and those of the platform. `context`: a name that
-    the file can't contain.
+    `known` are the arguments before the first FROM and the platform's.
     """
 
     images: tuple[str, ...]
@@ -149,7 +143,7 @@ class Bases:
 
 
 def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Bases:
-    """Return the images of stage `target`, else the last. Raises `DockerfileError`."""
+    """Raise `DockerfileError`; the target is the last stage by default."""
     arch = debian_arch()
     platform = {"PLATFORM": f"linux/{arch}", "OS": "linux", "ARCH": arch, "VARIANT": ""}
     known = {f"{side}{name}": platform[name] for side in ("TARGET", "BUILD") for name in platform}
@@ -197,7 +191,6 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
 
 @contextmanager
 def at_line(line: int) -> Iterator[None]:
-    """Errors within name the line."""
     try:
         yield
     except DockerfileError as error:
@@ -205,8 +198,6 @@ def at_line(line: int) -> Iterator[None]:
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:
-    """A word of FROM or earlier ARG with its variables. Raises `DockerfileError`."""
-
     def value(found: re.Match[str]) -> str:
         plain, name, colon, operator, word = found.groups()
         here = known.get(plain or name)
@@ -227,7 +218,6 @@ def _expanded(text: str, known: Mapping[str, str]) -> str:
 
 
 def _from(item: Instruction, known: Mapping[str, str]) -> tuple[str, str]:
-    """The image or stage, and the new stage's name."""
     if len(item.values) not in {1, 3} or "".join(item.values[1:2]).lower() not in ("", "as"):
         raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
     for _, written in flags_of(item):
@@ -247,7 +237,6 @@ def _from(item: Instruction, known: Mapping[str, str]) -> tuple[str, str]:
 
 
 def flags_of(item: Instruction) -> list[tuple[str, str]]:
-    """Names and values. Raises `DockerfileError` for unsupported flags."""
     found = []
     for flag in item.flags:
         name, has_value, value = flag.removeprefix("--").partition("=")
@@ -258,7 +247,6 @@ def flags_of(item: Instruction) -> list[tuple[str, str]]:
 
 
 def mount_options(text: str) -> dict[str, str]:
-    """The options of a `--mount` by longest names. Raises `DockerfileError`."""
     found = dict[str, str]()
     for each in text.split(","):
         key, has_value, value = each.partition("=")

@@ -62,15 +62,13 @@ class NoSpaceError(HostError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A loaded image: its directory, and its id in buildah."""
-
     path: Path
     image_id: str
 
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
-    """Runs tools in a build's namespace; `tail`: their last lines."""
+    """`tail` holds the last lines."""
 
     inside: Inside
     report: Report
@@ -78,7 +76,6 @@ class Tools:
     tail: list[str] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Write buildah's settings."""
         work = self.inside.work
         for name in ("registries.conf", "ignore"):
             (work / name).write_text("")
@@ -89,7 +86,6 @@ class Tools:
             give_tree(work / name, self.inside.first_uid)
 
     def buildah(self, *words: str) -> list[str]:
-        """The command line."""
         storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
         names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
         aliases = f"--short-name-alias-conf {WORK}/home/aliases"
@@ -99,7 +95,6 @@ class Tools:
         return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown, *words]
 
     def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
-        """Run a tool to its end. Raises `HostError`."""
         return self.inside.run(
             [tool(name), *words],
             env={
@@ -128,7 +123,6 @@ class Tools:
 
 
 def first_id_of(home: Path) -> int:
-    """The host's id of root in this store's builds."""
     with locked(home, BASES):  # two first builds at once would each draw their own
         make_store_dir(home / BASES)
         owner = (home / BASES).stat().st_uid
@@ -140,7 +134,7 @@ def first_id_of(home: Path) -> int:
 
 @contextmanager
 def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
-    """A directory of the namespace's root."""
+    """Make a directory of the namespace's root."""
     scratch.chmod(0o711)
     work = scratch / "build"
     work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
@@ -154,7 +148,7 @@ def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
 
 
 def remove_built(home: Path, directory: Path, first_uid: int) -> None:
-    """Remove a build's tree; ordinary users need the namespace of its ids."""
+    """Remove a tree, as an ordinary user in the namespace of its ids."""
     if os.geteuid() == 0 or not directory.exists():
         remove_tree(directory)
         return
@@ -165,7 +159,7 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 
 @contextmanager
 def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
-    """Load the image as a base; `belljar prune` leaves it meanwhile."""
+    """Load the image; `belljar prune` leaves it meanwhile."""
     path = home / BASES / image.digest
     with ExitStack() as held:
         with locked(home, BASES):
@@ -189,14 +183,13 @@ def _is_of(path: Path, first_uid: int) -> bool:
 
 
 def remove_kept(home: Path, path: Path) -> None:
-    """Remove a base or layers, unless in use."""
+    """Remove a base, unless it is in use."""
     if (retired := retire_unclaimed(path)) is not None:
         with suppress(FileNotFoundError):  # another program finds it, and removes it too
             remove_built(home, retired, retired.stat().st_uid)
 
 
 def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
-    """Load a stored image into its own storage, once."""
     verify(image)
     need_space(home, MIN_FREE_BYTES + _EXPANSION * image.size_bytes, "loading a base")
     report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
@@ -245,7 +238,7 @@ def _part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """A stored image's Docker configuration without volumes (`Buildable`). Pure."""
+    """Return a stored image's Docker configuration without volumes (`Buildable`)."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
     numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}

@@ -1,4 +1,4 @@
-"""Running the host's tools: argv lists only, bounded in time, output and size of their files.
+"""Runs the host's tools: argv lists only, bounded in time, output and size of their files.
 
 A tool that needs root gets a user namespace with 65,536 ids and its own files, mounts, processes,
 IPC and, unless asked otherwise, network.
@@ -32,7 +32,6 @@ _POLL_S: Final = 0.2
 
 
 def tool(name: str) -> str:
-    """Its absolute path. Raises `HostError`."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
         hint = f"run `belljar setup`, or install the package that has {name}"
@@ -41,7 +40,7 @@ def tool(name: str) -> str:
 
 
 def plain_env(**extra: str) -> dict[str, str]:
-    """In the C locale, for messages that programs read."""
+    """Use the C locale, for messages that programs read."""
     return {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **extra}
 
 
@@ -53,7 +52,7 @@ def run_tool(
     cwd: Path | None = None,
     watch: Watch = lambda: None,
 ) -> bytes:
-    """Run a tool to its end and return its standard output. Raises `HostError` when it fails.
+    """Return a tool's standard output. Raises `HostError` when it fails.
 
     Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
     """
@@ -69,7 +68,7 @@ def run_tool(
 def polled(
     wait: Callable[[float], _T], argv: Sequence[str], timeout_s: float, watch: Watch = lambda: None
 ) -> _T:
-    """Return `wait`'s result, calling `watch` meanwhile. Raises `HostError` at `timeout_s`."""
+    """Raise `HostError` at `timeout_s`; call `watch` meanwhile."""
     give_up = time.monotonic() + timeout_s
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -103,7 +102,7 @@ def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> No
 def drained(
     process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None
 ) -> Iterator[bytearray]:
-    """Read standard error (or a joint output) so that it never blocks; the last 16 KiB.
+    """Keep the last 16 KiB of standard error, or a joint output, so that it never blocks.
 
     `on_line` runs in another thread, until it fails; lines longer than 4 KiB come in pieces.
     """
@@ -142,7 +141,6 @@ def started(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in its own group, killed after the block."""
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,
@@ -160,7 +158,7 @@ def started(
 
 
 def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
-    """Kill and reap; `grace_s`: after a SIGTERM."""
+    """Kill and reap; `grace_s` lies between SIGTERM and SIGKILL."""
     if grace_s and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -175,7 +173,6 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
 
 
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
-    """A failed tool's error, with its last output escaped."""
     how = f"failed with status {status}"
     if status < 0:
         how = f"was killed by {signal.Signals(-status).name}"
@@ -185,13 +182,13 @@ def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """The command's own tool: after the last wrapper's `--`."""
+    """Return the command's own tool, after the last wrapper's `--`."""
     ends = [index for index, word in enumerate(argv[:-1]) if word == "--"]
     return Path(argv[ends[-1] + 1] if ends else argv[0]).name
 
 
 def give_tree(tree: Path, uid: int) -> None:
-    """As root, give `uid` a tree, not links' targets."""
+    """Give it away if this is root; links' targets stay."""
     if os.geteuid() != 0:
         return
     os.chown(tree, uid, uid, follow_symlinks=False)
@@ -297,7 +294,7 @@ wait $tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """A user namespace over a working directory; `first_uid`: its root's host id."""
+    """`first_uid` is the host id of its root."""
 
     first_uid: int
     work: Path
@@ -314,7 +311,7 @@ class Inside:
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the inner root in `WORK`; returns its last output."""
+        """Run a tool as the inner root; return its last output."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
@@ -357,7 +354,7 @@ _AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
 def user_namespace(
     home: Path, work: Path, *, first_uid: int, shown: Sequence[Path] = (), has_network: bool = False
 ) -> Iterator[Inside]:
-    """Namespaces whose tools see `/usr`, `work` (as `WORK`) and, read-only, `shown` in `SHOWN`.
+    """Make namespaces whose tools see `/usr`, `work` and, read-only, `shown` in `SHOWN`.
 
     `work` and `shown` are directories below the store `home`. No /etc, home or socket of this host
     is seen. Raises `HostError` where this user can have none.
@@ -384,7 +381,6 @@ def user_namespace(
 
 @contextmanager
 def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
-    """The id of a process that ends after the block."""
     env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
     with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=cwd, env=env) as holder:
         if holder.stdin is None or holder.stdout is None or holder.stderr is None:
@@ -396,14 +392,12 @@ def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
 
 
 def draw_first_id() -> int:
-    """A new namespace root's host id."""
     if os.geteuid() != 0:
         return os.geteuid()
     return _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
 
 
 def is_first_id(uid: int) -> bool:
-    """Return whether `draw_first_id` could have given it."""
     if os.geteuid() != 0:
         return uid == os.geteuid()
     slot, rest = divmod(uid - _ROOTS_FIRST_ID, IDS)

@@ -45,19 +45,15 @@ _ZSTD_WINDOW_BYTES: Final = 128 << 20
 
 
 class LayerBlob:
-    """An uncompressed layer in an unnamed file."""
-
     def __init__(self, file: IO[bytes], size_bytes: int, diff_id: str) -> None:
         self._file = file
         self.size_bytes = size_bytes
         self.diff_id = diff_id
 
     def pread(self, count: int, offset: int) -> bytes:
-        """Up to `count` bytes at `offset`."""
         return os.pread(self._file.fileno(), count, offset)
 
     def chunks(self, offset: int, size_bytes: int) -> Iterator[bytes]:
-        """The bytes of a file in the layer."""
         while size_bytes:
             chunk = self.pread(min(_CHUNK_BYTES, size_bytes), offset)
             if not chunk:
@@ -66,12 +62,11 @@ class LayerBlob:
             offset, size_bytes = offset + len(chunk), size_bytes - len(chunk)
 
     def close(self) -> None:
-        """Give the file's space back."""
         self._file.close()
 
 
 def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob (gzip, zstd or plain) of SHA-256 `digest` (None: unknown)."""
+    """Decompress a blob (gzip, zstd or plain), and compare a known digest."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
         compressed, plain, size = hashlib.sha256(), hashlib.sha256(), 0
@@ -97,7 +92,6 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
 
 
 def is_plain(file: Path) -> bool:
-    """Return whether a file has no known compression."""
     with file.open("rb") as opened:
         return not opened.read(4).startswith((_GZIP, _ZSTD))
 
@@ -109,7 +103,6 @@ def _read(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    """All members, at most a mebibyte at a time."""
     inflate = zlib.decompressobj(wbits=31)
     try:
         # In small pieces: each of many empty members copies what is left of its piece
@@ -134,7 +127,6 @@ def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
 
 
 def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    """All frames, in pieces up to 1 MiB; the window bounds memory."""
     import zstandard  # few layers need it
 
     # The decompressor reads the file by itself, so its digest is taken before.
@@ -169,8 +161,8 @@ _TYPES: Final = {
 class TreeNode:
     """A file of the tree; hard links are one node. `layer` is the last that changed it.
 
-    A file's content is in `layer_of_content` (0: it has none), `size_bytes` at `offset`.
-    `path_bytes`: of a directory's own path, with the slash behind it.
+    The content of a file is in `layer_of_content`, if any, at `offset`. `path_bytes` is the length
+    of a directory's own path, with the slash behind it.
     """
 
     kind: ImageEntryKind
@@ -189,10 +181,10 @@ class TreeNode:
 
 
 class MergedTree:
-    """The merged file system; `apply` takes entries, lowest layer first.
+    """Merges layers, of which `apply` takes the entries, the lowest layer first.
 
-    Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed.
-    Raises `LayerError` for what an image may not have or `limits` forbid.
+    Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed. Raises
+    `LayerError` for what an image may not have or `limits` forbid.
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
@@ -209,21 +201,17 @@ class MergedTree:
 
     @property
     def setuid_programs(self) -> Literal["", "kept", "removed"]:
-        """The fate of set-user-ID bits, if there were any."""
         return "" if not self.has_setuid else "kept" if self._keep_setuid else "removed"
 
     def begin_layer(self) -> None:
-        """The next layer begins."""
         self._layer += 1
 
     def apply_layer(self, layer: LayerBlob) -> None:
-        """Take all entries of the next layer."""
         self.begin_layer()
         for entry in read_entries(layer.pread, layer.size_bytes):
             self.apply(entry)
 
     def apply(self, entry: LayerEntry) -> None:
-        """Take one entry of the current layer."""
         self._count()
         if not entry.path:
             if entry.kind is not ImageEntryKind.DIRECTORY:
@@ -248,7 +236,7 @@ class MergedTree:
             del parent.children[hidden]
 
     def kind_of(self, path: bytes) -> ImageEntryKind | None:
-        """The entry's kind, following no link; None for nothing."""
+        """Return the entry's kind, following no link."""
         node: TreeNode | None = self.root
         for part in path.split(b"/"):
             node = None if node is None else node.children.get(part)
@@ -257,7 +245,7 @@ class MergedTree:
     def ensure(
         self, path: EntryPath, mode: int, *, kind: ImageEntryKind = ImageEntryKind.DIRECTORY
     ) -> None:
-        """Add an empty root-owned entry if missing."""
+        """Add an empty root-owned entry if it is missing."""
         parent = self.root
         for part in path[:-1]:
             parent = parent.children.get(part, self.root)
@@ -268,7 +256,6 @@ class MergedTree:
         )
 
     def emit(self) -> Iterator[tuple[tarfile.TarInfo, TreeNode]]:
-        """Headers and nodes in a fixed order, parents first."""
         first_names: dict[int, bytes] = {}
         waiting = [(b"", self.root)]
         while waiting:
@@ -332,7 +319,7 @@ class MergedTree:
             raise LayerError(f"it holds more than {self._limits.max_entries} entries")
 
     def _measured(self, parent: TreeNode, name: bytes, target: bytes = b"") -> int:
-        """Return a child path's length: links give long paths short names."""
+        """Return a path's length: links give long ones short names."""
         path_bytes = parent.path_bytes + len(name) + 1
         self._text_bytes += path_bytes + len(target)
         if path_bytes > MAX_PATH_BYTES or self._text_bytes > MAX_TEXT_BYTES:
@@ -340,7 +327,7 @@ class MergedTree:
         return path_bytes
 
     def _prune(self, node: TreeNode) -> bool:
-        """Remove lower layers' nodes below; whether `node` itself stays."""
+        """Remove lower layers' nodes; return true if `node` stays."""
         self._steps += 1 + len(node.children)
         if self._steps > _MAX_STEPS:
             raise LayerError("its whiteouts take too many steps")
@@ -350,7 +337,7 @@ class MergedTree:
         return node.layer == self._layer or bool(node.children)
 
     def _find(self, path: EntryPath, *, make: int | None = None) -> TreeNode | None:
-        """The directory, or None. `make`: created ones' time."""
+        """Return the directory, if any; make missing ones at time `make`."""
         above: list[TreeNode] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:
@@ -384,7 +371,7 @@ class MergedTree:
     def _follow(
         self, link: TreeNode, above: list[TreeNode], todo: list[bytes], followed: int
     ) -> list[TreeNode]:
-        """Push the target onto `todo`; returns where it starts."""
+        """Push the link's target onto `todo`; return its start."""
         parts = tuple(part for part in link.target.split(b"/") if part not in {b"", b"."})
         check_components(parts, link.target)
         self._steps += len(parts) + len(todo)
@@ -423,7 +410,7 @@ SQUASHFS: Final = (
 def pack(
     members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], into: Path, *, made_s: int
 ) -> None:
-    """Pack headers and contents as squashfs `into`; equal members, equal bytes."""
+    """Pack headers and contents; equal members give equal bytes."""
     # It also ignores its options for the root directory's owner, who is who runs it.
     as_root = [] if os.geteuid() == 0 else [tool("unshare"), "--user", "--map-root-user", "--"]
     argv = [*as_root, tool("sqfstar"), *SQUASHFS, str(into)]
