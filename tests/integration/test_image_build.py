@@ -18,9 +18,9 @@ from tests.machine import public_folder
 
 from belljar.errors import PolicyError
 from belljar.image.buildah import BuildRequest, StepError, build_dockerfile
-from belljar.image.storage import first_id_of, hold_base, work_dir
+from belljar.image.storage import hold_base, work_dir
 from belljar.image.store import Image, Store
-from belljar.image.tools import user_namespace
+from belljar.image.tools import first_id_of, user_namespace
 from belljar.store.scratch import scratch_dir
 
 pytestmark = [pytest.mark.slow]

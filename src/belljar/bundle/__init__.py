@@ -15,12 +15,12 @@ import re
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final
 
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
@@ -29,7 +29,7 @@ from belljar.image.apt import PrivateApt, debian_sources, host_sources
 from belljar.image.config import debian_arch
 from belljar.image.kernel import REQUIRED_MODULES, adopt_kernel, current_kernel
 from belljar.image.store import Store, file_sha256, verify
-from belljar.image.tools import run_logged, run_tool, tool
+from belljar.image.tools import Report, run_logged, run_tool, tool
 from belljar.ledger.keys import SigningKey, fingerprint_of, load_or_make_key, signature_is_good
 from belljar.ledger.kinds import check_shape, exactly, matching, objects, shape_of
 from belljar.model.weights import add_weights, find_weights, verify_weights
@@ -65,8 +65,6 @@ _ABOUT: Final = shape_of(
     weights=objects(shape_of("digest:sha256 name:part", part=matching(_PART))),
 )
 _HINT: Final = "don't use it: copy the bundle again, and compare its digest with what `create` said"
-
-Report: TypeAlias = Callable[[str], None]
 
 
 class BundleError(PolicyError):

@@ -6,11 +6,13 @@ Equal package versions give equal bytes.
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +26,7 @@ from belljar.image.layers import LayerError
 from belljar.image.oci import pack_layer
 from belljar.image.store import Image, Store
 from belljar.image.tools import (
+    Report,
     drained,
     failed,
     kill_group,
@@ -38,7 +41,6 @@ from belljar.store.scratch import scratch_dir
 from belljar.subids import first_subordinate_id, grant_hint, user_name
 from belljar.units import printable
 
-Report = Callable[[str], None]
 USER: Final = "user"
 UID: Final = 1000
 _CODENAME: Final = "bookworm"
@@ -174,16 +176,10 @@ def _run(argv: list[str], env: Mapping[str, str], report: Report) -> None:
         raise failed(argv, status, bytes(complaint))
 
 
-_APT: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?", re.ASCII)
-_PIP: Final = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*",
-    re.ASCII,
-)
 _PIP_OPTIONS: Final = frozenset(
     ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
 )
-_PLAIN: Final = re.compile(r"[A-Za-z0-9._~:/?#@%+=,-]+", re.ASCII)
-_HAS_PIP: Final = "python3 -m pip --version >/dev/null 2>&1"
+_SHOWN: Final = "/run/belljar"  # the context, in its steps
 
 
 def build_packages(
@@ -193,15 +189,12 @@ def build_packages(
     base: str,
     apt: Sequence[str],
     pip: Sequence[str],
-    report: Callable[[str], None] = lambda _line: None,
+    report: Report = lambda _line: None,
 ) -> Image:
-    for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
-        for word in words:
-            if pattern.fullmatch(word) is None:
-                hint = "write NAME or NAME==VERSION (apt: NAME=VERSION)"
-                raise PolicyError(f"{printable(word)!r} is not {kind}", hint=hint)
+    if options := [word for word in (*apt, *pip) if word.startswith("-")]:
+        hint = "write NAME or NAME==VERSION (apt: NAME=VERSION)"
+        raise PolicyError(f"{printable(options[0])!r} is no package", hint=hint)
     user = Store(home).find(base).user
-    options = pip_options(report) if pip else {}
     with scratch_dir(home) as context:
         sources = debian_sources(host_sources(), _CODENAME)
         # Without the paths of this host's keyrings: the base has Debian's own.
@@ -209,58 +202,44 @@ def build_packages(
         (context / "belljar.sources").write_text(unsigned)
         acquire = (f'{key} "{value}";\n' for key, value in host_acquire_options().items())
         (context / "belljar.conf").write_text("".join(acquire))
-        if cert := options.pop("cert", None):
-            shutil.copyfile(cert[0], context / "cert.pem")
-            options["cert"] = ["/run/belljar/cert.pem"]
-        (context / "Dockerfile").write_text(dockerfile_for(base, user, apt, pip, options))
+        get = [
+            *("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y"),
+            *("-c", f"{_SHOWN}/belljar.conf", "-o", f"Dir::Etc::sourceparts={_SHOWN}"),
+            *("-o", "Dir::Etc::sourcelist=/dev/null", "-o", "APT::Sandbox::User=root"),
+            *("-o", "APT::Install-Recommends=false"),
+        ]
+        commands = [[*get, "update"], [*get, "install", *apt], [*get, "clean"]] if apt else []
+        if pip:
+            env = ("env", "PIP_BREAK_SYSTEM_PACKAGES=1", "PIP_ROOT_USER_ACTION=ignore")
+            install = ("python3", "-m", "pip", "install", "--no-cache-dir")
+            commands.append([*env, *install, *_pip_options(context, report), *pip])
+        # As JSON, no word reaches a shell.
+        steps = [
+            f"RUN --mount=type=bind,source=.,target={_SHOWN} {json.dumps(command)}"
+            for command in commands
+        ]
+        lines = [f"FROM {base}", "USER root", *steps, f"USER {user}", ""]
+        (context / "Dockerfile").write_text("\n".join(lines))
         request = BuildRequest(context=context, name=name, has_network=True)
         return build_dockerfile(home, request, report=report)[0]
 
 
-def dockerfile_for(
-    base: str,
-    user: str,
-    apt: Sequence[str],
-    pip: Sequence[str],
-    options: Mapping[str, Sequence[str]],
-) -> str:
-    get = (
-        "apt-get -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/run/belljar"
-        " -o APT::Sandbox::User=root -o APT::Install-Recommends=false -c "
-        "/run/belljar/belljar.conf -q -y"
-    )
-    mount = "RUN --mount=type=bind,source=.,target=/run/belljar DEBIAN_FRONTEND=noninteractive"
-    lines = [f"FROM {base}", "USER root"]
-    if apt:
-        install = f"{get} update && {get} install {' '.join(apt)} && {get} clean"
-        lines.append(f"{mount} sh -c '{install}'")
-    if pip:
-        install = f"{get} update && {get} install python3-pip && {get} clean"
-        lines.append(f"{mount} sh -c '{_HAS_PIP} || ({install})'")
-        words = [f"--{key} {value}" for key, values in options.items() for value in values]
-        command = ["python3 -m pip install --no-cache-dir", *words, *(f'"{word}"' for word in pip)]
-        env = "PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore"
-        lines.append(f"{mount} {env} {' '.join(command)}")
-    return "\n".join([*lines, f"USER {user}", ""])
-
-
-def pip_options(report: Callable[[str], None]) -> dict[str, list[str]]:
-    """Return this host's pip indexes and proxies, without directories."""
-    try:
-        listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode(
-            "utf-8", "replace"
-        )
-    except HostError:
-        return {}
-    found: dict[str, list[str]] = {}
-    for line in listed.splitlines():
+def _pip_options(context: Path, report: Report) -> list[str]:
+    """Return the indexes and proxies of this host's pip; a build sees no directories of it."""
+    found = list[str]()
+    listed = b""
+    with suppress(HostError):
+        listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60)
+    for line in listed.decode("utf-8", "replace").splitlines():
         key, _, value = line.partition("=")
-        option = key.rpartition(".")[2]
-        if option in _PIP_OPTIONS:
-            words = value.strip().strip("'\"").replace("\\n", " ").split()
-            for word in filter(_PLAIN.fullmatch, words):
-                if option != "cert" and word.startswith(("file:", "/")):
-                    report(f"pip's {option} {word} is left out: a build sees no files of this host")
-                elif word not in found.setdefault(option, []):
-                    found[option].append(word)
+        if (option := key.rpartition(".")[2]) not in _PIP_OPTIONS:
+            continue
+        for word in str(literal_eval(value)).split():
+            if option == "cert":
+                shutil.copyfile(word, context / "cert.pem")
+                found.append(f"--cert={_SHOWN}/cert.pem")
+            elif word.startswith(("file:", "/")):
+                report(f"pip's {option} {word} is left out: a build sees no files of this host")
+            else:
+                found.append(f"--{option}={word}")
     return found

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
 from belljar.image.stages import MAX_BYTES, Bases, DockerfileError, base_images
 from belljar.image.store import Image, Store, check_name
-from belljar.image.tools import WORK, give_tree, tool, user_namespace
+from belljar.image.tools import WORK, Report, first_id_of, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.locks import alone
@@ -51,8 +51,6 @@ mounted=$({{buildah}} mount "$container")
 """
 # buildah's own description of an image, whose history has a line for each step.
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
-
-Report = Callable[[str], None]
 
 
 class StepError(PolicyError):
@@ -109,7 +107,7 @@ def build_dockerfile(
             is_named = request.name in image.names
             return (image if is_named else store.name(image, request.name)), False
     tool("buildah")
-    first_uid = storage.first_id_of(home)
+    first_uid = first_id_of(home)
     # For an ordinary user, `sweep` can't remove what killed builds left with other ids.
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):

@@ -70,9 +70,9 @@ class ImageEntryKind(StrEnum):
     FIFO = "pipe"
 
 
-_KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
-    b"0": ImageEntryKind.FILE,
+KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
     b"\0": ImageEntryKind.FILE,  # Before POSIX
+    b"0": ImageEntryKind.FILE,
     b"1": ImageEntryKind.HARD_LINK,
     b"2": ImageEntryKind.SYMLINK,
     b"5": ImageEntryKind.DIRECTORY,
@@ -80,20 +80,28 @@ _KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LayerEntry:
-    """`path` has no `.` or `..`; a link's `target` may."""
+    """A file of a layer, then of the tree that takes it, where hard links are one entry.
 
-    path: EntryPath
+    `path` has no `.` or `..`; a link's `target` may. `path_bytes`, `layer` (the last that named the
+    file), `content_layer` and `children` are the tree's.
+    """
+
+    path: EntryPath = ()
     kind: ImageEntryKind
-    mode: int
-    uid: int
-    gid: int
-    mtime_s: int
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+    mtime_s: int = 0
     size_bytes: int = 0
     offset: int = 0
     target: bytes = b""
     capability: bytes = b""
+    path_bytes: int = 0
+    layer: int = 0
+    content_layer: int = 0
+    children: dict[bytes, LayerEntry] = field(default_factory=dict)
 
 
 def read_entries(
@@ -208,11 +216,11 @@ def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -
         # GNU's own magic has a blank there, and other fields where the prefix would be.
         if header[257:263] == b"ustar\0" and (prefix := _text(header[345:500])):
             name = prefix + b"/" + name
-    if kind not in _KINDS:
+    if kind not in KINDS:
         # A device, a sparse file, a part of an archive, or an unknown type
         what = f"of the type {printable(kind)!r}, which an image may not hold"
         raise LayerError(f"{printable(name[:200])!r} is {what}")
-    known = _KINDS[kind]
+    known = KINDS[kind]
     if known is ImageEntryKind.FILE and name.endswith(b"/") and not size:
         known = ImageEntryKind.DIRECTORY  # archives older than POSIX have its name alone
     if (mtime_s := extra.numbers.get("mtime")) is None:  # a time before 1970 is 1970

@@ -28,9 +28,9 @@ from belljar.image.layers import (
     LayerError,
     read_entries,
 )
-from belljar.image.tools import plain_env, run_tool, tool
+from belljar.image.tools import Report, plain_env, run_tool, tool
 from belljar.image.tree import LayerBlob, is_plain, open_layer
-from belljar.policy.reference import Reference, parse_reference
+from belljar.policy.reference import IMAGE_ID, Reference, parse_reference
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
@@ -46,7 +46,6 @@ INDEX_TYPES: Final = frozenset(
         "application/vnd.docker.distribution.manifest.list.v2+json",
     }
 )
-DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 # More names than a person gives an image would fill the store's index.
 _MAX_NAMES: Final = 32
 # containerd's is a whole name; OCI's is often a tag alone.
@@ -111,11 +110,16 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
         yield find
 
 
-def read_bounded(files: Files, name: str, limits: ImportLimits) -> bytes:
-    """Raise `LayerError` for a missing or too large document."""
+def read_document(
+    files: Files, name: str, limits: ImportLimits, *, wanted: str = "", kind: type = dict
+) -> tuple[Any, str]:
+    """Return a JSON document and its SHA-256 in hex, which must be `wanted` if that is known."""
     if (path := files(name)).stat().st_size > limits.max_document_bytes:
         raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
-    return path.read_bytes()
+    raw = path.read_bytes()
+    if (digest := hashlib.sha256(raw).hexdigest()) != wanted and wanted:
+        raise LayerError("a document's bytes are not those of its digest")
+    return parse_document(raw, kind), digest
 
 
 def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of that kind
@@ -140,7 +144,7 @@ def instance_of(index: Mapping[str, Any], arch: str) -> str:
         platform = platform if isinstance(platform, dict) else {}
         stated = (str(platform.get("os")), str(platform.get("architecture")))
         digest = str(entry.get("digest"))
-        is_manifest = str(entry.get("mediaType")) in MANIFEST_TYPES and DIGEST.fullmatch(digest)
+        is_manifest = str(entry.get("mediaType")) in MANIFEST_TYPES and IMAGE_ID.fullmatch(digest)
         if is_manifest and stated == ("linux", arch):
             return digest
     raise LayerError(f"it is not made for linux/{arch}, as guests here are")
@@ -171,7 +175,7 @@ def reference_of(text: str) -> Reference:
 
 
 def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
-    listed = parse_document(read_bounded(files, "manifest.json", limits), list)
+    listed, _ = read_document(files, "manifest.json", limits, kind=list)
     if len(listed) != 1 or not isinstance(image := listed[0], dict):
         raise _not_one(len(listed))
     tags, layers, config = (image.get(name) for name in ("RepoTags", "Layers", "Config"))
@@ -183,7 +187,7 @@ def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
 
 
 def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
-    entries = _entries(parse_document(read_bounded(files, "index.json", limits)))
+    entries = _entries(read_document(files, "index.json", limits)[0])
     found = {str(entry.get("digest")): is_index(entry) for entry in entries}
     if len(found) != 1:
         raise _not_one(len(found))
@@ -194,11 +198,10 @@ def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
     names = _names([each for each in written if "/" in each or ":" in each][:1])
     digests: tuple[str, ...] = ()
     if has_index:  # a nested index: a registry has the image under its digest
-        nested = read_bounded(files, f"blobs/sha256/{_hex(digest)}", limits)
-        if hashlib.sha256(nested).hexdigest() != _hex(digest):
-            raise LayerError("a document's bytes are not those of its digest")
+        wanted = _hex(digest)
+        nested, _ = read_document(files, f"blobs/sha256/{wanted}", limits, wanted=wanted)
         digests = (digest,)
-        digest = instance_of(parse_document(nested), debian_arch())
+        digest = instance_of(nested, debian_arch())
     file = f"blobs/sha256/{_hex(digest)}"
     return image_of_manifest(
         files, file, limits, wanted=digest, names=names, digests=digests, place="blobs/sha256/"
@@ -219,10 +222,7 @@ def image_of_manifest(
     digests: tuple[str, ...],
     place: str = "",
 ) -> ImageParts:
-    raw = read_bounded(files, name, limits)
-    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != wanted:
-        raise LayerError("its manifest is not the one of its digest")
-    manifest = parse_document(raw)
+    manifest, _ = read_document(files, name, limits, wanted=_hex(wanted))
     if str(manifest.get("mediaType", next(iter(MANIFEST_TYPES)))) not in MANIFEST_TYPES:
         raise LayerError("its manifest is of a type that isn't taken")
     layers = manifest.get("layers")
@@ -245,7 +245,7 @@ def image_of_manifest(
 
 def _hex(digest: str) -> str:
     """Return the digits: no other text of a document enters paths."""
-    if DIGEST.fullmatch(digest) is None:
+    if IMAGE_ID.fullmatch(digest) is None:
         raise LayerError("a digest is not a SHA-256")
     return digest.partition(":")[2]
 
@@ -270,10 +270,7 @@ _TRUST_POLICIES: Final = (
 
 @contextmanager
 def fetched(
-    ref: str,
-    scratch: Path,
-    limits: ImportLimits,
-    report: Callable[[str], None] = lambda _line: None,
+    ref: str, scratch: Path, limits: ImportLimits, report: Report = lambda _line: None
 ) -> Iterator[ImageParts]:
     """Fetch the image `ref` into a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
@@ -308,7 +305,7 @@ def fetched(
         yield replace(found, names=(name,))
 
 
-def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]) -> str:
+def _saved(rest: str, work: Path, limits: ImportLimits, report: Report) -> str:
     reference, failures = reference_of(rest), list[str]()
     name = reference.familiar
     patient = replace(limits, stall_s=_DAEMON_STALLS * limits.stall_s)
@@ -333,9 +330,7 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Callable[[str], 
     raise HostError(what, where=printable(f"docker-daemon:{name}"), hint=hint)
 
 
-def _copied(
-    rest: str, work: Path, limits: ImportLimits, report: Callable[[str], None]
-) -> ImageParts:
+def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> ImageParts:
     """Copy the image of the digest that a registry has for a name."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
@@ -366,9 +361,7 @@ def _copied(
     )
 
 
-def _watch(
-    work: Path, ref: str, limits: ImportLimits, report: Callable[[str], None]
-) -> Callable[[], None]:
+def _watch(work: Path, ref: str, limits: ImportLimits, report: Report) -> Callable[[], None]:
     seen, changed_s = -1, monotonic()
 
     def check() -> None:

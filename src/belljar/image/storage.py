@@ -1,7 +1,6 @@
 """Bases loaded into buildah's storage, kept for later builds: build-bases/<image digest>.
 
-They have the ids of the store's builds; whoever owns `build-bases` is their root. A base is shown
-to builds read-only.
+They have the ids of the store's builds. A base is shown to builds read-only.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +24,8 @@ from belljar.image.tools import (
     SYSTEM_PATH,
     WORK,
     Inside,
-    draw_first_id,
+    Report,
     give_tree,
-    is_first_id,
     run_tool,
     tool,
     user_namespace,
@@ -38,7 +36,6 @@ from belljar.store.locks import claimed, locked
 from belljar.store.scratch import remove_tree, retire_unclaimed, scratch_dir
 from belljar.units import format_size, printable
 
-Report = Callable[[str], None]
 MIN_FREE_BYTES: Final = 256 << 20
 BASES: Final = "build-bases"
 # A base lies there as files, as an archive and as a layer while it is loaded.
@@ -122,16 +119,6 @@ class Tools:
             raise NoSpaceError(what, where=str(self.inside.work.parents[2]), hint=HINT_SPACE)
 
 
-def first_id_of(home: Path) -> int:
-    with locked(home, BASES):  # two first builds at once would each draw their own
-        make_store_dir(home / BASES)
-        owner = (home / BASES).stat().st_uid
-        if not is_first_id(owner):
-            owner = draw_first_id()
-            os.chown(home / BASES, owner, owner)
-        return owner
-
-
 @contextmanager
 def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
     """Make a directory of the namespace's root."""
@@ -161,6 +148,7 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
     """Load the image; `belljar prune` leaves it meanwhile."""
     path = home / BASES / image.digest
+    make_store_dir(path.parent)
     with ExitStack() as held:
         with locked(home, BASES):
             while True:

@@ -6,8 +6,8 @@ IPC and, unless asked otherwise, network.
 
 from __future__ import annotations
 
+import hashlib
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -24,6 +24,7 @@ from belljar.errors import HostError
 from belljar.subids import first_subordinate_id, grant_hint, user_name
 from belljar.units import format_duration, printable
 
+Report = Callable[[str], None]
 Watch = Callable[[], None]
 _T = TypeVar("_T")
 _KEPT_STDERR_BYTES: Final = 4096
@@ -391,17 +392,12 @@ def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
         holder.stdin.close()
 
 
-def draw_first_id() -> int:
+def first_id_of(home: Path) -> int:
+    """Return the host's id of root in the builds of a store."""
     if os.geteuid() != 0:
         return os.geteuid()
-    return _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
-
-
-def is_first_id(uid: int) -> bool:
-    if os.geteuid() != 0:
-        return uid == os.geteuid()
-    slot, rest = divmod(uid - _ROOTS_FIRST_ID, IDS)
-    return rest == 0 and 0 <= slot < _ROOTS_SLOTS
+    number = int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:8], "big")
+    return _ROOTS_FIRST_ID + number % _ROOTS_SLOTS * IDS
 
 
 def _map_ids(pid: int, first_uid: int) -> None:

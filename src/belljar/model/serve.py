@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from belljar.ledger.rundir import RunDirectory
     from belljar.policy.sections import ModelBlock
 
-LLAMA_APT: Final = ("libgomp1",)
+LLAMA_APT: Final = ("libgomp1", "python3-pip")
 LLAMA_PIP: Final = ("xllamacpp==2026.10.11549",)
 HEALTH: Final = Question(method="GET", path="/health", may_be_empty=True)  # vLLM's is
 # One look: a server that loads weights on an emulated processor answers late.

@@ -9,13 +9,14 @@ import pytest
 from tests.fakes.images import put_image
 from tests.unit.bundle.test_bundle import FILES, install, kernel_in, written
 
-from belljar.bundle import Contents, Report, store_files
+from belljar.bundle import Contents, store_files
 from belljar.cli.main import run
 from belljar.cli.setup import images_of_task
 from belljar.errors import HostError
 from belljar.harness.source import build_missing
 from belljar.image.buildah import BuildRequest, read_recipe
 from belljar.image.store import Store
+from belljar.image.tools import Report
 from belljar.ledger.keys import load_or_make_key
 
 TASK = """
