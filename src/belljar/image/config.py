@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from belljar.dataclass import dataclass, field
 from belljar.errors import HostError
-from belljar.image.layers import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
+from belljar.image.layers import LayerError, check_components
 from belljar.policy.reference import is_idle
 from belljar.units import printable
 
@@ -188,10 +188,7 @@ def _directory(value: object, name: str) -> str:
     if not path.startswith("/"):
         raise _broken(f"{name} names {printable(path)!r}, which is not absolute")
     path = "/" + posixpath.normpath(path).strip("/")
-    parts = path.encode().split(b"/")
-    is_long = len(path.encode()) > MAX_PATH_BYTES or max(map(len, parts)) > MAX_NAME_BYTES
-    if is_long or len(parts) > MAX_DEPTH:
-        raise _broken(name)
+    check_components(tuple(path.encode().split(b"/")), path.encode())
     return path
 
 

@@ -41,7 +41,6 @@ class Kernel:
 
     digest: str
     version: str
-    package: str
     vmlinuz: Path
     modules: tuple[Path, ...]
     wanted: tuple[str, ...] = ()
@@ -63,7 +62,6 @@ def current_kernel(home: Path) -> Kernel:
         kernel = Kernel(
             digest=digest,
             version=str(document["release"]),
-            package=str(document["package"]),
             vmlinuz=directory / "vmlinuz",
             modules=tuple(directory / "modules" / str(name) for name in document["modules"]),
             wanted=tuple(str(name) for name in document.get("wanted", ())),
@@ -117,8 +115,6 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str]) -> Kernel:
     files = _files_of(whole)
     digest = _digest_of(files)
     document = {
-        "version": 1,
-        "digest": digest,
         "release": release,
         "package": f"{package['Package']}={package['Version']}",
         "package_sha256": package["SHA256"],

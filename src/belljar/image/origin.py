@@ -28,9 +28,10 @@ from belljar.image.layers import (
     LayerError,
     read_entries,
 )
+from belljar.image.store import reference_of
 from belljar.image.tools import Report, plain_env, run_tool, tool
 from belljar.image.tree import LayerBlob, is_plain, open_layer
-from belljar.policy.reference import IMAGE_ID, Reference, parse_reference
+from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
@@ -165,13 +166,6 @@ def _entries(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = index.get("manifests")
     listed = entries if isinstance(entries, list) else []
     return [entry for entry in listed if isinstance(entry, dict)]
-
-
-def reference_of(text: str) -> Reference:
-    try:
-        return parse_reference(text)
-    except ValueError as error:
-        raise PolicyError(str(error), where=printable(text)) from error
 
 
 def image_in_archive(files: Files, limits: ImportLimits) -> ImageParts:
@@ -366,11 +360,10 @@ def _watch(work: Path, ref: str, limits: ImportLimits, report: Report) -> Callab
 
     def check() -> None:
         nonlocal seen, changed_s
-        total = 0
-        for directory, _, files in os.walk(work):
-            for name in files:
-                with suppress(FileNotFoundError):
-                    total += Path(directory, name).lstat().st_size
+        try:
+            total = sum(path.lstat().st_size for path in work.rglob("*"))
+        except FileNotFoundError:  # it was renamed meanwhile: the next look is soon
+            return
         if total > limits.max_bytes + _SLACK_BYTES:
             what = f"the image is larger than {format_size(limits.max_bytes)}"
             raise PolicyError(what, where=ref, hint="--max-size allows more")

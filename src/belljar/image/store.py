@@ -298,13 +298,18 @@ def verify(image: Image) -> None:
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
     """Raise `PolicyError` for a digest that is not among `origins`."""
-    try:
-        reference = parse_reference(name)
-        if reference.digest and reference.digest not in origins:
-            raise ValueError(f"`{printable(name)}`: it was not imported by this digest")
-    except ValueError as error:
-        raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
+    reference = reference_of(name)
+    if reference.digest and reference.digest not in origins:
+        raise PolicyError("it was not imported by this digest", where=printable(name))
     return reference.familiar
+
+
+def reference_of(text: str) -> Reference:
+    try:
+        return parse_reference(text)
+    except ValueError as error:
+        hint = "give a name such as `team/tools:1`"
+        raise PolicyError(str(error), where=printable(text), hint=hint) from error
 
 
 def _parsed(ref: str) -> Reference | None:

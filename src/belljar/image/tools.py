@@ -33,7 +33,7 @@ _POLL_S: Final = 0.2
 
 
 def tool(name: str) -> str:
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
     if found is None:
         hint = f"run `belljar setup`, or install the package that has {name}"
         raise HostError(f"the tool {name} is missing", hint=hint)
@@ -101,24 +101,20 @@ def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> No
 
 @contextmanager
 def drained(
-    process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None
+    process: subprocess.Popen[bytes], *, on_line: Report = lambda _line: None
 ) -> Iterator[bytearray]:
     """Keep the last 16 KiB of standard error, or a joint output, so that it never blocks.
 
-    `on_line` runs in another thread, until it fails; lines longer than 4 KiB come in pieces.
+    `on_line` runs in another thread; lines longer than 4 KiB come in pieces.
     """
-    kept, stream, tell = bytearray(), process.stderr or process.stdout, on_line
+    kept, stream = bytearray(), process.stderr or process.stdout
 
     def read() -> None:
-        nonlocal tell
         while stream is not None and (line := stream.readline(_KEPT_STDERR_BYTES)):
             kept.extend(line)
             del kept[:-16384]
-            try:
-                if tell is not None:
-                    tell(line.decode("utf-8", "replace").rstrip())
-            except (OSError, ValueError):  # whoever read the lines has gone, or a disk is full
-                tell = None
+            with suppress(OSError, ValueError):  # the reader of lines has gone, or a disk is full
+                on_line(line.decode("utf-8", "replace").rstrip())
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -309,7 +305,7 @@ class Inside:
         env: Mapping[str, str],
         timeout_s: float,
         has_network: bool = False,
-        on_line: Callable[[str], None] = lambda _line: None,
+        on_line: Report = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
         """Run a tool as the inner root; return its last output."""
