@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from belljar.errors import HostError, PolicyError
 from belljar.image import storage
@@ -33,7 +33,7 @@ from belljar.store.scratch import orphans, scratch_dir
 from belljar.units import format_size, printable
 
 # Of a recipe: the same Dockerfile means something else than before, and is built again.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 RESULT: Final = "localhost/result"
 # A sparse file takes its whole size in the archive: it is stopped here, in the shell's units of 512
 # bytes, before it fills the disk.
@@ -74,20 +74,14 @@ class BuildRequest:
     keep_setuid: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRecipe:
+class BuildRecipe(NamedTuple):
+    """`built` are facts for the store; `recipe` among them digests all but the two options."""
+
     dockerfile: Path
     found: Bases
     made: Buildable
     bases: Mapping[str, Image]
-    inputs: Mapping[str, Any]
-
-    def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
-        decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
-        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-        kept = ("dockerfile", "context", "target", "bases", "network")
-        about = {name: decisive[name] for name in kept}
-        return {"recipe": f"sha256:{digest}", **about, "args": sorted(decisive["args"])}
+    built: Mapping[str, Any]
 
 
 def build_dockerfile(
@@ -101,9 +95,8 @@ def build_dockerfile(
     check_name(request.name)
     store = Store(home)
     recipe = read_recipe(store, request)
-    provenance = recipe.provenance(has_network=request.has_network, keep_setuid=request.keep_setuid)
     for image in store.list():
-        if image.built.get("recipe") == provenance["recipe"]:
+        if image.built == recipe.built:
             is_named = request.name in image.names
             return (image if is_named else store.name(image, request.name)), False
     tool("buildah")
@@ -129,25 +122,20 @@ def build_dockerfile(
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
         ) as inside:
-            tools = storage.Tools(
-                inside=inside, report=report, bases=tuple(dict.fromkeys(bases.values()))
-            )
+            kept = tuple(dict.fromkeys(bases.values()))
+            tools = storage.Tools(inside=inside, report=report, bases=kept)
             try:
-                tools.prepare()
                 _build(tools, request, recipe, bases)
                 report("packing the result")
                 result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
             except LayerError as error:
                 raise error.refusal(source) from error
-        return store.add(**result, name=request.name, source=source, built=provenance), True
+        return store.add(**result, name=request.name, source=source, built=recipe.built), True
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
     """Return true if these files made it, with any options."""
-    recipe = read_recipe(store, request)
-    options = [(network, setuid) for network in (False, True) for setuid in (False, True)]
-    made = [recipe.provenance(has_network=one, keep_setuid=other) for one, other in options]
-    return image.built.get("recipe") in {each["recipe"] for each in made}
+    return bool(image.built.get("recipe") == read_recipe(store, request).built["recipe"])
 
 
 def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
@@ -172,15 +160,21 @@ def read_recipe(store: Store, request: BuildRequest) -> BuildRecipe:
         if (missing := store.missing(name)) is not None:
             what = f"the base image {printable(name)} is not in the store"
             raise HostError(what, where=printable(str(dockerfile)), hint=missing.hint)
-    inputs = {
-        "format": _FORMAT,
+    decisive = {
         "dockerfile": hashlib.sha256(raw).hexdigest(),
         "context": take_context(request.context, read_ignore(request.context, dockerfile)),
-        "args": dict(sorted(request.args.items())),
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
     }
-    return BuildRecipe(dockerfile=dockerfile, found=found, made=made, bases=bases, inputs=inputs)
+    encoded = json.dumps([_FORMAT, decisive, dict(request.args)], sort_keys=True).encode()
+    built = {
+        "recipe": f"sha256:{hashlib.sha256(encoded).hexdigest()}",
+        **decisive,
+        "args": sorted(request.args),
+        "network": request.has_network,
+        "keep_setuid": request.keep_setuid,
+    }
+    return BuildRecipe(dockerfile, found, made, bases, built)
 
 
 def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_uid: int) -> None:
@@ -189,7 +183,7 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
     empty.mkdir(parents=True)
     os.utime(empty, (0, 0))
     ignored = read_ignore(request.context, recipe.dockerfile)
-    if take_context(request.context, ignored, work / "context") != recipe.inputs["context"]:
+    if take_context(request.context, ignored, work / "context") != recipe.built["context"]:
         what = "the context was changed while it was read"
         raise PolicyError(what, where=printable(str(request.context)))
     for name, text in recipe.made.files.items():

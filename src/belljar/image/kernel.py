@@ -41,6 +41,7 @@ class Kernel:
 
     digest: str
     version: str
+    package: str
     vmlinuz: Path
     modules: tuple[Path, ...]
     wanted: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ def current_kernel(home: Path) -> Kernel:
         kernel = Kernel(
             digest=digest,
             version=str(document["release"]),
+            package=str(document["package"]),
             vmlinuz=directory / "vmlinuz",
             modules=tuple(directory / "modules" / str(name) for name in document["modules"]),
             wanted=tuple(str(name) for name in document.get("wanted", ())),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from belljar.errors import HostError
 from belljar.image.config import HEALTH_NUMBERS, HealthCheck, debian_arch
@@ -47,7 +47,6 @@ _TAIL_LINES: Final = 12
 _ID: Final = re.compile("[0-9a-f]{64}")
 # Another name than that of bases that an earlier version loaded with their volumes.
 _ID_FILE: Final = "image-id.2"
-_STORAGE: Final = ("storage", "run", "home", "tmp")
 _MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
@@ -57,8 +56,7 @@ class NoSpaceError(HostError):
     """The tool was stopped on a nearly full disk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
+class Base(NamedTuple):
     path: Path
     image_id: str
 
@@ -71,16 +69,6 @@ class Tools:
     report: Report
     bases: tuple[Base, ...] = ()
     tail: list[str] = field(default_factory=list)
-
-    def prepare(self) -> None:
-        work = self.inside.work
-        for name in ("registries.conf", "ignore"):
-            (work / name).write_text("")
-        policy = {"default": [{"type": "insecureAcceptAnything"}]}
-        (work / "home/.config/containers").mkdir(parents=True)
-        (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
-        for name in ("registries.conf", "ignore", "home"):
-            give_tree(work / name, self.inside.first_uid)
 
     def buildah(self, *words: str) -> list[str]:
         storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
@@ -125,8 +113,14 @@ def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
     scratch.chmod(0o711)
     work = scratch / "build"
     work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
-    for name in _STORAGE:
+    for name in ("storage", "run", "home", "tmp"):
         (work / name).mkdir(mode=0o700)
+    for name in ("registries.conf", "ignore"):
+        (work / name).write_text("")
+    settings = work / "home/.config/containers"
+    settings.mkdir(parents=True)
+    policy = {"default": [{"type": "insecureAcceptAnything"}]}
+    (settings / "policy.json").write_text(json.dumps(policy))
     give_tree(work, first_uid)
     try:
         yield work
@@ -183,9 +177,7 @@ def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
     report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
     with scratch_dir(home) as scratch, work_dir(home, scratch, first_uid) as work:
         with user_namespace(home, work, first_uid=first_uid) as inside:
-            tools = Tools(inside=inside, report=report)
-            tools.prepare()
-            image_id = _pull(tools, image)
+            image_id = _pull(Tools(inside=inside, report=report), image)
         with (work / "storage" / _ID_FILE).open("x") as file:  # never through a link
             file.write(image_id)
         run_tool([tool("sync"), "--file-system", str(work)], timeout_s=600)

@@ -46,8 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         put_image(store, name, name.encode())
     request = BuildRequest(context=folder, name="x", dockerfile=folder / "Dockerfile")
     recipe = read_recipe(Store(store), request)
-    built = recipe.provenance(has_network=False, keep_setuid=True)
-    put_image(store, "two-default", b"two", built=built)
+    put_image(store, "two-default", b"two", built=recipe.built)
     monkeypatch.setenv("BELLJAR_HOME", str(store))
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)  # nothing is built
     monkeypatch.chdir(tmp_path)
