@@ -315,7 +315,7 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
 
 
 def _bases(build: ServiceBuild) -> tuple[str, ...]:
-    from belljar.image.stages import MAX_BYTES, base_images
+    from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.files import read_regular
     from belljar.policy.reference import parse_reference
 

@@ -19,11 +19,18 @@ from belljar.errors import HostError, PolicyError
 from belljar.image import storage
 from belljar.image.config import config_of
 from belljar.image.context import read_ignore, take_context
-from belljar.image.dockerfile import EMPTY, Buildable, make_buildable
+from belljar.image.dockerfile import (
+    EMPTY,
+    MAX_BYTES,
+    Bases,
+    Buildable,
+    DockerfileError,
+    base_images,
+    make_buildable,
+)
 from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
-from belljar.image.stages import MAX_BYTES, Bases, DockerfileError, base_images
 from belljar.image.store import Image, Store, check_name
 from belljar.image.tools import WORK, Report, first_id_of, give_tree, tool, user_namespace
 from belljar.policy.files import open_regular, read_regular

@@ -126,7 +126,12 @@ def read_entries(
         is_extra = kind in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX}
         if not is_extra:
             size = extra.numbers.get("size", size)
-        content, offset = offset + _BLOCK, _end(offset, size, kind, size_bytes)
+        if size and kind in {b"1", b"2", b"5", b"6"}:
+            raise LayerError(f"the entry at byte {offset} has a size and can't have content")
+        content = offset + _BLOCK
+        if content + size > size_bytes:
+            raise LayerError(f"the entry at byte {offset} is longer than the layer")
+        offset = content + size + -size % _BLOCK
         if is_extra:
             if size > MAX_METADATA_BYTES:
                 raise LayerError(f"an extended header has more than {MAX_METADATA_BYTES} bytes")
@@ -196,16 +201,6 @@ class _Extra:
                 self.capability = value
                 if len(value) > _MAX_CAPABILITY_BYTES:
                     raise LayerError("an entry's capabilities are no such attribute")
-
-
-def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
-    has_content = kind not in {b"1", b"2", b"5", b"6"}
-    if not has_content and size:
-        raise LayerError(f"the entry at byte {offset} has a size and can't have content")
-    end = offset + _BLOCK + size
-    if end > size_bytes:
-        raise LayerError(f"the entry at byte {offset} is longer than the layer")
-    return end + (-end) % _BLOCK
 
 
 def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -> LayerEntry:

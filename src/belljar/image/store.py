@@ -107,7 +107,8 @@ class Store:
     def list(self) -> tuple[Image, ...]:
         names, origins = self._indexes()
         found = []
-        for digest in self._digests():
+        entries = os.listdir(self._images) if self._images.is_dir() else ()  # noqa: PTH208
+        for digest in filter(_DIGEST.fullmatch, entries):
             try:
                 found.append(self._read(digest, names, origins))
             except HostError:
@@ -249,11 +250,6 @@ class Store:
             written.chmod(mode)
             sync_file(written)
             written.replace(file)
-
-    def _digests(self) -> tuple[str, ...]:
-        if not self._images.is_dir():
-            return ()
-        return tuple(sorted(filter(_DIGEST.fullmatch, os.listdir(self._images))))  # noqa: PTH208
 
     def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"

@@ -90,19 +90,16 @@ def is_owned(name: str, *, prefix: str = "") -> bool:
 
 def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
     """Remove this user's orphans and return their paths."""
-    return [path for path in orphans(parent, prefix=prefix) if _remove_unclaimed(path)]
-
-
-def _remove_unclaimed(path: Path) -> bool:
-    """Remove it under its lock: it may be claimed until then."""
-    try:
-        with alone(path) as free:
-            if free:
+    removed = []
+    for path in orphans(parent, prefix=prefix):
+        is_free = True  # a file, or gone, or nothing that this user can open: nobody claims it
+        with ExitStack() as held:  # under its lock: it may be claimed until then
+            with suppress(OSError):
+                is_free = held.enter_context(alone(path))
+            if is_free:
                 remove_tree(path)
-            return free
-    except OSError:  # a file, or gone, or nothing that this user can open: nobody claims it
-        remove_tree(path)
-        return True
+                removed.append(path)
+    return removed
 
 
 def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
