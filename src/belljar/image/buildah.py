@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +32,17 @@ from belljar.image.layers import ImportLimits, LayerError
 from belljar.image.oci import check_platform, pack_layer
 from belljar.image.origin import parse_document
 from belljar.image.store import Image, Store, check_name
-from belljar.image.tools import WORK, Report, first_id_of, give_tree, tool, user_namespace
+from belljar.image.tools import (
+    MIN_FREE_BYTES,
+    WORK,
+    Inside,
+    NoSpaceError,
+    Report,
+    first_id_of,
+    give_tree,
+    tool,
+    user_namespace,
+)
 from belljar.policy.files import open_regular, read_regular
 from belljar.store.home import make_store_dir, need_space
 from belljar.store.locks import alone
@@ -115,7 +125,7 @@ def build_dockerfile(
             if free:
                 storage.remove_built(home, path, first_uid)
     size = sum(base.size_bytes for base in recipe.bases.values())
-    need_space(home, storage.MIN_FREE_BYTES + 2 * size, "building an image")
+    need_space(home, MIN_FREE_BYTES + 2 * size, "building an image")
     with ExitStack() as held:
         scratch = held.enter_context(scratch_dir(home))
         work = held.enter_context(storage.work_dir(home, scratch, first_uid))
@@ -126,15 +136,16 @@ def build_dockerfile(
         }
         source = printable(f"build {request.context}", max_chars=300)
         shown = [base.path for base in bases.values()]
+        has_network, buildah = request.has_network, storage.buildah_argv(bases.values())
         with user_namespace(
-            home, work, first_uid=first_uid, shown=shown, has_network=request.has_network
+            home, work, first_uid=first_uid, shown=shown, has_network=has_network, report=report
         ) as inside:
-            kept = tuple(dict.fromkeys(bases.values()))
-            tools = storage.Tools(inside=inside, report=report, bases=kept)
             try:
-                _build(tools, request, recipe, bases)
+                _build(inside, buildah, request, recipe, bases)
                 report("packing the result")
-                result = pack_result(tools, recipe.made.volumes, keep_setuid=request.keep_setuid)
+                result = pack_result(
+                    inside, buildah, recipe.made.volumes, keep_setuid=request.keep_setuid
+                )
             except LayerError as error:
                 raise error.refusal(source) from error
         return store.add(**result, name=request.name, source=source, built=recipe.built), True
@@ -204,16 +215,17 @@ def _take_files(request: BuildRequest, recipe: BuildRecipe, work: Path, first_ui
 
 
 def _build(
-    tools: storage.Tools,
+    inside: Inside,
+    buildah: Sequence[str],
     request: BuildRequest,
     recipe: BuildRecipe,
     bases: Mapping[str, storage.Base],
 ) -> None:
-    work, ids = tools.inside.work, {name: base.image_id for name, base in bases.items()}
+    work, ids = inside.work, {name: base.image_id for name, base in bases.items()}
     configs = {name: image.config for name, image in recipe.bases.items()}
     made = make_buildable(recipe.found, ids, configs)
     (work / "Dockerfile").write_text(made.text, encoding="utf-8")
-    give_tree(work / "Dockerfile", tools.inside.first_uid)
+    give_tree(work / "Dockerfile", inside.first_uid)
     options = [
         *("--pull=never", "--isolation=oci", "--network=host", "--format=docker"),
         # No label with buildah's version, and no proxy of this host's in a step's environment.
@@ -226,14 +238,14 @@ def _build(
         *(f"--build-arg={name}={value}" for name, value in request.args.items()),
         *(f"--ignorefile={WORK}/ignore", f"--tag={RESULT}", f"--file={WORK}/Dockerfile"),
     ]
-    tools.tail.clear()
-    argv = tools.buildah("build", *options, str(WORK / "context"))
+    inside.tail.clear()
+    argv = [*buildah, "build", *options, str(WORK / "context")]
     try:
-        tools.run(*argv, has_network=request.has_network)
-    except storage.NoSpaceError:
+        inside.run(*argv, has_network=request.has_network)
+    except NoSpaceError:
         raise
     except HostError as error:
-        tail = "\n".join(tools.tail) or error.what
+        tail = "\n".join(inside.tail) or error.what
         failure = StepError(f"the build failed:\n{tail}", where=str(request.context))
         user = next(iter(made.step_users - {"root", "0"}), "")
         if user and "permission denied" in tail.lower():
@@ -252,18 +264,17 @@ def _build(
 
 
 def pack_result(
-    tools: storage.Tools, volumes: Iterable[str], *, keep_setuid: bool
+    inside: Inside, buildah: Sequence[str], volumes: Iterable[str], *, keep_setuid: bool
 ) -> dict[str, Any]:
     """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
 
     Returns arguments of `Store.add`; a step that broke out of its container can have forged them.
     Raises `LayerError` for what an image may not have, `HostError`.
     """
-    rootfs = tools.inside.work.parent / "rootfs"
+    rootfs = inside.work.parent / "rootfs"
     try:
-        with _held_directory(tools.inside.work / "out", tools.inside.first_uid) as out:
-            buildah = shlex.join(tools.buildah())
-            tools.run("/bin/sh", "-ec", _EXPORT.format(buildah=buildah))
+        with _held_directory(inside.work / "out", inside.first_uid) as out:
+            inside.run("/bin/sh", "-ec", _EXPORT.format(buildah=shlex.join(buildah)))
             raw = read_regular(out, "image", _MAX_DOCUMENT_BYTES)
             document = dict(parse_document(str(parse_document(raw).get("Config")).encode()))
             check_platform(document)

@@ -9,10 +9,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,8 +18,8 @@ from belljar.errors import HostError
 from belljar.image.config import HEALTH_NUMBERS, HealthCheck, debian_arch
 from belljar.image.store import Image, file_sha256, verify
 from belljar.image.tools import (
+    MIN_FREE_BYTES,
     SHOWN,
-    SYSTEM_PATH,
     WORK,
     Inside,
     Report,
@@ -31,19 +29,13 @@ from belljar.image.tools import (
     user_namespace,
 )
 from belljar.policy.files import read_regular
-from belljar.store.home import HINT_SPACE, make_store_dir, need_space
+from belljar.store.home import make_store_dir, need_space
 from belljar.store.locks import claimed, locked
 from belljar.store.scratch import remove_tree, retire_unclaimed, scratch_dir
-from belljar.units import format_size, printable
 
-MIN_FREE_BYTES: Final = 256 << 20
 BASES: Final = "build-bases"
 # A base lies there as files, as an archive and as a layer while it is loaded.
 _EXPANSION: Final = 8
-# Of one tool: a build that compiles takes its time, one that waits for ever ends.
-_TIMEOUT_S: Final = 3600.0
-# Of a failing step: what fits on a screen beside the error.
-_TAIL_LINES: Final = 12
 _ID: Final = re.compile("[0-9a-f]{64}")
 # Another name than that of bases that an earlier version loaded with their volumes.
 _ID_FILE: Final = "image-id.2"
@@ -52,59 +44,18 @@ _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
 
 
-class NoSpaceError(HostError):
-    """The tool was stopped on a nearly full disk."""
-
-
 class Base(NamedTuple):
     path: Path
     image_id: str
 
 
-@dataclass(slots=True, kw_only=True)
-class Tools:
-    """`tail` holds the last lines."""
-
-    inside: Inside
-    report: Report
-    bases: tuple[Base, ...] = ()
-    tail: list[str] = field(default_factory=list)
-
-    def buildah(self, *words: str) -> list[str]:
-        storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
-        names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
-        aliases = f"--short-name-alias-conf {WORK}/home/aliases"
-        shown = [
-            f"--storage-opt=overlay.imagestore={SHOWN}/{base.path.name}" for base in self.bases
-        ]
-        return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown, *words]
-
-    def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
-        return self.inside.run(
-            [tool(name), *words],
-            env={
-                "PATH": SYSTEM_PATH,
-                "LC_ALL": "C.UTF-8",
-                "HOME": str(WORK / "home"),
-                "XDG_RUNTIME_DIR": str(WORK / "home"),
-                "TMPDIR": str(WORK / "tmp"),
-            },
-            timeout_s=_TIMEOUT_S,
-            has_network=has_network,
-            on_line=self._say,
-            watch=self._check_space,
-        )
-
-    def _say(self, line: str) -> None:
-        shown = printable(line, max_chars=400)
-        self.tail = [*self.tail[1 - _TAIL_LINES :], shown]
-        self.report(shown)
-
-    def _check_space(self) -> None:
-        free = shutil.disk_usage(self.inside.work).free
-        if free < MIN_FREE_BYTES // 4:
-            what = f"no space is left to build the image: {format_size(free)} are free"
-            raise NoSpaceError(what, where=str(self.inside.work.parents[2]), hint=HINT_SPACE)
+def buildah_argv(bases: Iterable[Base] = ()) -> list[str]:
+    storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
+    names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
+    aliases = f"--short-name-alias-conf {WORK}/home/aliases"
+    places = dict.fromkeys(f"{SHOWN}/{base.path.name}" for base in bases)
+    shown = [f"--storage-opt=overlay.imagestore={place}" for place in places]
+    return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown]
 
 
 @contextmanager
@@ -134,8 +85,7 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
         remove_tree(directory)
         return
     with suppress(HostError), user_namespace(home, directory.parent, first_uid=first_uid) as inside:
-        argv = [tool("rm"), "-rf", "--", str(WORK / directory.name)]
-        inside.run(argv, env={}, timeout_s=300)
+        inside.run("rm", "-rf", "--", str(WORK / directory.name))
 
 
 @contextmanager
@@ -176,23 +126,23 @@ def _load(home: Path, image: Image, first_uid: int, report: Report) -> None:
     need_space(home, MIN_FREE_BYTES + _EXPANSION * image.size_bytes, "loading a base")
     report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
     with scratch_dir(home) as scratch, work_dir(home, scratch, first_uid) as work:
-        with user_namespace(home, work, first_uid=first_uid) as inside:
-            image_id = _pull(Tools(inside=inside, report=report), image)
+        with user_namespace(home, work, first_uid=first_uid, report=report) as inside:
+            image_id = _pull(inside, image)
         with (work / "storage" / _ID_FILE).open("x") as file:  # never through a link
             file.write(image_id)
         run_tool([tool("sync"), "--file-system", str(work)], timeout_s=600)
         (work / "storage").rename(home / BASES / image.digest)
 
 
-def _pull(tools: Tools, image: Image) -> str:
-    work, first_uid = tools.inside.work, tools.inside.first_uid
+def _pull(inside: Inside, image: Image) -> str:
+    work, first_uid = inside.work, inside.first_uid
     base, there = work / "base", WORK / "base"
     base.mkdir(mode=0o700)
     give_tree(base, first_uid)
     os.link(image.rootfs, base / "rootfs")
-    tools.run("unsquashfs", "-q", "-n", "-d", str(there / "root"), str(there / "rootfs"))
+    inside.run("unsquashfs", "-q", "-n", "-d", str(there / "root"), str(there / "rootfs"))
     tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(there / "layer"), ".")
-    tools.run("tar", "-C", str(there / "root"), *tar)
+    inside.run("tar", "-C", str(there / "root"), *tar)
     layer = base / "layer"
     layer_id = file_sha256(layer)
     config = json.dumps(base_config(image, layer_id)).encode()
@@ -209,7 +159,7 @@ def _pull(tools: Tools, image: Image) -> str:
     (base / "manifest.json").write_text(json.dumps(manifest))
     for name in (config_id, "version", "manifest.json"):
         give_tree(base / name, first_uid)
-    tools.run(*tools.buildah("pull", "--quiet", f"dir:{there}"))
+    inside.run(*buildah_argv(), "pull", "--quiet", f"dir:{there}")
     return config_id
 
 

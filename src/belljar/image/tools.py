@@ -15,14 +15,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
 from belljar.errors import HostError
+from belljar.store.home import HINT_SPACE
 from belljar.subids import first_subordinate_id, grant_hint, user_name
-from belljar.units import format_duration, printable
+from belljar.units import format_duration, format_size, printable
 
 Report = Callable[[str], None]
 Watch = Callable[[], None]
@@ -201,6 +202,11 @@ _ROOTS_SLOTS: Final = 1 << 12  # Up to 0xC000_0000
 # Of one process; the kernel's out-of-memory killer takes these processes first.
 _MAX_DATA_BYTES: Final = 8 << 30
 _MAX_FILE_BYTES: Final = 64 << 30
+# Of one tool: a build that compiles takes its time, one that waits for ever ends.
+_TOOL_TIMEOUT_S: Final = 3600.0
+# Of a failing step: what fits on a screen beside the error.
+_TAIL_LINES: Final = 12
+MIN_FREE_BYTES: Final = 256 << 20
 # For the kernel to end all processes of a namespace whose first one is gone.
 _END_TIMEOUT_S: Final = 10.0
 # The working directory, whose host path may be closed.
@@ -289,49 +295,43 @@ wait $tool
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class NoSpaceError(HostError):
+    """The tool was stopped on a nearly full disk."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Inside:
-    """`first_uid` is the host id of its root."""
+    """`first_uid` is the host id of its root; `tail` holds the last lines of its tools."""
 
     first_uid: int
     work: Path
     user_fd: int
     mounts_fd: int
+    report: Report
+    tail: list[str] = field(default_factory=list)
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        timeout_s: float,
-        has_network: bool = False,
-        on_line: Report = lambda _line: None,
-        watch: Watch = lambda: None,
-    ) -> bytes:
+    def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
         """Run a tool as the inner root; return its last output."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
         apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
-        wrapped = [
+        argv = [
             *(tool("choom"), "-n", "1000", "--", tool("prlimit"), *limits, "--"),
             *(tool("nsenter"), *outer, *_AS_ROOT),
             *(tool("nsenter"), "--user=/run/inner", *_AS_ROOT),
             *(tool("unshare"), *apart, *([] if has_network else ["--net"])),
-            *("--", "/bin/sh", "-c", _RUN, "init", *argv),
+            *("--", "/bin/sh", "-c", _RUN, "init", tool(name), *words),
         ]
+        env = {"PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8", "TMPDIR": str(WORK / "tmp")}
+        env |= dict.fromkeys(("HOME", "XDG_RUNTIME_DIR"), f"{WORK}/home")
+        pipe, joint = subprocess.PIPE, subprocess.STDOUT
         with (
-            started(
-                wrapped,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=env,
-            ) as process,
-            drained(process, on_line=on_line) as output,
+            started(argv, stdin=pipe, stdout=pipe, stderr=joint, env=env) as process,
+            drained(process, on_line=self._say) as output,
         ):
             try:
-                polled(process.wait, argv, timeout_s, watch)
+                polled(process.wait, [name], _TOOL_TIMEOUT_S, self._check_space)
             except BaseException:
                 # Process 1 ends, and is gone only after all others: then their files are too.
                 if process.stdin is not None:
@@ -340,8 +340,19 @@ class Inside:
                     process.wait(_END_TIMEOUT_S)
                 raise
         if process.returncode != 0:
-            raise failed(argv, process.returncode, bytes(output))
+            raise failed([name], process.returncode, bytes(output))
         return bytes(output)
+
+    def _say(self, line: str) -> None:
+        shown = printable(line, max_chars=400)
+        self.tail = [*self.tail[1 - _TAIL_LINES :], shown]
+        self.report(shown)
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(self.work).free
+        if free < MIN_FREE_BYTES // 4:
+            what = f"no space is left to build the image: {format_size(free)} are free"
+            raise NoSpaceError(what, where=str(self.work.parents[2]), hint=HINT_SPACE)
 
 
 _AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
@@ -349,7 +360,13 @@ _AS_ROOT: Final = ("--setuid=0", "--setgid=0", "--")
 
 @contextmanager
 def user_namespace(
-    home: Path, work: Path, *, first_uid: int, shown: Sequence[Path] = (), has_network: bool = False
+    home: Path,
+    work: Path,
+    *,
+    first_uid: int,
+    shown: Sequence[Path] = (),
+    has_network: bool = False,
+    report: Report = lambda _line: None,
 ) -> Iterator[Inside]:
     """Make namespaces whose tools see `/usr`, `work` and, read-only, `shown` in `SHOWN`.
 
@@ -373,7 +390,9 @@ def user_namespace(
                 ]
                 for fd in fds:
                     opened.callback(os.close, fd)
-            yield Inside(first_uid=first_uid, work=work, user_fd=fds[0], mounts_fd=fds[1])
+            yield Inside(
+                first_uid=first_uid, work=work, user_fd=fds[0], mounts_fd=fds[1], report=report
+            )
 
 
 @contextmanager
