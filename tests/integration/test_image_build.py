@@ -17,8 +17,7 @@ from tests.fakes.images import PYTHON, add_small_image, users_folder
 from tests.machine import public_folder
 
 from belljar.errors import PolicyError
-from belljar.image.buildah import BuildRequest, StepError, build_dockerfile
-from belljar.image.storage import hold_base, work_dir
+from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, hold_base, work_dir
 from belljar.image.store import Image, Store
 from belljar.image.tools import first_id_of, user_namespace
 from belljar.store.scratch import scratch_dir

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
 from belljar.errors import HostError, PolicyError
-from belljar.image.apt import PrivateApt, debian_sources, host_sources
+from belljar.image.build import PrivateApt, debian_sources, host_sources
 from belljar.image.config import debian_arch
 from belljar.image.kernel import REQUIRED_MODULES, adopt_kernel, current_kernel
 from belljar.image.store import Store, file_sha256, verify

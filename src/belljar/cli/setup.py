@@ -17,7 +17,7 @@ import click
 from belljar.cli import console
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import MAPPERS, Tool, tool_facts, tools_for
-from belljar.image.apt import AptSource, debian_sources, host_sources, kernel_sources
+from belljar.image.build import AptSource, debian_sources, host_sources, kernel_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged

@@ -23,7 +23,7 @@ from belljar.store.locks import locked
 from belljar.store.scratch import scratch_dir
 
 if TYPE_CHECKING:
-    from belljar.image.apt import AptSource
+    from belljar.image.build import AptSource
 
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -77,7 +77,7 @@ def current_kernel(home: Path) -> Kernel:
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource]) -> Kernel:
-    from belljar.image.apt import PrivateApt
+    from belljar.image.build import PrivateApt
     from belljar.image.tools import run_tool, tool
 
     need_space(home, 512 << 20, "the guest kernel")

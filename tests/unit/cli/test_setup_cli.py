@@ -11,7 +11,7 @@ import pytest
 from belljar.cli import setup
 from belljar.cli.main import run
 from belljar.cli.setup import BACKPORTS_FILE, install_line, needs
-from belljar.image.apt import AptSource
+from belljar.image.build import AptSource
 
 MAIN = AptSource("http://mirror.invalid/a%20b/debian", ("bookworm", "bookworm-updates"))
 WANTED = needs("x86_64")

@@ -10,9 +10,8 @@ from tests.fakes.images import put_image
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.build import build_packages
-from belljar.image.buildah import BuildRequest, build_dockerfile, read_recipe
+from belljar.image.buildah import BuildRequest, base_config, build_dockerfile, read_recipe
 from belljar.image.config import HealthCheck, ImageConfig
-from belljar.image.storage import base_config
 from belljar.image.store import Image, Store
 
 CHECK = HealthCheck(test=("CMD", "true"), retries=3)
