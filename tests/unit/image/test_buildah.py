@@ -98,6 +98,7 @@ def test_a_base_with_triggers_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_option_is_taken_for_a_package(tmp_path: Path) -> None:
+    """A word that begins with a dash is refused before anything is built."""
     for word in ("-o=x", "--pre"):
         for apt, pip in (([word], []), ([], [word])):
             with pytest.raises(PolicyError):
