@@ -262,7 +262,7 @@ def kernel_in(folder: Path) -> Kernel:
     return Kernel(
         digest="0" * 64,
         version="1",
-        package="1",
+        package="p",
         vmlinuz=folder / "vmlinuz",
         modules=(),
         wanted=REQUIRED_MODULES,
