@@ -122,7 +122,6 @@ def replay(run: str, place: str, idle_s: float) -> None:
 
 
 def _safe(text: str) -> str:
-    """Escape all but colours, lines and tabs."""
     lines = re.split(r"\r\n|\n|\r", text)
     pieces = (_COLOUR.split(line) for line in lines)
     shown = "\n".join(
@@ -135,7 +134,6 @@ def _safe(text: str) -> str:
 
 
 def _documents(path: Path, kind: str, place: str) -> Iterable[Any]:
-    """Return the lines of a format; each is written as JSON."""
     if kind != "cast":
         from belljar.export.ocsf import ocsf, timesketch
 
@@ -166,7 +164,6 @@ def _one(found: Iterable[str | None], place: str, what: str) -> str:
 
 
 def _report_gaps(path: Path, *, is_followed: bool) -> None:
-    """Say what this run's export lacks. `is_followed`: until the run's end."""
     if (path / "units").is_dir():
         notice = "belljar: of a fleet, this has what the head did; units/*.tar are its units' runs"
         click.echo(notice, err=True)
@@ -177,7 +174,6 @@ def _report_gaps(path: Path, *, is_followed: bool) -> None:
 
 
 def _send(path: Path, endpoint: str) -> int:
-    """Send all spans; of a run that lasts, as they end."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult

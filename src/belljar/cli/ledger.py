@@ -141,7 +141,6 @@ MAX_SHOWN_BYTES: Final = 64 << 10
 
 
 def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
-    """The shown part of a body, and its problem or omission."""
     try:
         content = read_body(path, body, max_bytes=MAX_SHOWN_BYTES)
     except (OSError, LedgerError) as error:
@@ -152,7 +151,7 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
 
 @contextmanager
 def new_file(output: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a new private file, gone if the block fails."""
+    """Yield standard output, or a new private file, gone if the block fails."""
     if output is None:
         yield sys.stdout.buffer
         return
@@ -188,9 +187,9 @@ def write_lines(path: Path, target: BinaryIO, *, escape: bool) -> None:
 
 
 def expected_run(ref: str, path: Path) -> str | None:
-    """The id that the record must be of: the one typed, or the one that a directory is named by.
+    """Return the id that was typed, or that a directory is named by.
 
-    A copy by any other name may be of any run, and a path proves nothing.
+    A copy by any other name may be of any run.
     """
     is_path = "/" in ref or ref in {".", ".."}
     name = path.absolute().name if path.name else path.resolve().name
@@ -198,7 +197,6 @@ def expected_run(ref: str, path: Path) -> str | None:
 
 
 def run_path(ref: str) -> Path:
-    """The run directory. Raises `MisuseError`."""
     try:
         return find_run(belljar_home(), ref)
     except OSError as error:
@@ -207,7 +205,7 @@ def run_path(ref: str) -> Path:
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
-    """The key to compare with, and its source."""
+    """Return the key to compare with, and its source."""
     if fingerprint is None:
         local = local_fingerprint(belljar_home())
         return local, "this host's key" if local else ""
@@ -218,6 +216,5 @@ def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
 
 
 def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
-    """Raises a usage error when there is no ledger."""
     with console.reading(f"{path}: no ledger to read"):
         yield from lines

@@ -62,7 +62,6 @@ def report(run: str, logs: tuple[Path, ...], fingerprint: str | None, output: Pa
 
 
 def page_path(run_dir: Path) -> Path:
-    """A page's place: in the store, outside the sealed run directory."""
     here = run_dir.resolve()
     home = belljar_home()
     if here.parent == (home / RUNS).resolve():
@@ -75,7 +74,7 @@ def page_path(run_dir: Path) -> Path:
 def make_page(
     path: Path, ref: str, logs: Sequence[Path] = (), fingerprint: str | None = None
 ) -> tuple[bytes, bool]:
-    """A run directory's page, and whether its record is reliable. Raises `Misuse`."""
+    """Return the page, and whether its record is reliable. Raises `MisuseError`."""
     from belljar.fleet.record import Shown, findings_of
     from belljar.harness.evidence import stored_evidence
     from belljar.ledger.verification import Status
@@ -147,7 +146,7 @@ def write_page(target: Path, page: bytes) -> None:
 
 
 def report_of_run(path: Path) -> Path | None:
-    """Write the page of an ended run. A failure is told only."""
+    """Write the page of an ended run. A failure is only reported."""
     try:
         target = page_path(path)
         write_page(target, make_page(path, path.name)[0])
@@ -164,7 +163,7 @@ def report_of_run(path: Path) -> Path | None:
 def _read_facts(path: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return host and versions, and the plans by the digests of their policies. Raises `OSError`.
 
-    What can't be read, as a link or a file too large, is empty: the verification names it.
+    What can't be read is empty: the verification names it.
     """
     import hashlib
     import json

@@ -1,8 +1,6 @@
-"""Events in the Open Cybersecurity Schema Framework, version 1.5.0 (schema.ocsf.io).
+"""Events in the Open Cybersecurity Schema Framework 1.5.0 (schema.ocsf.io).
 
-Processes, files, packets, HTTP and DNS are activities; hits of the guard, decoys, broken protocols
-and kills are detection findings. Other events (probes, plans, proofs) have no class there and are
-left out: the record has them.
+Events that have no class there (probes, plans, proofs) are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ _OTHER: Final = 99
 
 
 def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
-    """Yield the OCSF events of events with a class."""
     begun: dict[tuple[str, object], Line] = {}
     for line in lines:
         # No kind's own in a range's event: it may have any shape

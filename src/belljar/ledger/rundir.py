@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def inspect_log_dir(self) -> Path:
-        """For the harness's own log; made on first use."""
+        """Return the folder of the harness's own log; it is made on first use."""
         folder = self.path / INSPECT_LOGS
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder

@@ -50,7 +50,7 @@ _BODY_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
 
 
 def wall_time(time_ns: int) -> str:
-    """Nanoseconds since the epoch → RFC 3339, UTC, microseconds."""
+    """Convert nanoseconds since the epoch to RFC 3339, UTC, microseconds."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return f"{_second('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1000:06d}Z"
 
@@ -60,8 +60,6 @@ _second: Final = lru_cache(maxsize=4)(time.strftime)  # thousands of events are 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBody:
-    """A body, its digest, and its line reference."""
-
     digest: str
     content: bytes
     ref: dict[str, Any]
@@ -85,7 +83,7 @@ def prepare_body(body: Body) -> PreparedBody:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Replaced as a whole: interrupts leave the old or the new one."""
+    """It is replaced as a whole: interrupts leave the old or the new one."""
 
     tree: MerkleTree
     prev: str
@@ -167,21 +165,18 @@ class LedgerWriter:
             self._close()
 
     def end_if_forked(self) -> None:
-        """End a process that didn't make this writer."""
         end_if_forked(self._pid)
 
     @property
     def events(self) -> int:
-        """Count of recorded events."""
         return self._state.tree.size
 
     @property
     def body_totals(self) -> dict[str, int]:
-        """Count of distinct stored bodies, and their bytes."""
         return {"count": len(self._sizes), "bytes": sum(self._sizes.values())}
 
     def record(self, event: Event) -> int:
-        """Record the event; returns its number once the kernel has the line.
+        """Record the event; return its number once the kernel has the line.
 
         Data over 64 KiB becomes a body (up to 32 MiB). Raises `LedgerError` for an invalid event,
         or a failed write, then also in each later call. In a fork it ends the process.
@@ -226,7 +221,7 @@ class LedgerWriter:
             self._unsynced = [each for each in self._unsynced if each not in self._unnamed]
 
     def seal(self, manifest_sha256: str) -> None:
-        """After `end`: sign the final checkpoint. Raises `LedgerError`."""
+        """Sign the final checkpoint, after `end`. Raises `LedgerError`."""
         if not self._ended or self._thread.is_alive():
             raise ValueError("seal comes after end")
         self._checkpoint(manifest_sha256)
@@ -255,7 +250,6 @@ class LedgerWriter:
         return seq
 
     def _keep(self, body: PreparedBody) -> None:
-        """Store it whole, unless it is stored or empty."""
         name, folder = bytes.fromhex(body.digest), self._root / body.digest[:2]
         if not body.content or name in self._sizes:
             return
@@ -307,7 +301,6 @@ class LedgerWriter:
                 return  # Poisoned: the next record says so.
 
     def _checkpoint(self, manifest_sha256: str | None = None) -> None:
-        """Sync, then sign. Called by the writer's thread."""
         with self._lock:
             state = self._state
             digests, self._unsynced = self._unsynced, []
@@ -360,7 +353,7 @@ class LedgerWriter:
 
 
 def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
-    """The line around canonical data, which sorts between `cell` and `kind`."""
+    """Build the line around canonical data, which sorts between `cell` and `kind`."""
     left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
     now, mono_ns = wall_time(time.time_ns()), str(time.monotonic_ns())
     right = {"kind": event.kind, "mono_ns": mono_ns, "prev": prev, "seq": seq, "time": now}
@@ -369,7 +362,7 @@ def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, 
 
 
 def _write_once(fd: int, content: bytes) -> None:
-    """One write per line, so readers and crashes see no mixed lines."""
+    """Make one write per line, so readers and crashes see no mixed lines."""
     if (written := os.write(fd, content)) != len(content):
         what = f"only {written} of {len(content)} bytes were taken: the disk is full"
         raise OSError(errno.ENOSPC, what)

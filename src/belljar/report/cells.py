@@ -1,7 +1,7 @@
-"""What the ledger records of each cell, compared with the harness's transcript. Pure.
+"""What the ledger records of each cell, compared with the transcript. Pure.
 
-The ledger has more: calls that raised, the harness's own calls. A call in the transcript alone
-never reached the cell: the evidence is void.
+The ledger has more: calls that raised, the harness's own calls.
+A call in the transcript alone never reached the cell: the evidence is void.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from belljar.report.reasons import Ending, Reason, ReasonCode
 
 
 class TranscriptAction(StrEnum):
-    """A cell's operation in the words of Inspect's transcript."""
-
     EXEC = "exec"
     READ = "read_file"
     WRITE = "write_file"
@@ -37,8 +35,10 @@ class TranscriptAction(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class ReportedOperation:
-    """One operation; `outcome`: its last event's kind, None when cut off. `own`: of a preparation
-    or probe.
+    """One operation of a cell.
+
+    `outcome`: its last event's kind, None when cut off.
+    `own`: of a preparation or probe.
     """
 
     op: int
@@ -57,7 +57,7 @@ CUT_OFF: Final = "it was cut off"
 
 @dataclass(slots=True, kw_only=True)
 class Probing:
-    """One run of probes in a cell. Void until its end."""
+    """One run of probes in a cell. It is void until its end."""
 
     phase: str
     verdict: Verdict = Verdict.VOID
@@ -96,9 +96,10 @@ class ModelUse:
 class CellFindings(Ending):
     """One cell. `model`: a model cell's use.
 
-    `bytes_in`: files and standard input; `bytes_out`: output and files, neither of them Belljar's.
-    `host_tools`: those allowed outside, `*` for all. `death`: its cause in use. `preparing`: the
-    sample never began. `replaces`: the cell reverted to this one, `left_by_old`: its remains,
+    `bytes_in`: files and standard input; `bytes_out`: output and files.
+    `host_tools`: those allowed outside, `*` for all.
+    `death`: its cause in use. `preparing`: the sample never began.
+    `replaces`: the cell reverted to this one, `left_by_old`: its remains,
     `unverified`: why their search proves nothing.
     """
 
@@ -134,12 +135,11 @@ class CellFindings(Ending):
 
     @property
     def is_unused(self) -> bool:
-        """It was made ahead and not used."""
         return self.ahead and not self.taken and not self.sample
 
     @property
     def never_was(self) -> bool:
-        """It failed before anything was made: each start is recorded first."""
+        """Return True if it failed before anything was made: each start is recorded first."""
         return bool(self.failures) and not (self.begun or self.operations or self.probings)
 
     def is_own(self, operation: ReportedOperation) -> bool:
@@ -148,19 +148,18 @@ class CellFindings(Ending):
 
     @property
     def commands(self) -> int:
-        """Count of commands, without Belljar's own."""
         return sum(
             each.action is TranscriptAction.EXEC and not each.own
             for each in self.operations.values()
         )
 
     def probed(self, phase: str) -> Verdict:
-        """One phase's worst probe verdict; void without any."""
+        """Return one phase's worst probe verdict; void without any."""
         return worst(probing.verdict for probing in self.probings if probing.phase == phase)
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why its sample is not contained, by this cell."""
+        """List why its sample is not contained, by this cell."""
         phases = {probing.phase for probing in self.probings}
         missing = [phase for phase in ("start", "end") if phase not in phases]
         void = [
@@ -182,7 +181,7 @@ class CellFindings(Ending):
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """Reasons even without a sample: a breach, or an unproven end."""
+        """List reasons even without a sample: a breach, or an unproven end."""
         found = [
             self._reason(ReasonCode.PROBES_BREACHED, breach)
             for probing in self.probings
@@ -202,7 +201,6 @@ class CellFindings(Ending):
 
     @property
     def lasted_s(self) -> float:
-        """Seconds from its first event, or use, to its last."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
@@ -228,13 +226,10 @@ _ENDS = {
 
 
 class CellGatherer:
-    """A run's cells by id, in order of appearance."""
-
     def __init__(self) -> None:
         self.found: dict[str, CellFindings] = {}
 
     def take(self, line: Line) -> None:
-        """One event more."""
         if line.cell is not None and line.kind not in _TEMPLATES:
             cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
             _add(cell, line)
@@ -248,7 +243,6 @@ class CellGatherer:
 
 
 def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
-    """A run's cells from all of its events."""
     gatherer = CellGatherer()
     for line in lines:
         gatherer.take(line)
@@ -392,15 +386,13 @@ def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call in the transcript."""
-
     action: TranscriptAction
     what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptGap:
-    """Where the transcript of one sample differs from its cells.
+    """The difference of a sample's transcript and its cells.
 
     `hidden`: only in a cell, neither Belljar's own nor a person's terminal. `unfounded`: only in
     the transcript.

@@ -1,7 +1,7 @@
 """What left this host: calls of models, real upstreams, other connections. Pure.
 
-By the ledger alone. A model's provider that is not known to stay counts as one that leaves, and
-missing evidence never reads as "nothing".
+An unknown provider counts as one that leaves.
+Missing evidence never reads as "nothing".
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ MAX_FOUND: Final = 100
 
 
 class Way(StrEnum):
-    """What something left by, and what its calls are."""
-
     MODEL = "model"
     UPSTREAM = "real upstream"
     PROCESS = "the evaluation's own process"  # whoever in it connected, or looked up a name
@@ -39,9 +37,9 @@ _DONE: Final = {"flag": "sent", "redact": "redacted", "block": "blocked", "stop"
 class Destination:
     """One place beyond this host.
 
-    `calls`: of a model, else connections and look-ups, failed ones too. `sent_bytes` None: unknown.
-    `protected`: the guard's findings by class and action; of the actions only `flag` lets a value
-    go on. `unscanned`: calls or parts.
+    `calls`: of a model, else connections and look-ups, failed ones too.
+    `sent_bytes` None: unknown. `unscanned`: calls or parts.
+    `protected`: findings by class and action; only `flag` lets a value go on.
     """
 
     way: Way
@@ -53,7 +51,7 @@ class Destination:
     unscanned: int = 0
 
     def sentence(self) -> str:
-        """For a person; escaped, as a compromised gateway may choose the host."""
+        """Return it escaped, as a compromised gateway may choose the host."""
         text = f"{self.way}: {self.name or 'something not planned'}"
         text += f" ({', '.join(self.addresses)})" if self.addresses else ""
         text += f": {self.calls:,} {'call' if self.way is Way.MODEL else 'connection'}(s)"
@@ -71,20 +69,19 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """All of a run. `unknown`: why more may have left."""
+    """What left in a run. `unknown`: why more may have left."""
 
     destinations: tuple[Destination, ...] = ()
     unknown: tuple[str, ...] = ("there is no record",)
 
     @property
     def claim(self) -> str:
-        """`nothing` only for a whole record in which nothing left."""
+        """Return `nothing` only for a whole record in which nothing left."""
         if any(each.calls for each in self.destinations):
             return "something"
         return "can't tell" if self.unknown else "nothing"
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, and as `lines` for a person."""
         return {
             "claim": self.claim,
             "destinations": json_of(self.destinations),
@@ -97,7 +94,7 @@ class Left:
 
 
 def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
-    """The sum of several runs; `doubts`: what is unknown of others."""
+    """Return the sum of several runs; `doubts`: what is unknown of others."""
     found: dict[tuple[Way, str], Destination] = {}
     unknown = dict.fromkeys(doubts)
     for part in parts:
@@ -118,8 +115,6 @@ def together(parts: Iterable[Left], *, doubts: Iterable[str] = ()) -> Left:
 
 
 class LeftGatherer:
-    """What left, event by event."""
-
     def __init__(self) -> None:
         self._found: dict[tuple[Way, str], Destination] = {}
         self._unmeasured: set[tuple[object, str]] = set()
@@ -127,7 +122,6 @@ class LeftGatherer:
         self._has_model_cell = False
 
     def take(self, line: Line) -> None:
-        """One event more."""
         data = line.data
         match line.kind:
             case Kind.CELL_PLANNED if data.get("model"):
@@ -182,7 +176,7 @@ class LeftGatherer:
             yield f"a proxy on this host may pass on what it gets: {', '.join(map(str, proxies))}"
 
     def end(self, *, doubt: str = "") -> Left:
-        """The total. `doubt`: why the whole record proves nothing."""
+        """Return the total. `doubt`: why the whole record proves nothing."""
         for _, host in self._unmeasured:
             self._of(Way.UPSTREAM, host).sent_bytes = None
         found, unknown = list[Destination](), [*filter(None, [doubt]), *self._unknown]

@@ -1,8 +1,8 @@
 """One HTML page of a run, which loads nothing and runs only its own script. Pure.
 
-`page.html` has the words; this module chooses what fits. Three walls stand between a guest's text
-and a browser: `timeline.shown`; Jinja's or JSON's escape; and a Content-Security-Policy that
-allows one script and one style by digest.
+`page.html` has the words; this module chooses what fits.
+Three walls stand between a guest's text and a browser: `timeline.shown`;
+Jinja's or JSON's escape; and a Content-Security-Policy with digests.
 """
 
 from __future__ import annotations
@@ -56,9 +56,8 @@ _MAX_ESCAPE: Final = 6  # bytes of JSON for one of a body: `<` is `\u003c`
 class RunSource:
     """A run directory as far as it was read.
 
-    `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`. `plans`: by the
-    digest of their policies. `host`, `versions`: of the files by these names. `alarm`: why nothing
-    of it can be relied on.
+    `read`: the first so many bytes of a body; raises `OSError`, `LedgerError`.
+    `plans`: by the digest of their policies. `alarm`: why nothing of it can be relied on.
     """
 
     verification: Verification
@@ -72,7 +71,7 @@ class RunSource:
 
 
 def render(report: Mapping[str, Any]) -> bytes:
-    """The page of `page_facts`. The same report gives the same bytes."""
+    """Return the page of `page_facts`. The same report gives the same bytes."""
     style, script = ((_HERE / name).read_text() for name in ("page.css", "page.js"))
     environment = Environment(
         autoescape=True,
@@ -105,7 +104,6 @@ def render(report: Mapping[str, Any]) -> bytes:
 
 
 def _visible(value: object) -> object:
-    """Show a run's text without active or hidden parts, and bounded."""
     return value if isinstance(value, Markup | int | float) else shown(value)
 
 
@@ -114,7 +112,7 @@ def _digest(text: str) -> str:
 
 
 def _data(value: object) -> Markup:
-    """JSON for a script element, which no text can end."""
+    """Return JSON for a script element, which no text can end."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -122,7 +120,7 @@ def _data(value: object) -> Markup:
 
 
 def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
-    """Texts while there is room, the first always; then only their count."""
+    """Return texts while there is room; then only their count."""
     found, kept = list(values), list[str]()
     for each in found[:MAX_LISTED]:
         text = shown(each)
@@ -136,7 +134,6 @@ def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
 
 
 def page_facts(findings: samples.RunFindings, source: RunSource) -> dict[str, Any]:
-    """The facts of `collect`, and what only the page shows."""
     facts, verification = samples.collect(findings), source.verification
     chosen, units_left_out = _units(findings, facts, source)
     share = min(MAX_SAMPLE_BYTES, MAX_DETAIL_BYTES // max(1, len(chosen)))
@@ -175,7 +172,6 @@ def _outside(uses: Iterable[Mapping[str, Any]]) -> list[str]:
 def _missing(
     findings: samples.RunFindings, units: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, int | None]]:
-    """The run's problems, then reasons and blind spots, counted."""
     found = (texts_of(unit["missing"]) for unit in units if unit["kind"] == "sample")
     each = Counter(text for texts in found for text in dict.fromkeys(texts))
     problems = texts_of(dict.fromkeys(map(str, findings.problems)))
@@ -187,7 +183,7 @@ def _missing(
 
 
 def _places(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Each stand-in and real host of a plan: kind, id, and its name for a person."""
+    """Return kind, id, and name for a person."""
     try:
         network = plan["network"] or {"stand_ins": (), "upstreams": ()}
         found = [
@@ -208,7 +204,7 @@ def _places(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _targets(findings: samples.RunFindings, source: RunSource) -> list[tuple[str, str, int]]:
-    """A plan's stand-ins, real hosts and host tools: kind, name, count of uses."""
+    """Return kind, name and count of uses."""
     used = source.timelines.uses
     destinations = findings.left.destinations
     dialled = {use.name: use.calls for use in destinations if use.way is Way.UPSTREAM}
@@ -228,9 +224,9 @@ def _targets(findings: samples.RunFindings, source: RunSource) -> list[tuple[str
 
 
 def _proves_unused(findings: samples.RunFindings, source: RunSource) -> bool:
-    """Return whether a use that isn't on record didn't happen: nothing of the evidence is missing.
+    """Return whether a use that isn't on record didn't happen.
 
-    Neither of the record nor of any sample; a breach alone leaves the record whole.
+    A breach alone leaves the record whole.
     """
     reasons = (*findings.problems, *(each for row in findings.rows for each in row.reasons))
     is_whole = source.verification.status in {Status.VERIFIED, Status.PARTIAL}
@@ -243,7 +239,6 @@ _RADIUS: Final = ("read", "write", "reach", "consume")
 
 
 def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The isolation that a plan promised."""
     try:
         lists = {f"A cell can {word}": list(plan["blast_radius"][word]) for word in _RADIUS}
         return {
@@ -264,7 +259,6 @@ _HOST: Final = (
 
 
 def _host_facts(source: RunSource) -> list[tuple[str, object]]:
-    """Host and versions, by name."""
     host = source.host
     found: dict[str, object] = {name: host[name] for name in _HOST if name in host}
     try:
@@ -282,10 +276,7 @@ def _host_facts(source: RunSource) -> list[tuple[str, object]]:
 def _units(
     findings: samples.RunFindings, facts: Mapping[str, Any], source: RunSource
 ) -> tuple[list[tuple[str, samples.Row, Mapping[str, Any]]], int]:
-    """The units of the page, the worst first; and how many others there are.
-
-    Each has its kind: a sample, or what belongs to none: a cell, a range, the run itself.
-    """
+    """Return the units of the page, the worst first; and the number of others."""
     units = [
         ("sample", row, found) for row, found in zip(findings.rows, facts["samples"], strict=True)
     ]
@@ -312,7 +303,6 @@ def _units(
 def _unit(
     kind: str, row: samples.Row, found: Mapping[str, Any], source: RunSource, share: int
 ) -> dict[str, Any]:
-    """A unit's actions and proofs of destruction; a sample's score and signals."""
     cells, ranges, timelines = row.cells, row.ranges, source.timelines
     places = [*(cell.cell_id for cell in cells), *(each.range_id for each in ranges)]
     places += [transcript_of(row.transcript.uuid)] if kind == "sample" else []
@@ -345,7 +335,6 @@ def _unit(
 
 
 def _graph(found: RangeFindings, source: RunSource) -> dict[str, Any]:
-    """A range's nodes and exchanges: cell, place, allowed, count."""
     timelines = source.timelines
     edges = {**timelines.edges.get(found.range_id, {})}
     plan = source.plans.get(timelines.policies.get(found.range_id, ""), {})
@@ -371,9 +360,9 @@ def _entries(
     share: int,
     names: Mapping[str, str],
 ) -> tuple[list[list[Any]], dict[str, int]]:
-    """The entries that fit into `share` bytes, by time, and the counts of the others.
+    """Return the entries that fit into `share` bytes, and the counts of the others.
 
-    `names`: of cells, where several could be meant. Entries have one half, their bodies the rest.
+    `names`: of cells, where several could be meant.
     """
     own = {
         (cell.cell_id, operation.op)
@@ -416,7 +405,7 @@ def _page_bytes(*texts: str) -> int:
 
 
 def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:
-    """A body's name, its beginning as text, and how much of it that is."""
+    """Return name, beginning as text, and how much of it that is."""
     try:
         content = source.read(body, min(room // _MAX_ESCAPE, MAX_BODY_BYTES))
     except (OSError, LedgerError) as error:

@@ -24,11 +24,11 @@ _SHOWN: Final = ("packets", "requests", "requests_between_cells", "requests_refu
 class RangeFindings(Ending):
     """One range.
 
-    `cells`: names by id. `packets`: path of the packet record. `requests`: and connections, to
-    stand-ins, upstreams and other cells. `missing_bytes`: of secrets of TLS. `without_secrets`:
-    numbers of TLS connections. Of older runs, `missing_bytes` counts what no event had, too;
-    `unread_packets` those of traffic between cells, which was read from the packet record;
-    `reader_ended`: why that stopped early.
+    `cells`: names by id. `packets`: path of the packet record.
+    `requests`: and connections, to stand-ins, upstreams and other cells.
+    `without_secrets`: numbers of TLS connections. `missing_bytes`: of their secrets.
+    Of older runs, `missing_bytes` counts what no event had, too;
+    `unread_packets`: between cells; `reader_ended`: why their reader stopped early.
     """
 
     range_id: str
@@ -51,19 +51,18 @@ class RangeFindings(Ending):
 
     @property
     def reasons(self) -> list[Reason]:
-        """Why a sample in it is not contained."""
         return [*self.end_reasons, *self.lost]
 
     @property
     def end_reasons(self) -> list[Reason]:
-        """Reasons even for an unused range: death, or an unproven end."""
+        """List reasons even for an unused range: death, or an unproven end."""
         code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
         found = [self._reason(code, self.failed)] if self.failed or self.breached else []
         return [*found, *self.reasons_of_end("range", self.range_id)]
 
     @property
     def lost(self) -> list[Reason]:
-        """Missing evidence."""
+        """List missing evidence."""
         counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
         dropped = self.counters.get("packets_recorded_and_dropped", 0)
         unaccounted = self.counters.get("packets_unaccounted", dropped)
@@ -80,7 +79,6 @@ class RangeFindings(Ending):
         return lost
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             **{name: getattr(self, name) for name in _SHOWN},
             "range": self.range_id,
@@ -91,13 +89,10 @@ class RangeFindings(Ending):
 
 
 class RangeGatherer:
-    """The ranges of a run, event by event."""
-
     def __init__(self) -> None:
         self.found: dict[str, RangeFindings] = {}
 
     def take(self, line: Line) -> None:
-        """One event more."""
         range_id, is_cell = line.data.get("range"), line.cell is not None
         if not isinstance(range_id, str) or (is_cell and line.kind is not Kind.CELL_PLANNED):
             return

@@ -21,8 +21,9 @@ from belljar.units import printable
 class Transcript:
     """One sample in the harness's log.
 
-    `lowered`: a scorer's verdict, which can only make ours worse. `judged_by`, `judged_as`: the run
-    and verdict in the metadata; a reused sample has another run's.
+    `lowered`: a scorer's verdict, which can only make ours worse.
+    `judged_by`, `judged_as`: the run and verdict in the metadata;
+    a reused sample has another run's.
     """
 
     task: str
@@ -40,14 +41,11 @@ class Transcript:
 
     @property
     def name(self) -> str:
-        """Sample and epoch."""
         return f"{self.sample} #{self.epoch}" if self.epoch > 1 else self.sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One sample in the table."""
-
     transcript: Transcript
     reasons: tuple[Reason, ...]
     cells: tuple[CellFindings, ...] = ()
@@ -58,12 +56,11 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        """By its reasons."""
         return verdict_of(self.reasons)
 
     @property
     def tools(self) -> tuple[ToolCall, ...]:
-        """The calls of tools; those with hidden operations reached a cell."""
+        """Return its calls of tools; those with hidden operations reached a cell."""
         times = [each.started for each in self.transcript_gap.hidden]
         return tuple(
             replace(call, reached_cell=call.reached_cell or any(map(call.covers, times)))
@@ -72,17 +69,16 @@ class Row:
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
-        """Its damaged cells: they put the score, not containment, in doubt."""
+        """Return its damaged cells: they put the score, not containment, in doubt."""
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
     @property
     def reverts(self) -> int:
-        """The number of cells exchanged for fresh ones."""
         return sum(bool(cell.replaces) for cell in self.cells)
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks for a reader of its score, none a reason."""
+        """Return remarks for a reader of its score, none a reason."""
         found = [f"cell {cell}: {each}" for cell, each in self.degraded]
         found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
         for cell in self.cells:
@@ -93,13 +89,13 @@ class Row:
 
     @property
     def ran(self) -> bool:
-        """Whether something ran, or the log claims so."""
+        """Return whether something ran, or the log claims so."""
         beside = any(call.outside for call in self.transcript.tools)
         return bool(self.cells or self.transcript.calls or beside or not self.transcript.error)
 
     @property
     def probed(self) -> str:
-        """Worst probe verdicts, `start/end`; `-` without cells."""
+        """Return the worst probe verdicts, `start/end`; `-` without cells."""
         if not self.cells:
             return "-"
         both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
@@ -107,12 +103,10 @@ class Row:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Its cells' differences from the task and the policy."""
         return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
 
     @property
     def destroyed(self) -> bool:
-        """Whether each cell's destruction is proven."""
         return bool(self.cells) and all(cell.is_proven for cell in self.cells)
 
 
@@ -120,11 +114,12 @@ class Row:
 class RunFindings:
     """The run as a whole.
 
-    `problems` are the run's, `errors` the evaluation's. `strays`, `stray_ranges`: of no sample in a
-    log. `models`: model cells. `reused`: judged by another run. `refusal_code`: exit code of what
-    prevented the run, or 0. `failure_code`: of what ended the evaluation, or 0.
-    `unsealed_logs`: Inspect's logs that no signature covers. `left_out`: what is missing of a
-    record that its signer made partial.
+    `problems` are the run's, `errors` the evaluation's.
+    `strays`, `stray_ranges`: of no sample in a log. `reused`: judged by another run.
+    `refusal_code`: exit code of what prevented the run, or 0.
+    `failure_code`: of what ended the evaluation, or 0.
+    `unsealed_logs`: Inspect's logs that no signature covers.
+    `left_out`: what the signer left out of the record.
     """
 
     run_id: str = ""
@@ -144,25 +139,24 @@ class RunFindings:
 
     @property
     def tools(self) -> tuple[ToolUse, ...]:
-        """The tools that its samples called."""
         return tool_uses(call for row in self.rows for call in row.tools)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its samples and problems."""
         return worst((verdict_of(self.problems), *(row.verdict for row in self.rows)))
 
     @property
     def failed(self) -> bool:
-        """True if the evaluation had errors, or a score is in doubt."""
+        """Return True if the evaluation had errors, or a score is in doubt."""
         is_failed = any(row.transcript.error or row.degraded for row in self.rows)
         return bool(self.errors) or is_failed or any(cell.degraded for cell in self.models)
 
     @property
     def exit_code(self) -> int:
-        """0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted.
+        """Return the worst.
 
-        Or a refusal's, or what ended the evaluation; the worst wins.
+        0 contained, 1 evaluation errors, 2 evidence missing or breached, 130 interrupted;
+        or a refusal's, or what ended the evaluation.
         """
         # A sample that failed before anything ran is an error: nothing could have got out.
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
@@ -179,24 +173,23 @@ class RunFindings:
 
     @property
     def is_of_models(self) -> bool:
-        """True if only model cells are judged: no sample had one."""
+        """Return True if only model cells are judged: no sample had one."""
         return bool(self.models) and not (self.rows or self.problems)
 
     @property
     def never_began(self) -> bool:
-        """True if no sample or cell is recorded, and the record is sound."""
+        """Return True if no sample or cell is recorded, and the record is sound."""
         codes = {reason.code for reason in self.problems}
         cells = self.rows or self.reused or self.strays or self.models
         return not (cells or codes - _NOTHING_RAN)
 
     @property
     def outcome(self) -> str:
-        """How the evaluation ended: `completed`, `failed` or `interrupted`."""
         return "interrupted" if self.interrupted else "failed" if self.exit_code else "completed"
 
 
 def headline(findings: RunFindings) -> str:
-    """One line; begins with `contained` only when everything ran and was."""
+    """Return one line; it begins with `contained` only when everything ran and was."""
     rows, problems = findings.rows, findings.problems
     found = list[str]()
     if findings.never_began:
@@ -239,7 +232,6 @@ _NOTHING_RAN: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
 
 def model_sentence(cell: CellFindings) -> str:
-    """What a model cell did, and how it ended."""
     if (use := cell.model) is None:
         return ""
     probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
@@ -255,7 +247,6 @@ def model_sentence(cell: CellFindings) -> str:
 
 
 def run_remarks(findings: RunFindings) -> list[str]:
-    """Remarks about the run outside all transcripts, none a reason."""
     lines = [
         f"cell {cell.cell_id} was created, but the run ended before its sample began"
         for cell in findings.strays
@@ -276,7 +267,7 @@ def run_remarks(findings: RunFindings) -> list[str]:
 
 
 def problems_and_errors(findings: RunFindings) -> list[str]:
-    """Problems and errors, each once: an evaluation ends with a sample's error."""
+    """List problems and errors, each once: an evaluation ends with a sample's error."""
     samples: dict[str, dict[str, None]] = {}
     for row in findings.rows:
         deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
@@ -304,7 +295,7 @@ _SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
 
 
 def collect(findings: RunFindings) -> dict[str, Any]:
-    """Return a run's facts for text and JSON."""
+    """Return a run's facts for text, JSON and page; each renderer escapes them."""
     return {
         **{
             name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
@@ -347,7 +338,6 @@ def _model_cell(cell: CellFindings) -> dict[str, Any]:
 
 
 def sample_facts(row: Row) -> dict[str, Any]:
-    """A sample's facts as JSON values."""
     about, cells = row.transcript, row.cells
     return {
         **{name: getattr(about, name) for name in ("task", "sample", "epoch", "name", "error")},

@@ -1,6 +1,6 @@
 """What each sample tried, by the ledger: its signals and blind spots. Pure.
 
-Of all signals only another sample's decoy changes the containment verdict.
+Only another sample's decoy changes the verdict.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ MAX_INVOLVED: Final = 20
 
 
 class SignalCode(Sentence):
-    """A workload's acts; `text` says it of a sample."""
-
     WALL_PROBING = "wall_probing", "tried connections, names or requests that its range refuses"
     DECOY_TOUCHED = "decoy_touched", "opened or read a decoy"
     DECOY_TAKEN = "decoy_taken", "printed or copied out a decoy's value"
@@ -48,7 +46,7 @@ class SignalCode(Sentence):
 
 
 class Blind(Sentence):
-    """Why a signal may be missing."""
+    """A cause for which a signal may be missing."""
 
     SENSOR_FAILED = "sensor_failed", "a sensor for decoys failed"
     NO_TOUCH_SENSOR = "no_touch_sensor", "nothing reports that these decoys are opened"
@@ -58,11 +56,11 @@ class Blind(Sentence):
 
 @dataclass(slots=True, kw_only=True)
 class Signal:
-    """What a sample did, and how often.
+    """An act of a sample, and how often.
 
-    `count`: events, or packets where one event stands for several. `trust`: the best of its events.
-    `evidence`: numbers of its first events; `more` are not listed. `involved`: decoys, protected
-    data, classes, or refused places.
+    `count`: events, or packets where one event stands for several.
+    `trust`: the best of its events. `evidence`: numbers of its first events;
+    `more` are not listed. `involved`: decoys, protected data, classes, or refused places.
     """
 
     code: SignalCode
@@ -73,7 +71,6 @@ class Signal:
     involved: list[str] = field(default_factory=list)
 
     def take(self, other: Signal) -> None:
-        """Count the events of another as its own."""
         self.count += other.count
         evidence = sorted((*self.evidence, *other.evidence))
         self.evidence = evidence[:MAX_EVIDENCE]
@@ -83,7 +80,6 @@ class Signal:
             self.trust = other.trust
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         found = asdict(self)
         return {**found, "evidence_more": found.pop("more")}
 
@@ -101,7 +97,6 @@ class BlindSpot:
     count: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
         text = f"{self.code.value}: {self.detail}" if self.detail else self.code.value
         return {**asdict(self), "text": text}
 
@@ -115,7 +110,6 @@ class SampleSignals:
     carried: tuple[str, ...] = ()
 
     def has(self, code: SignalCode) -> bool:
-        """Whether this signal was seen."""
         return any(signal.code is code for signal in self.signals)
 
 
@@ -143,8 +137,6 @@ class _Seen:
 
 
 class SignalGatherer:
-    """The signals of a run, event by event."""
-
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._probes = ProbeTracker()
@@ -153,7 +145,6 @@ class SignalGatherer:
         self._stopping = False
 
     def take(self, line: Line) -> None:
-        """One event more."""
         self._probes.take(line)
         if line.cell is not None:
             self._follow(line, line.cell)
@@ -176,7 +167,6 @@ class SignalGatherer:
             seen.add(Signal(code=code, count=count, involved=names, **about))
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
-        """The signals of a sample with these cells and ranges."""
         own = set(cells)
         seen = [self._seen[each] for each in (*sorted(own), *ranges) if each in self._seen]
         carried = [
@@ -198,7 +188,6 @@ class SignalGatherer:
         )
 
     def _follow(self, line: Line, cell: str) -> None:
-        """Track whose act a later event is."""
         data = line.data
         match line.kind:
             case Kind.SAMPLE_STARTED | Kind.CELL_REVERTED:
@@ -260,9 +249,7 @@ class SignalGatherer:
 
 
 def signals_of(lines: Iterable[Line], cells: Set[str]) -> SampleSignals:
-    """The signals of cells that belong together, what they were reverted to and forks of them
-    included, and of their ranges.
-    """
+    """Return the signals of these cells, of those they became, and of their ranges."""
     gatherer, ranges, cells = SignalGatherer(), dict[str, None](), set(cells)
     for line in lines:
         gatherer.take(line)
@@ -311,7 +298,7 @@ def _refused(line: Line) -> Iterator[tuple[SignalCode, str, int]]:
 
 
 def is_disguised(data: Mapping[str, Any]) -> bool:
-    """True for a value split, in DNS names, or oddly encoded."""
+    """Return True for a value split, in DNS names, or oddly encoded."""
     decoding = set(_decoding(data)) - _BY_ITSELF
     channel = _channel(data)
     if channel == "dns":

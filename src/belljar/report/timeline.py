@@ -1,6 +1,6 @@
-"""Turns the ledger's events, and the turns of transcripts, into bounded timelines. Pure.
+"""Turns events and transcripts into bounded timelines. Pure.
 
-A guest chose most of what events quote: every text that leaves this module went through `shown`.
+Every text that leaves this module went through `shown`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ Edges: TypeAlias = BoundedCounter[tuple[str, str, bool]]
 
 
 class Group(StrEnum):
-    """The kinds of entries that a reader can hide."""
-
     TRANSCRIPT = "transcript"
     COMMAND = "command"
     REFUSAL = "refusal"
@@ -53,7 +51,7 @@ class Group(StrEnum):
 
 
 def shown(value: object, *, max_chars: int = MAX_TEXT_CHARS) -> str:
-    """`printable` that keeps lines and tabs, for a page."""
+    """Return `printable` text that keeps lines and tabs, for a page."""
     text = value if isinstance(value, str) else str(value)
     cut = f"… (+{len(text) - max_chars} characters)" if len(text) > max_chars else ""
     return "\n".join(map(_shown_line, text[:max_chars].split("\n"))) + cut
@@ -105,8 +103,8 @@ class TimelineEntry:
 class Timelines:
     """The entries of each cell and range, event by event.
 
-    `uses`: allowed exchanges by policy digest and stand-in. `edges`: a range's exchanges by cell,
-    place and verdict. `policies`: digests by range.
+    `uses`: allowed exchanges by policy digest and stand-in.
+    `edges`: a range's exchanges by cell, place and verdict. `policies`: digests by range.
     """
 
     uses: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -156,13 +154,12 @@ class Timelines:
             self._kept.setdefault(key, []).append(entry)
 
     def counts(self, places: Iterable[str]) -> Counter[Group]:
-        """How many entries each group has, kept or not."""
+        """Return how many entries each group has, kept or not."""
         return Counter(
             {group: sum(self._counts[place, group] for place in places) for group in Group}
         )
 
     def of(self, places: Iterable[str], group: Group) -> list[TimelineEntry]:
-        """The kept entries of one group, in order."""
         kept = (entry for place in places for entry in self._kept.get((place, group), ()))
         return sorted(kept, key=lambda entry: entry.seq)
 
@@ -216,7 +213,7 @@ class Timelines:
 
 
 def count_edge(edges: Edges, line: Line) -> bool:
-    """Add an exchange to a graph of at most `MAX_EDGES`; return whether it was allowed.
+    """Add an exchange to a graph; return whether it was allowed.
 
     A packet counts if it was refused and has an address; a stream when it is closed.
     """
@@ -239,7 +236,6 @@ def _place(line: Line) -> str:
 
 
 def transcript_of(uuid: str) -> str:
-    """The place of a sample's messages."""
     return f"transcript {uuid}"
 
 
@@ -288,7 +284,6 @@ def _made(line: Line, group: Group, what: str, outcome: str) -> TimelineEntry:
 
 
 def _complete(entry: TimelineEntry, line: Line) -> None:
-    """Add an operation's or exchange's end to its start's entry."""
     data = line.data
     if outcome := _filled(_ENDS[line.kind], line):
         entry.outcome = f"{entry.outcome}; {outcome}" if entry.is_bad else outcome

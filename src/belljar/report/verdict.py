@@ -29,10 +29,11 @@ _LOGGED_ELSEWHERE: Final = "harbor"  # Harbor has the transcript of its trial
 class RunRecord:
     """What the ledger records of the run as a whole.
 
-    `interrupted`: by a person. `stopped`: by a breach. `causes`: reason codes of `errors`, "" for
-    none. `refusal`: why it could not begin. `air_gap_unproven`: no check ended it.
-    `air_gap_broken`: the ways that were open. `failure`: what ended the evaluation. `logs`:
-    Inspect's. `not_in_log`: why metrics of contained samples are missing.
+    `interrupted`: by a person. `stopped`: by a breach.
+    `causes`: reason codes of `errors`, "" for none.
+    `refusal`: why it could not begin. `failure`: what ended the evaluation.
+    `air_gap_unproven`: no check ended it. `air_gap_broken`: the ways that were open.
+    `not_in_log`: why metrics of contained samples are missing.
     """
 
     run_id: str = ""
@@ -53,7 +54,6 @@ class RunRecord:
     sealed_verdict: str = ""
 
     def take(self, line: Line) -> None:
-        """One event more."""
         data = line.data
         if line.kind is Kind.RUN_STARTED:
             self.run_id, self.kind = str(data["run_id"]), str(data["kind"])
@@ -83,8 +83,6 @@ class RunRecord:
 
 
 class LogStatus(StrEnum):
-    """How an Inspect log ended."""
-
     STARTED = "started"
     SUCCESS = "success"
     CANCELLED = "cancelled"
@@ -124,7 +122,6 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> RunFindings:
-    """The verdicts of samples and run, with reasons."""
     run, logs = evidence.run, evidence.logs
     # By a person: after a breach Belljar itself interrupts the evaluation.
     cancelled = any(log.status is LogStatus.CANCELLED for log in logs)
@@ -181,7 +178,7 @@ def judge(evidence: Evidence) -> RunFindings:
 
 
 def left_out(evidence: Evidence) -> str:
-    """What a partial record's signer left out, and the whole's verdict."""
+    """Return what a partial record's signer left out, and the whole's verdict."""
     if evidence.ledger is not Status.PARTIAL:
         return ""
     sealed = evidence.run.sealed_verdict
@@ -192,7 +189,7 @@ def left_out(evidence: Evidence) -> str:
 def _rows(
     evidence: Evidence, everywhere: Sequence[Reason], *, interrupted: bool
 ) -> tuple[list[Row], list[Transcript]]:
-    """Each sample of a log, begun and unlogged, or judged elsewhere."""
+    """Return a row for each sample logged or begun, and the reused ones."""
     by_uuid: dict[str, list[CellFindings]] = {}  # all attempts at one sample
     for cell in evidence.cells.values():
         if cell.uuid:
@@ -279,7 +276,6 @@ def _sample_reasons(
 
 
 def record_reasons(evidence: Evidence) -> Iterator[Reason]:
-    """The whole run's problems, by its ledger."""
     run = evidence.run
     if evidence.ledger is Status.BAD:
         yield Reason(code=ReasonCode.LEDGER_BAD, detail=evidence.ledger_problem)
@@ -322,7 +318,6 @@ def _log_reasons(logs: Iterable[LogRecord]) -> Iterator[Reason]:
 def _unlogged(
     cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool
 ) -> Iterable[Sequence[CellFindings]]:
-    """The cells of each begun sample without a log."""
     # When interrupted, or when another sample failed, Inspect logs no sample that it was still
     # preparing (only its set-up commands may have run), nor one whose error meets its cancellation.
     found: dict[str, list[CellFindings]] = {}
@@ -336,9 +331,8 @@ def _unlogged(
 def _was_cancelled(cells: Sequence[CellFindings], logs: Iterable[LogRecord]) -> bool:
     """Return True for an unlogged sample ended by another's error or Ctrl-C.
 
-    Inspect drops a sample whose own end meets its cancellation. Only that evaluation's readable
-    log shows one, and only a sample that ended on record, its cells destroyed with proof, can
-    have met it: any other is missing evidence.
+    Inspect drops a sample whose own end meets its cancellation. A readable log of that evaluation
+    shows one; the sample must have ended on record, with proof.
     """
     cut_short = {LogStatus.ERROR, LogStatus.CANCELLED}
     ended_early = any(
