@@ -15,6 +15,7 @@ from typing import Any, Final
 from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.package import __version__
+from belljar.report.timeline import place_of
 from belljar.units import printable
 
 # OCSF's version, which each event names.
@@ -33,7 +34,7 @@ def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
     for line in lines:
         # No kind's own in a range's event: it may have any shape
         number = line.data.get("exchange", line.data.get("op"))
-        key = (_place(line, ""), number if isinstance(number, int) else None)
+        key = (place_of(line), number if isinstance(number, int) else None)
         if line.kind in (Kind.EXEC_STARTED, Kind.FILE_READ_STARTED, Kind.NETWORK_HTTP):
             begun[key] = line
         make = _CLASSES.get(line.kind)
@@ -41,12 +42,8 @@ def ocsf(lines: Iterable[Line], run_id: str) -> Iterator[dict[str, Any]]:
             yield {**_base(line, run_id, made["class_uid"], made["activity_id"]), **made}
 
 
-def _place(line: Line, run_id: str) -> str:
-    return line.cell or str(line.data.get("range") or run_id)
-
-
 def _base(line: Line, run_id: str, class_uid: int, activity_id: int) -> dict[str, Any]:
-    place = _place(line, run_id)
+    place = place_of(line, run_id)
     return {
         "activity_id": activity_id,
         "category_uid": class_uid // 1000,

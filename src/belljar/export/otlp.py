@@ -23,6 +23,7 @@ from belljar.ledger.files import is_being_written
 from belljar.ledger.listing import Tail
 from belljar.ledger.schema import Line
 from belljar.package import __version__
+from belljar.report.timeline import place_of
 
 BATCH_SPANS: Final = 512  # as the SDK's own batch processor
 POLL_INTERVAL_S: Final = 0.5
@@ -98,7 +99,7 @@ class Spans:
     def take(self, line: Line) -> None:
         self._last_ns = int(datetime.fromisoformat(line.time).timestamp() * 1e6) * 1000
         # A range's exchanges are numbered from 1, and belong to the sample of its cells
-        place = line.cell or str(line.data.get("range") or "")
+        place = place_of(line)
         key: tuple[object, ...]
         if line.kind is Kind.RUN_STARTED:
             self._run = self._begin(("run",), "run", line, None)

@@ -51,6 +51,7 @@ class ReportedOperation:
     code: int | None = None
 
 
+PHASES: Final = ("start", "end")  # in which a sample's cell is probed
 # What is known of a probing until its end is read.
 CUT_OFF: Final = "it was cut off"
 
@@ -160,44 +161,39 @@ class CellFindings(Ending):
     @property
     def reasons(self) -> list[Reason]:
         """List why its sample is not contained, by this cell."""
+        found = list[tuple[ReasonCode, str]]()
         phases = {probing.phase for probing in self.probings}
-        missing = [phase for phase in ("start", "end") if phase not in phases]
-        void = [
-            f"{each.phase or 'asked for'}: {each.problem or 'not all could be tried'}"
-            for each in self.probings
-            if each.verdict is Verdict.VOID
-        ]
-        died = [self.death] if self.model is not None and self.death else []
+        found += [(ReasonCode.PROBES_MISSING, each) for each in PHASES if each not in phases]
+        for each in self.probings:
+            if each.verdict is Verdict.VOID:
+                why = f"{each.phase or 'asked for'}: {each.problem or 'not all could be tried'}"
+                found.append((ReasonCode.PROBES_VOID, why))
         # What an operation put out is in the event of its end
-        count = sum(each.outcome is None for each in self.operations.values())
-        cut = [count] if count else []
-        return [
-            *(self._reason(ReasonCode.MODEL_CELL_DIED, each) for each in died),
-            *self.end_reasons,
-            *(self._reason(ReasonCode.PROBES_MISSING, phase) for phase in missing),
-            *(self._reason(ReasonCode.PROBES_VOID, each) for each in void),
-            *(self._reason(ReasonCode.OPERATIONS_CUT_OFF, str(each)) for each in cut),
-        ]
+        if cut := sum(each.outcome is None for each in self.operations.values()):
+            found.append((ReasonCode.OPERATIONS_CUT_OFF, str(cut)))
+        died = [(ReasonCode.MODEL_CELL_DIED, self.death)] if self.model and self.death else []
+        return [*self._reasons(died), *self.end_reasons, *self._reasons(found)]
 
     @property
     def end_reasons(self) -> list[Reason]:
         """List reasons even without a sample: a breach, or an unproven end."""
-        found = [
-            self._reason(ReasonCode.PROBES_BREACHED, breach)
+        found = self._reasons(
+            (ReasonCode.PROBES_BREACHED, breach)
             for probing in self.probings
             if probing.verdict is Verdict.BREACHED
             for breach in probing.breaches or ["the event names no probe"]
-        ]
+        )
         if self.left_by_old:
-            found.append(self._reason(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old)))
+            found += self._reasons([(ReasonCode.REVERT_UNCLEAN, ", ".join(self.left_by_old))])
         # Nothing ever ran in an unused cell that could not be made
         ran = bool(self.begun or self.operations or self.probings or not self.failures)
         if self.destroyed or ran or not self.is_unused:
             found += self.reasons_of_end("cell", self.cell_id)
         return found
 
-    def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
-        return Reason(code=code, where=f"cell {self.cell_id}", detail=detail)
+    def _reasons(self, found: Iterable[tuple[ReasonCode, str]]) -> list[Reason]:
+        where = f"cell {self.cell_id}"
+        return [Reason(code=code, where=where, detail=detail) for code, detail in found]
 
     @property
     def lasted_s(self) -> float:
@@ -293,8 +289,8 @@ def _add_end(cell: CellFindings, line: Line) -> None:
         cell.failures.append(f"operation {data['op']} ended without a start")
         return
     operation.outcome, operation.code = line.kind, data.get("code")
-    is_read = line.kind is Kind.FILE_READ_COMPLETED
-    is_file = is_read or operation.action is TranscriptAction.DOWNLOAD
+    is_download = operation.action is TranscriptAction.DOWNLOAD
+    is_file = line.kind is Kind.FILE_READ_COMPLETED or is_download
     sizes = ("bytes",) if is_file else ("stdout_bytes", "stderr_bytes")
     if not operation.own:
         cell.bytes_out += sum(size_of(data.get(each)) for each in sizes)
@@ -390,20 +386,14 @@ class Call:
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptGap:
-    """The difference of a sample's transcript and its cells.
+def reconcile(
+    calls: Sequence[Call], cells: Sequence[CellFindings]
+) -> tuple[tuple[ReportedOperation, ...], int]:
+    """Match a sample's transcript with its cells' operations (several after retries).
 
-    `hidden`: only in a cell, neither Belljar's own nor a person's terminal. `unfounded`: only in
-    the transcript.
+    Return the hidden operations, which only a cell has and neither Belljar nor a person's terminal
+    made; and the count of calls that only the transcript has.
     """
-
-    hidden: tuple[ReportedOperation, ...] = ()
-    unfounded: tuple[Call, ...] = ()
-
-
-def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> TranscriptGap:
-    """Match a sample's transcript with its cells' operations (several after retries)."""
     operations = [operation for cell in cells for operation in cell.operations.values()]
     open_calls = Counter(calls)
     hidden: list[ReportedOperation] = []
@@ -414,4 +404,4 @@ def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Transcrip
             open_calls[asked] -= 1
         elif not (operation.own or operation.pty):
             hidden.append(operation)
-    return TranscriptGap(hidden=tuple(hidden), unfounded=tuple(open_calls.elements()))
+    return tuple(hidden), open_calls.total()

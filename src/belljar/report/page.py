@@ -82,23 +82,17 @@ def render(report: Mapping[str, Any]) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = {"size": format_size, "duration": format_duration, "data": _data, "texts": texts_of}
+    # Jinja's `tojson` escapes the characters of markup: no text can end a script element.
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    filters = {"size": format_size, "duration": format_duration, "texts": texts_of}
     environment.filters |= {**filters, "quote": lambda text: shlex.quote(shown(text))}
     page = environment.get_template("page.html").render(
         report=report,
         style=Markup(style),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file
-        policy="; ".join(
-            (
-                # The page loads nothing and sends nothing, whatever a run's texts get it to do.
-                "default-src 'none'",
-                f"script-src {_digest(script)}",
-                f"style-src {_digest(style)}",
-                "base-uri 'none'",
-                "form-action 'none'",
-                "require-trusted-types-for 'script'",
-            )
-        ),
+        # The page loads nothing and sends nothing, whatever a run's texts get it to do.
+        policy=f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'",
     )
     return page.encode()
 
@@ -109,14 +103,6 @@ def _visible(value: object) -> object:
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _data(value: object) -> Markup:
-    """Return JSON for a script element, which no text can end."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    for char in "<>&":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)  # noqa: S704 - the characters of markup are escaped
 
 
 def texts_of(values: Iterable[object], room: int = MAX_LIST_CHARS) -> list[str]:
@@ -184,43 +170,35 @@ def _missing(
 
 def _places(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return kind, id, and name for a person."""
+    found = list[tuple[str, str, str]]()
     try:
         network = plan["network"] or {"stand_ins": (), "upstreams": ()}
-        found = [
-            (
-                f"stand-in, {each['kind']}",
-                str(each["id"]),
-                (
-                    f"{each['id']}: {', '.join(each['names'])} "
-                    f"{' '.join(str(port['number']) for port in each['ports'])}"
-                ),
-            )
-            for each in network["stand_ins"]
-        ]
-        hosts = ((str(each["host"]), each["reason"]) for each in network["upstreams"])
-        return [*found, *(("REAL host", host, f"{host}: {reason}") for host, reason in hosts)]
+        for each in network["stand_ins"]:
+            ports = " ".join(str(port["number"]) for port in each["ports"])
+            name = f"{each['id']}: {', '.join(each['names'])} {ports}"
+            found.append((f"stand-in, {each['kind']}", str(each["id"]), name))
+        for each in network["upstreams"]:
+            found.append(("REAL host", str(each["host"]), f"{each['host']}: {each['reason']}"))
     except (KeyError, TypeError):
         return []  # not as Belljar wrote it: `_plan` says so
+    return found
 
 
 def _targets(findings: samples.RunFindings, source: RunSource) -> list[tuple[str, str, int]]:
     """Return kind, name and count of uses."""
-    used = source.timelines.uses
-    destinations = findings.left.destinations
-    dialled = {use.name: use.calls for use in destinations if use.way is Way.UPSTREAM}
-    found = [
-        (kind, name, dialled.get(key, 0) if kind == "REAL host" else used[digest, key])
-        for digest, plan in source.plans.items()
-        for kind, key, name in _places(plan)
-    ]
+    uses, found = source.timelines.uses, list[tuple[str, str, int]]()
+    left = findings.left.destinations
+    dialled = {use.name: use.calls for use in left if use.way is Way.UPSTREAM}
+    for digest, plan in source.plans.items():
+        for kind, key, name in _places(plan):
+            count = dialled.get(key, 0) if kind == "REAL host" else uses[digest, key]
+            found.append((kind, name, count))
     called = Counter({use.name: use.calls for use in findings.tools if use.outside})
     allowed = (name for row in findings.rows for cell in row.cells for name in cell.host_tools)
-    found += [
-        ("host tool", name, called.total() if name == "*" else called[name])
-        for name in dict.fromkeys(allowed)
-    ]
-    left = len(found) - MAX_LISTED
-    return [*found[:MAX_LISTED], *([("…", f"and {left} more", 0)] if left > 0 else [])]
+    for name in dict.fromkeys(allowed):
+        found.append(("host tool", name, called.total() if name == "*" else called[name]))
+    more = len(found) - MAX_LISTED
+    return [*found[:MAX_LISTED], *([("…", f"and {more} more", 0)] if more > 0 else [])]
 
 
 def _proves_unused(findings: samples.RunFindings, source: RunSource) -> bool:
@@ -370,11 +348,12 @@ def _entries(
         for operation in cell.operations.values()
         if cell.is_own(operation)
     }
+    timelines = source.timelines
     groups = [
-        [each for each in source.timelines.of(places, group) if (each.place, each.op) not in own]
+        [each for each in timelines.of(places, group) if (each.place, each.op) not in own]
         for group in Group
     ]
-    left, kept, left_out = share // 2, list[TimelineEntry](), source.timelines.counts(places)
+    left, kept, left_out = share // 2, list[TimelineEntry](), timelines.counts(places)
     # In turn of each kind: no flood of one can crowd out what a guest did otherwise
     for entry in filter(None, chain.from_iterable(zip_longest(*groups))):
         size = _ENTRY_BYTES + _page_bytes(entry.what, entry.outcome, *entry.notes)
@@ -401,7 +380,7 @@ def _entries(
 def _page_bytes(*texts: str) -> int:
     """Return the texts' size in the page's JSON."""
     text = json.dumps(texts, ensure_ascii=False)
-    return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&"))
+    return len(text.encode("utf-8", "replace")) + 5 * sum(map(text.count, "<>&'"))
 
 
 def _body(body: BodyRef, source: RunSource, room: int) -> list[str]:

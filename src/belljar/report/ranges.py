@@ -46,7 +46,7 @@ class RangeFindings(Ending):
     opened: bool = False
     counters: dict[str, int] = field(default_factory=dict)
 
-    def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
+    def _reason(self, code: ReasonCode, detail: str) -> Reason:
         return Reason(code=code, where=f"range {self.range_id}", detail=detail)
 
     @property
@@ -93,14 +93,13 @@ class RangeGatherer:
         self.found: dict[str, RangeFindings] = {}
 
     def take(self, line: Line) -> None:
-        range_id, is_cell = line.data.get("range"), line.cell is not None
-        if not isinstance(range_id, str) or (is_cell and line.kind is not Kind.CELL_PLANNED):
-            return
-        found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
-        if line.cell is not None:
-            found.cells[line.cell] = str(line.data.get("name") or "")
-        else:
-            _add(found, line)
+        range_id = line.data.get("range")
+        if isinstance(range_id, str) and (line.cell is None or line.kind is Kind.CELL_PLANNED):
+            found = self.found.setdefault(range_id, RangeFindings(range_id=range_id))
+            if line.cell is None:
+                _add(found, line)
+            else:
+                found.cells[line.cell] = str(line.data.get("name") or "")
 
 
 def _add(found: RangeFindings, line: Line) -> None:
@@ -124,15 +123,13 @@ def _add(found: RangeFindings, line: Line) -> None:
             found.breached |= is_breach  # whatever came after it
         case Kind.RANGE_DESTROYED:
             found.take_end(data)
-            counters = data.get("counters", {})
-            found.counters = {
-                str(name): count for name, count in counters.items() if isinstance(count, int)
-            }
-        case Kind.NETWORK_TLS if data["verdict"] != "allowed":
+            counters = data.get("counters", {}).items()
+            found.counters = {name: count for name, count in counters if isinstance(count, int)}
+        case Kind.NETWORK_TLS if data["verdict"] == "allowed":
+            found.without_secrets.add(size_of(data.get("connection")))
+        case Kind.NETWORK_TLS:
             # Behind an allowed one: its handshake failed, so that nobody read what followed
             found.without_secrets.discard(size_of(data.get("connection")))
-        case Kind.NETWORK_TLS:
-            found.without_secrets.add(size_of(data.get("connection")))
         case Kind.NETWORK_CONNECTION:
             # Without the secrets of a connection, its packets prove nothing.
             for body in line.bodies:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from belljar.dataclass import asdict, dataclass, field, replace
 from belljar.differences import Difference, samples_named
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import Call, CellFindings, Degraded, TranscriptGap
+from belljar.report.cells import PHASES, Call, CellFindings, Degraded, ReportedOperation
 from belljar.report.left import Left
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
@@ -49,7 +49,7 @@ class Row:
     transcript: Transcript
     reasons: tuple[Reason, ...]
     cells: tuple[CellFindings, ...] = ()
-    transcript_gap: TranscriptGap = TranscriptGap()
+    hidden: tuple[ReportedOperation, ...] = ()
     ranges: tuple[RangeFindings, ...] = ()
     signals: SampleSignals = SampleSignals()
     is_logged: bool = True
@@ -61,10 +61,10 @@ class Row:
     @property
     def tools(self) -> tuple[ToolCall, ...]:
         """Return its calls of tools; those with hidden operations reached a cell."""
-        times = [each.started for each in self.transcript_gap.hidden]
+        calls, times = self.transcript.tools, [each.started for each in self.hidden]
         return tuple(
-            replace(call, reached_cell=call.reached_cell or any(map(call.covers, times)))
-            for call in self.transcript.tools
+            replace(call, reached_cell=True) if any(map(call.covers, times)) else call
+            for call in calls
         )
 
     @property
@@ -73,18 +73,14 @@ class Row:
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
     @property
-    def reverts(self) -> int:
-        return sum(bool(cell.replaces) for cell in self.cells)
-
-    @property
     def remarks(self) -> list[str]:
         """Return remarks for a reader of its score, none a reason."""
         found = [f"cell {cell}: {each}" for cell, each in self.degraded]
-        found += [f"reverted {self.reverts:,} time(s)"] if self.reverts else []
-        for cell in self.cells:
-            if cell.replaces and cell.unverified:
-                why = printable(cell.unverified, max_chars=300)
-                found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
+        reverted = [cell for cell in self.cells if cell.replaces]
+        found += [f"reverted {len(reverted):,} time(s)"] if reverted else []
+        for cell in (cell for cell in reverted if cell.unverified):
+            why = printable(cell.unverified, max_chars=300)
+            found.append(f"cell {cell.cell_id}: reverted, not verified: {why}")
         return [*found, *self.transcript.notes]
 
     @property
@@ -98,7 +94,7 @@ class Row:
         """Return the worst probe verdicts, `start/end`; `-` without cells."""
         if not self.cells:
             return "-"
-        both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
+        both = (worst(cell.probed(phase) for cell in self.cells) for phase in PHASES)
         return "/".join(verdict.value for verdict in both)
 
     @property
@@ -148,8 +144,8 @@ class RunFindings:
     @property
     def failed(self) -> bool:
         """Return True if the evaluation had errors, or a score is in doubt."""
-        is_failed = any(row.transcript.error or row.degraded for row in self.rows)
-        return bool(self.errors) or is_failed or any(cell.degraded for cell in self.models)
+        rows = any(row.transcript.error or row.degraded for row in self.rows)
+        return bool(self.errors) or rows or any(cell.degraded for cell in self.models)
 
     @property
     def exit_code(self) -> int:
@@ -206,9 +202,8 @@ def headline(findings: RunFindings) -> str:
             found.append(f"{len(broken)} degraded: {', '.join(causes)}")
         if any(cell.degraded for cell in findings.models):
             found.append("the model's cell is degraded")
-        begun = len(rows) + len(
-            {each.uuid or each.cell_id for each in findings.strays if each.sample}
-        )
+        unlogged = {each.uuid or each.cell_id for each in findings.strays if each.sample}
+        begun = len(rows) + len(unlogged)
         if (logged := sum(row.is_logged for row in rows)) < begun:
             found.append(f"{logged} of {begun} samples in the log")
         if problems:  # a run may be void though each of its samples is contained
@@ -234,7 +229,7 @@ _NOTHING_RAN: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 def model_sentence(cell: CellFindings) -> str:
     if (use := cell.model) is None:
         return ""
-    probed = "/".join(cell.probed(phase).value for phase in ("start", "end"))
+    probed = "/".join(cell.probed(phase).value for phase in PHASES)
     damage = f"{cell.degraded}; " if cell.degraded else ""
     proven = "destruction proven" if cell.is_proven else "NOT PROVEN destroyed"
     device = "ON A NETWORK" if cell.range_id else "no network device"
@@ -246,24 +241,17 @@ def model_sentence(cell: CellFindings) -> str:
     )
 
 
-def run_remarks(findings: RunFindings) -> list[str]:
-    lines = [
-        f"cell {cell.cell_id} was created, but the run ended before its sample began"
-        for cell in findings.strays
-        if not cell.sample and not cell.is_unused
-    ]
-    lines += [
-        f"sample {printable(each.sample)} #{each.epoch} was reused from run "
-        f"{printable(each.judged_by)}"
-        + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
-        + f": belljar verdict {printable(each.judged_by)}"
-        for each in findings.reused
-    ]
-    lines += [
-        f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
-        for log in findings.unsealed_logs
-    ]
-    return lines
+def run_remarks(findings: RunFindings) -> Iterator[str]:
+    for cell in findings.strays:
+        if not cell.sample and not cell.is_unused:
+            yield f"cell {cell.cell_id} was created, but the run ended before its sample began"
+    for each in findings.reused:
+        run, judged_as = printable(each.judged_by), printable(each.judged_as)
+        judged = f", which judged it {judged_as}" if judged_as else ""
+        sample = f"sample {printable(each.sample)} #{each.epoch}"
+        yield f"{sample} was reused from run {run}{judged}: belljar verdict {run}"
+    for log in findings.unsealed_logs:
+        yield f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
 
 
 def problems_and_errors(findings: RunFindings) -> list[str]:
@@ -273,19 +261,15 @@ def problems_and_errors(findings: RunFindings) -> list[str]:
         deaths = [f"cell {cell.cell_id} died: {cell.death}" for cell in row.cells if cell.death]
         for error in filter(None, (*deaths, row.transcript.error)):
             samples.setdefault(printable(error, max_chars=300), {})[row.transcript.sample] = None
-    return [
-        *(
-            f"problem: {printable(str(problem))}"
-            for problem in findings.problems
-            if not (findings.errors and problem.code is ReasonCode.NO_SAMPLES)
-        ),
-        *(
-            f"error: {text}"
-            for text in (printable(error, max_chars=300) for error in findings.errors)
-            if not any(text.rpartition("error: ")[2][:100] in each for each in samples)
-        ),
-        *(f"error: {samples_named(named)}: {error}" for error, named in samples.items()),
+    found = [
+        f"problem: {printable(str(problem))}"
+        for problem in findings.problems
+        if not (findings.errors and problem.code is ReasonCode.NO_SAMPLES)
     ]
+    for text in (printable(error, max_chars=300) for error in findings.errors):
+        if not any(text.rpartition("error: ")[2][:100] in each for each in samples):
+            found.append(f"error: {text}")
+    return [*found, *(f"error: {samples_named(each)}: {error}" for error, each in samples.items())]
 
 
 # --- all of it as plain data, for text, JSON and page; each renderer escapes it
@@ -296,16 +280,15 @@ _SUMS: Final = ("commands", "bytes_in", "bytes_out")  # of a sample's cells
 
 def collect(findings: RunFindings) -> dict[str, Any]:
     """Return a run's facts for text, JSON and page; each renderer escapes them."""
+    same = ("run_id", "outcome", "exit_code", "left_out")
     return {
-        **{
-            name: getattr(findings, name) for name in ("run_id", "outcome", "exit_code", "left_out")
-        },
+        **{name: getattr(findings, name) for name in same},
         "verdict": findings.verdict.value,
         "headline": headline(findings),
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
         "problems_and_errors": problems_and_errors(findings),
-        "remarks": run_remarks(findings),
+        "remarks": list(run_remarks(findings)),
         "unsealed_logs": list(findings.unsealed_logs),
         "samples": [sample_facts(row) for row in findings.rows],
         "reused_samples": [
@@ -352,7 +335,8 @@ def sample_facts(row: Row) -> dict[str, Any]:
         "emulated": any(cell.emulated for cell in cells),
         **{name: sum(getattr(cell, name) for cell in cells) for name in _SUMS},
         "lasted_s": round(sum(cell.lasted_s for cell in cells), 3),
-        **{name: getattr(row, name) for name in ("reverts", "destroyed", "probed", "remarks")},
+        "reverts": sum(bool(cell.replaces) for cell in cells),
+        **{name: getattr(row, name) for name in ("destroyed", "probed", "remarks")},
         "probes": [
             {"cell": cell.cell_id, **asdict(each)} for cell in cells for each in cell.probings
         ],

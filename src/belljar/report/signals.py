@@ -140,14 +140,17 @@ class SignalGatherer:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._probes = ProbeTracker()
-        self._running: set[str] = set()
+        self._running: set[str | None] = set()  # cells whose failure is the workload's act
         self._decoys: set[str] = set()
         self._stopping = False
 
     def take(self, line: Line) -> None:
         self._probes.take(line)
-        if line.cell is not None:
-            self._follow(line, line.cell)
+        is_deadly = line.kind is Kind.LIMIT_HIT and line.data["limit"] in _DEADLY_LIMITS
+        if line.kind in _BEGINS:
+            self._running.add(line.cell)
+        elif line.kind in _ENDS or is_deadly:
+            self._running.discard(line.cell)
         if line.kind is Kind.KILL_TRIGGERED and line.data["scope"] != "cells":
             self._stopping = True
         where = line.cell or line.data.get("range")
@@ -162,42 +165,27 @@ class SignalGatherer:
             if len(known) < MAX_INVOLVED:
                 known.append(printable(detail, max_chars=2 * MAX_WORD_CHARS))
         for code, involved, count in self._signals(line):
-            names = [word(involved)] if involved else []
-            about: dict[str, Any] = {"trust": line.trust, "evidence": [line.seq]}
-            seen.add(Signal(code=code, count=count, involved=names, **about))
+            made = Signal(code=code, count=count, trust=line.trust, evidence=[line.seq])
+            made.involved = [word(involved)] if involved else []
+            seen.add(made)
 
     def of(self, cells: Iterable[str], ranges: Iterable[str] = ()) -> SampleSignals:
         own = set(cells)
         seen = [self._seen[each] for each in (*sorted(own), *ranges) if each in self._seen]
-        carried = [
-            text
-            for each in seen
-            for origin, texts in each.carried.items()
-            if origin not in own
-            for text in texts
+        others = [
+            texts for each in seen for origin, texts in each.carried.items() if origin not in own
         ]
+        carried = [text for texts in others for text in texts]
         together = _Seen()
         for code in SignalCode:  # of two with the same first event, in this order
-            if code is not SignalCode.DECOY_CARRIED or carried:
-                for each in (each for each in seen if code in each.signals):
+            for each in seen if code is not SignalCode.DECOY_CARRIED or carried else ():
+                if code in each.signals:
                     together.add(each.signals[code])
         return SampleSignals(
             signals=tuple(sorted(together.signals.values(), key=lambda each: each.evidence[0])),
             blind=tuple(spot for each in seen for spot in each.blind_spots()),
             carried=tuple(carried[:MAX_EVIDENCE]),
         )
-
-    def _follow(self, line: Line, cell: str) -> None:
-        data = line.data
-        match line.kind:
-            case Kind.SAMPLE_STARTED | Kind.CELL_REVERTED:
-                self._running.add(cell)
-            case Kind.CELL_DESTROYING | Kind.KILL_TRIGGERED:
-                self._running.discard(cell)
-            case Kind.LIMIT_HIT if data["limit"] in _DEADLY_LIMITS:
-                self._running.discard(cell)
-            case _:
-                pass
 
     def _note_sensors(self, line: Line, seen: _Seen) -> None:
         data = line.data
@@ -208,11 +196,10 @@ class SignalGatherer:
                     seen.placed.add(str(data["decoy"]))
             case Kind.DECOY_FAILED:
                 seen.miss(Blind.DECOY_NOT_PLACED, f"{data['decoy']}: {data['reason']}")
-            case Kind.SENSOR_STARTED:
-                seen.watched.update(str(each) for each in data["decoys"])
-            case Kind.SENSOR_FAILED:
-                seen.watched.update(str(each) for each in data["decoys"])
-                seen.miss(Blind.SENSOR_FAILED, f"{data['sensor']}: {data['reason']}")
+            case Kind.SENSOR_STARTED | Kind.SENSOR_FAILED:
+                seen.watched.update(map(str, data["decoys"]))
+                if line.kind is Kind.SENSOR_FAILED:
+                    seen.miss(Blind.SENSOR_FAILED, f"{data['sensor']}: {data['reason']}")
             case Kind.GUARD_UNSCANNED:
                 seen.miss(Blind.NOT_SCANNED, f"{data['channel']}: {data['reason']}")
             case _:
@@ -230,7 +217,7 @@ class SignalGatherer:
                 yield from _refused(line)
         elif line.kind is Kind.LIMIT_HIT and data["limit"] == "range_record":
             yield SignalCode.RECORD_FLOODED, str(data["limit"]), 1
-        elif line.cell in self._running and not self._stopping:
+        elif line.cell and line.cell in self._running and not self._stopping:
             # Its agent died in a sample, and neither a limit nor a stop explains it.
             checked = line.kind is Kind.CELL_CHECKED and data["cause"] == "agent_died"
             if checked or line.kind in {Kind.CELL_FAILED, Kind.PROTOCOL_VIOLATION}:
@@ -272,6 +259,8 @@ _NETWORK: Final = {
     *(Kind.NETWORK_FLOW, Kind.NETWORK_DNS, Kind.NETWORK_TLS),
     *(Kind.NETWORK_HTTP, Kind.NETWORK_STREAM, Kind.NETWORK_UPSTREAM),
 }
+_BEGINS: Final = {Kind.SAMPLE_STARTED, Kind.CELL_REVERTED}
+_ENDS: Final = {Kind.CELL_DESTROYING, Kind.KILL_TRIGGERED}
 # A cell that reaches one of them dies: that is no attack on its agent.
 _DEADLY_LIMITS: Final = frozenset({"memory", "lifetime"})
 # Programs look up the names of addresses by themselves.

@@ -12,7 +12,7 @@ from belljar.events import Kind
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification
 from belljar.probe.model import Verdict
-from belljar.report.cells import CellFindings, TranscriptGap, reconcile
+from belljar.report.cells import CellFindings, reconcile
 from belljar.report.left import LeftGatherer
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
@@ -129,12 +129,12 @@ def judge(evidence: Evidence) -> RunFindings:
     doubts = list(record_reasons(evidence))
     everywhere = [reason for reason in doubts if reason.code in RECORD_IN_DOUBT]
     rows, reused = _rows(evidence, everywhere, interrupted=interrupted)
-    taken_cells = {cell.cell_id for row in rows for cell in row.cells}
-    taken_ranges = {found.range_id for row in rows for found in row.ranges}
-    left = [cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells]
+    taken = {cell.cell_id for row in rows for cell in row.cells}
+    taken |= {found.range_id for row in rows for found in row.ranges}
+    left = [cell for cell in evidence.cells.values() if cell.cell_id not in taken]
     models = [cell for cell in left if cell.model is not None]
     strays = [cell for cell in left if cell.model is None and not cell.never_was]
-    stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken_ranges]
+    stray_ranges = [each for each in evidence.ranges.values() if each.range_id not in taken]
     signals = evidence.signals.of(
         [cell.cell_id for cell in left], [each.range_id for each in stray_ranges]
     )
@@ -144,9 +144,6 @@ def judge(evidence: Evidence) -> RunFindings:
     problems += [reason for cell in models for reason in cell.reasons]
     problems += [reason for each in stray_ranges for reason in each.end_reasons]
     problems += _carried(signals)
-    # Missing events would read as "nothing left this host".
-    is_whole = evidence.ledger in {Status.VERIFIED, Status.OWN}
-    left_doubt = "" if is_whole else "the ledger is not whole, or does not verify"
     is_evaluation = run.kind in _WITH_SAMPLES
     why = "" if is_evaluation else f": a run of the kind `{run.kind}` has none"
     # Plain `inspect eval` of samples without a sandbox of ours: the record is the model's alone
@@ -168,7 +165,7 @@ def judge(evidence: Evidence) -> RunFindings:
         reused=tuple(reused),
         problems=tuple(problems),
         errors=tuple(errors),
-        left=evidence.left.end(doubt=left_doubt),
+        left=evidence.left.end(is_whole=evidence.ledger in {Status.VERIFIED, Status.OWN}),
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         failure_code=run.failure_code,
@@ -231,7 +228,7 @@ def _row(
     *,
     is_logged: bool = True,
 ) -> Row:
-    gap = reconcile(transcript.calls, cells) if is_logged else TranscriptGap()
+    hidden, unfounded = reconcile(transcript.calls, cells) if is_logged else ((), 0)
     range_ids = dict.fromkeys(cell.range_id for cell in cells)
     ranges = tuple(evidence.ranges[each] for each in range_ids if each in evidence.ranges)
     signals = evidence.signals.of(
@@ -240,11 +237,11 @@ def _row(
     reasons = [reason for cell in cells for reason in cell.reasons]
     reasons += [reason for each in ranges for reason in each.reasons]
     reasons += _carried(signals)
-    reasons += [*_sample_reasons(transcript, cells, gap), *everywhere]
+    reasons += [*_sample_reasons(transcript, cells, unfounded), *everywhere]
     return Row(
         transcript=transcript,
         cells=tuple(cells),
-        transcript_gap=gap,
+        hidden=hidden,
         reasons=tuple(reasons),
         ranges=ranges,
         signals=signals,
@@ -257,12 +254,12 @@ def _carried(signals: SampleSignals) -> list[Reason]:
 
 
 def _sample_reasons(
-    transcript: Transcript, cells: Sequence[CellFindings], gap: TranscriptGap
+    transcript: Transcript, cells: Sequence[CellFindings], unfounded: int
 ) -> Iterator[Reason]:
     if not cells:
         yield Reason(code=ReasonCode.NO_CELL)
-    if gap.unfounded:
-        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(gap.unfounded)))
+    if unfounded:
+        yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(unfounded))
     allowed = [cell.host_tools for cell in cells] or [()]
     outside = (call.name.removeprefix(MCP_PREFIX) for call in transcript.tools if call.outside)
     for tool in dict.fromkeys(outside):
