@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
@@ -31,9 +31,10 @@ from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from belljar.fleet.record import Shown
     from belljar.ledger.schema import BodyRef
+    from belljar.report.samples import RunFindings
+    from belljar.report.verdict import Evidence
 
 _T = TypeVar("_T")
 
@@ -202,6 +203,28 @@ def run_path(ref: str) -> Path:
     except OSError as error:
         hint = "`belljar runs --all` lists them"
         raise console.MisuseError(str(error), param="RUN", hint=hint) from error
+
+
+def judged(
+    path: Path,
+    ref: str,
+    fingerprint: str | None,
+    *,
+    logs: Sequence[Path] = (),
+    shown: Shown | None = None,
+) -> tuple[Evidence, RunFindings, list[str]]:
+    """Verify and judge a run; return evidence, findings, and a fleet's lines. Raises `OSError`."""
+    from belljar.fleet.record import findings_of
+    from belljar.harness.evidence import stored_evidence
+
+    evidence = stored_evidence(
+        path,
+        logs=[str(log.resolve()) for log in logs],
+        expected_key=expected_key(fingerprint)[0],
+        expected_run=expected_run(ref, path),
+        timelines=None if shown is None else shown.timelines,
+    )
+    return evidence, *findings_of(path, evidence, shown)
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:

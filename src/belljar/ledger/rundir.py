@@ -29,7 +29,6 @@ LIBRARIES: Final = (
     *("pydantic", "pydantic-core", "ruamel-yaml", "uvicorn", "wsproto", "zstandard"),
 )
 
-
 RUNS: Final = "runs"
 INSPECT_LOGS: Final = "inspect"  # Inspect's logs in a run directory of `belljar run`
 

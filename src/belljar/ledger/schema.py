@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from belljar.dataclass import asdict, dataclass
+from belljar.dataclass import asdict, dataclass, fields
 from belljar.errors import LedgerError
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger.chain import MerkleTree, canonical, parse_canonical
@@ -82,13 +82,10 @@ class Line:
     def read(cls, value: Any) -> Line:  # noqa: ANN401 - JSON values
         """Read JSON. Raises `ValueError` with the first wrong field."""
         check_shape(value, _LINE)
-        named = {
-            "kind": Kind(value["kind"]),
-            "actor": Actor(value["actor"]),
-            "trust": Trust(value["trust"]),
-            "bodies": tuple(BodyRef(**body) for body in value["bodies"]),
-        }
-        return cls(**{**value, **named})
+        words = {"kind": Kind, "actor": Actor, "trust": Trust}
+        named = {name: kind(value[name]) for name, kind in words.items()}
+        bodies = tuple(BodyRef(**body) for body in value["bodies"])
+        return cls(**{**value, **named, "bodies": bodies})
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "bodies": [asdict(body) for body in self.bodies]}
@@ -227,10 +224,6 @@ class Omission:
     key: str
     manifest_sha256: str
 
-    def sentence(self, missing_bodies: int, missing_files: int) -> str:
-        what = f"{missing_bodies} bodies and {missing_files} files"
-        return f"{what} were {self.action} on {self.time[:10]} ({', '.join(self.classes)})"
-
 
 def make_omission(
     key: SigningKey,
@@ -261,10 +254,6 @@ def parse_omission(raw: bytes, where: str) -> Omission:
         statement = _opened(raw, _OMISSION_DOMAIN, _OMISSION)
     except ValueError as error:
         raise LedgerError(f"not a statement of what was left out: {error}", where=where) from error
-    names = ("action", "time", "run_id", "key", "manifest_sha256")
-    return Omission(
-        **{name: statement[name] for name in names},
-        classes=tuple(statement["classes"]),
-        bodies=frozenset(statement["bodies"]),
-        files=frozenset(statement["files"]),
-    )
+    kinds = {"classes": tuple, "bodies": frozenset, "files": frozenset}
+    found = {each.name: statement[each.name] for each in fields(Omission)}
+    return Omission(**found | {name: kind(found[name]) for name, kind in kinds.items()})

@@ -251,10 +251,10 @@ class _Checker:
             raise LedgerError("missing: the manifest lists it", where=min(unsaid))
         self.missing_files = frozenset(files)
         self.warnings += warnings
-        self.warnings += [
-            each.sentence(len(each.bodies & self.missing), len(each.files & files))
-            for each in self.omissions
-        ]
+        for each in self.omissions:
+            what = f"{len(each.bodies & self.missing)} bodies and {len(each.files & files)} files"
+            how = f"were {each.action} on {each.time[:10]} ({', '.join(each.classes)})"
+            self.warnings.append(f"{what} {how}")
 
     def _unfinished(self, *, alive: bool) -> None:
         if self.omissions:
@@ -266,10 +266,9 @@ class _Checker:
             pass  # Refuses links and special files.
         died = "was not finished (its process died, or its end was removed)"
         unsigned = f"{self.tree.size - self.signed} of {self.tree.size} events are not signed"
-        self.warnings.append(
-            f"the run {'is still being written' if alive else died}: {unsigned}, and its files but "
-            f"the ledger and its bodies are not covered"
-        )
+        state = "is still being written" if alive else died
+        rest = "its files but the ledger and its bodies are not covered"
+        self.warnings.append(f"the run {state}: {unsigned}, and {rest}")
 
 
 class Status(StrEnum):
