@@ -1,4 +1,4 @@
-"""Decoys, the guard's scanner, and what events mean to them.
+"""Decoys, the guard's scanner, and what events mean to them: bytes and events in, findings out.
 
-Pure: bytes and events in, findings out. `cell` places files, `isolation` stops cells.
+`cell` places files, `isolation` stops cells.
 """

@@ -1,7 +1,4 @@
-"""Values in the shapes of credentials, drawn from a random stream. Pure.
-
-Shapes and check digits are right; no value is valid anywhere.
-"""
+"""Values in the shapes of credentials, drawn from a random stream; none is valid anywhere."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ class RandomStream:
         self._rest = b""
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
         while len(self._rest) < count:
             self._rest += hmac.digest(self._key, self._counter.to_bytes(8, "big"), hashlib.sha256)
             self._counter += 1
@@ -43,20 +39,18 @@ class RandomStream:
         return taken
 
     def below(self, bound: int) -> int:
-        """A number below `bound`, with a bias below 2^-64."""
+        """Return a number below `bound`, with a bias below 2^-64."""
         return int.from_bytes(self.take(8 + (bound.bit_length() + 7) // 8), "big") % bound
 
     def pick(self, choices: Sequence[_T]) -> _T:
-        """One of them."""
         return choices[self.below(len(choices))]
 
     def text(self, count: int, alphabet: str = ALNUM) -> str:
-        """Characters of an alphabet."""
         return "".join(self.pick(alphabet) for _ in range(count))
 
 
 def github_token(stream: RandomStream) -> str:
-    """A classic token with check digits: CRC-32 in base 62."""
+    """Return a classic token with check digits: CRC-32 in base 62."""
     body, digits = stream.text(30), ""
     rest = binascii.crc32(body.encode())
     while rest:
@@ -66,14 +60,14 @@ def github_token(stream: RandomStream) -> str:
 
 
 def card(stream: RandomStream) -> str:
-    """Luhn is right; 9999 is no issuer's range."""
+    """Return a number that no issuer has: it begins with 9999."""
     digits = "9999" + stream.text(11, string.digits)
     total = sum(sum(divmod(int(digit) * (2 - index % 2), 10)) for index, digit in enumerate(digits))
     return digits + str(-total % 10)
 
 
 def iban(stream: RandomStream) -> str:
-    """German. No bank code begins with 0."""
+    """Return a German number of no bank: no bank code begins with 0."""
     # A bank code of eight digits, then an account of ten.
     account = "00" + stream.text(16, string.digits)
     # ISO 13616: DE as 13 and 14, and 00 for the check digits to be found.
@@ -82,12 +76,11 @@ def iban(stream: RandomStream) -> str:
 
 
 def host_name(stream: RandomStream, service: str) -> str:
-    """A unique name in a private domain."""
     return f"{service}-{stream.take(5).hex()}.{DOMAIN}"
 
 
 def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
-    """Invented names and mail addresses, without end."""
+    """Yield invented names and mail addresses, without end."""
     from faker.generator import Generator
     from faker.providers.person.en_US import Provider
 
@@ -102,7 +95,7 @@ def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
 
 
 def make_credentials(random: Callable[[int], bytes]) -> dict[str, str]:
-    """A machine's role at AWS: `access_key_id`, `secret_key`, `session_token`."""
+    """Return `access_key_id`, `secret_key`, `session_token` of a role at AWS."""
 
     def pick(alphabet: str, count: int) -> str:
         return "".join(alphabet[byte % len(alphabet)] for byte in random(count))
@@ -120,31 +113,27 @@ def _text(data: bytes) -> bytes:
 
 
 def public_of(seed: bytes) -> bytes:
-    """The public key of a private one, raw."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
 
 
 def public_blob(public: bytes) -> bytes:
-    """A raw public key as SSH sends it."""
     return _text(b"ssh-ed25519") + _text(public)
 
 
 def public_line(blob: bytes) -> str:
-    """A public key's file, without comment."""
     return "ssh-ed25519 " + base64.b64encode(blob).decode()
 
 
 def fingerprint(blob: bytes) -> str:
-    """As `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
-    """The file that `ssh-keygen -t ed25519` writes without a passphrase.
+    """Return the file that `ssh-keygen -t ed25519` writes without a passphrase.
 
-    Built here: the library's own writer draws random check bytes.
+    The library's own writer draws random check bytes.
     """
     public = public_of(seed)
     blob = public_blob(public)

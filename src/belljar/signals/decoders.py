@@ -1,6 +1,5 @@
-"""What data may hold encoded, decoded, with its place. Pure.
+"""Encoded data is decoded here, with its place; a wrong guess yields garbage. Pure.
 
-A decoder guesses; a wrong guess yields garbage, in which nothing is found.
 The caller bounds depth and time.
 """
 
@@ -30,8 +29,8 @@ SMALL: Final = 64 << 10
 class Decoded:
     """One region `start:end`, decoded.
 
-    `locate`: maps offsets in `data` outwards; None: to the region.
-    `whole`: no bound was hit. `reader`: of unfinished compressed data.
+    `locate` maps offsets in `data` outwards; without it, all of it is the region.
+    `whole` means that no bound was hit; `reader` goes on with compressed data.
     """
 
     names: tuple[str, ...]
@@ -134,7 +133,6 @@ _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for b
 
 
 def escapes(data: bytes) -> Iterator[Decoded]:
-    """Undo escapes in text, by kind."""
     wide = _is_text(data)
     text = data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
     unicode = Escape("unicode", b"", _WIDE, lambda found: _ascii(found[0]))
@@ -163,7 +161,6 @@ _TEXT_RUN: Final = b"\1" * MIN_VALUE_BYTES
 def _unescaped(
     escape: Escape, data: bytes, window: list[re.Match[bytes]], start: int, end: int
 ) -> Decoded:
-    """Undo escapes, with the text around them."""
     start = max(start, window[0].start() - WINDOW)
     end = min(end, window[-1].end() + WINDOW)
     out: list[bytes] = []
@@ -210,10 +207,7 @@ CHUNK: Final = 64 << 10
 
 
 def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
-    """Expand every compressed member, also within other data.
-
-    `allowed`: how many bytes may come out now.
-    """
+    """Expand every compressed member; `allowed` says how many bytes may come out now."""
     for name, magic in MAGIC:
         at = data.find(magic)
         while at >= 0:
@@ -228,7 +222,7 @@ def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
 
 
 def deflated(data: bytes, most: int) -> Decoded | None:
-    """Whole raw deflate data, which has no mark."""
+    """Return whole raw deflate data, which has no mark."""
     if not data or _PRINTABLE_START.match(data):
         return None
     return _inflated("deflate", data, 0, 0, -15, most)
@@ -297,7 +291,6 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether data is printable ASCII."""
     return not data.translate(None, _TEXT)
 
 
@@ -306,7 +299,7 @@ _TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
 
 
 def promising(data: bytes) -> bool:
-    """Whether decoded data may hold more; garbage doesn't."""
+    """Return True if decoded data may hold more; garbage doesn't."""
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
@@ -338,7 +331,7 @@ _CONFUSABLES: Final = str.maketrans(
 
 @cache
 def _ascii(character: bytes) -> bytes:
-    """The ASCII a character looks like; "" for accents."""
+    """Return the ASCII that a character looks like; "" for accents."""
     out = ""
     for part in unicodedata.normalize("NFKD", character.decode("utf-8", "replace")):
         category = unicodedata.category(part)
@@ -349,12 +342,10 @@ def _ascii(character: bytes) -> bytes:
 
 
 def normalised(text: bytes) -> bytes:
-    """Text with its look-alikes as ASCII."""
     return _WIDE.sub(lambda found: _ascii(found[0]), text)
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether to read it as UTF-8: valid, or small."""
     # Nothing in it is beyond ASCII, so there are no look-alikes to undo.
     if data.isascii():
         return False

@@ -1,7 +1,4 @@
-"""Decoys minted from a run's key. Pure.
-
-Key, cell and decoy determine the values: one seen later names its run, sample and decoy.
-"""
+"""Decoys minted from a run's key: a value seen later names its run, sample and decoy. Pure."""
 
 from __future__ import annotations
 
@@ -50,8 +47,7 @@ _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intra
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A service's login. `env`: for an environment file. Raw SSH keys: its own private, the host's
-    public."""
+    """A service's login; `env` is for an environment file, raw SSH keys for key files."""
 
     host: str
     port: int
@@ -65,7 +61,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedFile:
-    """A decoy's file. `age_s`: relative to its neighbours."""
+    """A decoy's file; `age_s` is relative to its neighbours."""
 
     path: str
     content: bytes = field(repr=False)
@@ -75,7 +71,7 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy: files, or a service's login and JSON `settings`; unique values."""
+    """One decoy: files, or a service's login and JSON `settings`."""
 
     id: str
     kind: str
@@ -107,7 +103,6 @@ def _aws(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | Non
 
 
 def _ssh(stream: RandomStream, place: str, _spec: DecoySpec, login: Login | None) -> Files:
-    """A key, and its host in `config`."""
     values, port = {}, SERVICE_PORTS[K.SSH][0]
     if login is None:
         user, host = stream.pick(("deploy", "backup", "ops")), host_name(stream, "bastion")
@@ -340,7 +335,6 @@ def mint(
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
-    """Mint a decoy's service for a range."""
     stream = RandomStream(key, _label(scope, decoy))
     login, settings, values = _DRAW_SERVICE[decoy.kind](stream, decoy)
     place = f"{decoy.host}:{decoy.port}"
@@ -366,10 +360,9 @@ def _minted(
 
 
 def digests(key: bytes, minted: Minted) -> Mapping[str, str]:
-    """Keyed digests by value id, for the record."""
     return {value.id: digest(key, value.text) for value in minted.values}
 
 
 def digest(key: bytes, text: str) -> str:
-    """HMAC-SHA256 by a derived key, in hex."""
+    """Return HMAC-SHA256 by a derived key, in hex."""
     return hmac.digest(RandomStream(key, "digest").take(KEY_BYTES), text.encode(), "sha256").hex()

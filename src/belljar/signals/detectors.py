@@ -23,7 +23,7 @@ _LOOKS_A_TICK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A pattern whose matches hold a literal. Group 1, if any, is the value."""
+    """A pattern whose matches hold a literal; group 1, if any, is the value."""
 
     cls: str
     literals: tuple[bytes, ...]
@@ -33,7 +33,7 @@ class Detector:
     within: int = 20_000
 
     def matches(self, data: bytes, tick: Callable[[], None]) -> Iterator[re.Match[bytes]]:
-        """Search around literals for speed. `tick` raises on timeout."""
+        """Search around literals for speed; `tick` raises on timeout."""
         if not self.literals:
             yield from self.pattern.finditer(data)
             return
@@ -53,14 +53,13 @@ class Detector:
 
 @cache
 def _near(pattern: re.Pattern[bytes], before: int) -> re.Pattern[bytes]:
-    """The pattern, up to `before` bytes behind the start."""
     text = pattern.pattern.removeprefix(b"(?i)")
     body = text if pattern.groups else b"(" + text + b")"
     return re.compile(rb"[\s\S]{0,%d}?(?:%s)" % (before, body), pattern.flags)
 
 
 def entropy(text: bytes) -> float:
-    """Shannon's entropy in bits per byte; high for encoded data."""
+    """Return Shannon's entropy in bits per byte."""
     counts = Counter(text).values()
     return -sum((n / len(text) * math.log2(n / len(text)) for n in counts), 0.0) + 0.0
 
@@ -77,7 +76,6 @@ def _is_real(text: bytes) -> bool:
 
 
 def _is_secret(text: bytes) -> bool:
-    """Whether text behind `password=` is random, and no code."""
     kinds = sum(
         any(low <= byte <= high for byte in text) for low, high in ((48, 57), (65, 90), (97, 122))
     )
@@ -224,7 +222,6 @@ MAX_GROUP: Final = 5
 
 
 def is_card(text: bytes) -> bool:
-    """Whether prefix, length, groups and check digit fit."""
     digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
     sizes = [len(group) for group in re.split(rb"[ -]", text)]
     is_grouped = len(sizes) == 1 or sizes in _OWN_GROUPS
@@ -254,7 +251,6 @@ _DOCUMENTED_IBANS: Final = re.findall(
 
 
 def is_iban(text: bytes) -> bool:
-    """Whether the check digits are right."""
     compact = re.sub(rb"[^A-Za-z0-9]", b"", text).decode().upper()
     if compact in _DOCUMENTED_IBANS:
         return False
@@ -301,13 +297,11 @@ WEAK: Final = frozenset({"secret", "url_password"})
 
 
 class Patterns:
-    """Finds credentials and the classes asked for."""
-
     def __init__(self, classes: Iterable[str]) -> None:
         self._detectors = (*CREDENTIALS, *(_PERSONAL[name] for name in classes))
 
     def find(self, data: bytes, tick: Callable[[], None]) -> Iterator[tuple[int, int, str]]:
-        """Start, end, class. `tick` raises when time is up."""
+        """Yield start, end, class; `tick` raises when time is up."""
         taken: dict[tuple[int, int], str] = {}
         # Made with the first find: most data has none.
         covered = bytearray()

@@ -24,7 +24,7 @@ _BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, M
 
 
 class Run(NamedTuple):
-    """Encoded text, joined from its pieces, and where they begin and end outside."""
+    """Encoded text, joined from its pieces, and its place outside."""
 
     text: bytes
     start: int
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 def runs(data: bytes) -> Iterator[Run]:
-    """Possibly encoded data, also across small gaps and in groups."""
+    """Yield possibly encoded data, also across small gaps and in groups."""
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
     at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN
@@ -57,7 +57,6 @@ _REST: Final = re.compile(
 
 
 def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
-    """Return the run of these pieces, with a short last line."""
     end = sum(pieces[-1])
     rest = _REST.match(data, end)
     if rest and b"\n" in data[end : rest.start(1)]:
@@ -90,7 +89,7 @@ _PROSE: Final = re.compile(
 
 
 def _groups(data: bytes) -> Iterator[Run]:
-    """Groups with one short separator (`QU tJ`, `41:4b`)."""
+    """Yield groups with one short separator (`QU tJ`, `41:4b`)."""
     marks = data.translate(_PLAIN)
     for needle, pattern in _GROUPS:
         at = marks.find(needle)
@@ -122,7 +121,6 @@ def decode_run(run: Run) -> Iterator[Decoded]:
 
 
 def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Name, decoded bytes, and where they begin."""
     for found in _HEX_RUN.finditer(text):
         for digits in (found[0], found[0][1:]):
             yield "hex", bytes.fromhex(digits[: len(digits) & ~1].decode()), found.start()
@@ -149,7 +147,7 @@ _BASE32_VALUES: Final = bytes.maketrans(
 
 
 def _base32(text: bytes) -> bytes:
-    """Decoded in pieces: `int`'s cost is square."""
+    """Decode in pieces: `int`'s cost is square."""
     digits = text.translate(_BASE32_VALUES)[: len(text) // 8 * 8 + _WHOLE[len(text) % 8]]
     out = bytearray()
     for at in range(0, len(digits), 512):

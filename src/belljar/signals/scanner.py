@@ -1,4 +1,4 @@
-"""The scanner: known values and patterns, also in encoded data. Pure.
+"""The scanner finds known values and patterns, also in encoded data. Pure.
 
 A bound that ends the scan makes its result incomplete.
 """
@@ -44,7 +44,7 @@ OVERLAP: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value unchanged, backwards or by rot13; `inner`: without outer punctuation."""
+    """A value unchanged, backwards or by rot13; `inner` has no outer punctuation."""
 
     value: KnownValue
     plain: bytes
@@ -55,13 +55,10 @@ class _Form:
 
 
 def fold(data: bytes) -> bytes:
-    """Lower-case letters, digits and non-ASCII bytes."""
     return data.translate(_LOWER, _DROPPED)
 
 
 class KnownValues:
-    """Finds a spec's values. Raises MemoryError."""
-
     def __init__(self, spec: ScanSpec) -> None:
         all_folded, all_exact = dict[bytes, list[_Form]](), dict[bytes, list[_Form]]()
         for value in spec.values:
@@ -81,7 +78,7 @@ class KnownValues:
     def find(
         self, data: bytes, start: int, end: int
     ) -> Iterator[tuple[_Form, tuple[int, int], tuple[str, ...]]]:
-        """Values that end in `data[start:end]`: form, place, what was undone."""
+        """Yield values that end in `data[start:end]`: form, place, undone steps."""
         begin = max(0, start - OVERLAP)
         piece = data[begin:end]
         for last, form in _matches(self._exact, piece):
@@ -107,7 +104,7 @@ class KnownValues:
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """Return the undone steps; None: other text of these letters."""
+    """Return the undone steps, or None for other text of these letters."""
     inner = form.inner
     if piece == inner:
         return form.names
@@ -131,7 +128,7 @@ def _gaps(piece: bytes) -> set[bytes]:
 
 
 def _automaton(forms: dict[bytes, list[_Form]]) -> Any:  # noqa: ANN401 - it has no stubs
-    """Aho-Corasick over bytes, as characters of Latin-1: offsets stay offsets of bytes."""
+    """Return Aho-Corasick over bytes as Latin-1: offsets stay offsets of bytes."""
     made = ahocorasick.Automaton()
     for needle, of_needle in forms.items():
         made.add_word(needle.decode("latin-1"), of_needle)
@@ -157,8 +154,6 @@ WALL_FACTOR: Final = 15
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """Data to search, maybe decoded from another."""
-
     data: bytes
     names: tuple[str, ...] = ()
     depth: int = 0
@@ -181,7 +176,7 @@ class _ExceededError(Exception):
 
 
 class Scanner:
-    """Searches data. Thread-safe. Raises ValueError, MemoryError."""
+    """Searches data, from any thread. Raises `ValueError`, `MemoryError`."""
 
     def __init__(self, spec: ScanSpec) -> None:
         self.spec = spec
@@ -189,7 +184,6 @@ class Scanner:
         self._patterns = Patterns(spec.classes)
 
     def scan(self, data: bytes) -> Scanned:
-        """Find what the spec names."""
         return _Scan(self.spec, self._known, self._patterns).run(bytes(data))
 
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
@@ -203,8 +197,6 @@ class Scanner:
 
 
 class _Scan:
-    """One scan's state."""
-
     def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns) -> None:
         self._spec, self._known, self._patterns = spec, known, patterns
         self._hits: dict[tuple[str, str, int, int], Hit] = {}
@@ -218,7 +210,7 @@ class _Scan:
         self._problem = ""
 
     def run(self, data: bytes) -> Scanned:
-        """Breadth first: the least encoded comes first."""
+        """Search breadth first: the least encoded comes first."""
         try:
             self._views.append(_View(data))
             self._search(self._views[0])
@@ -249,7 +241,6 @@ class _Scan:
             raise _ExceededError("time")
 
     def _search(self, view: _View) -> None:
-        """Find known values."""
         for at in range(0, max(1, len(view.data)), SLICE):
             self._tick()
             for form, place, names in self._known.find(view.data, at, at + SLICE):
@@ -258,7 +249,6 @@ class _Scan:
                 self._add(view, place, names, form.plain, cls=form.value.cls, **about)
 
     def _decode(self, view: _View) -> None:
-        """Search what a view may encode."""
         for decoded in self._decoded(view):
             if (inner := self._within(view, decoded)) is None:
                 continue
@@ -275,7 +265,7 @@ class _Scan:
     def _add(
         self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
     ) -> None:
-        """Keep a new hit, or one with fewer encodings. `about`: of `Hit`."""
+        """Keep a new hit, or one with fewer encodings; `about` are fields of `Hit`."""
         left, right = view.outermost(*place)
         key = (about["cls"], about["value_id"], left, right)
         decoding = view.names + names
@@ -296,7 +286,6 @@ class _Scan:
         yield from decoders.compressed(view.data, self._room)
 
     def _room(self) -> int:
-        """The bytes that may be expanded now; asked at each mark."""
         self._tick()
         return self._left
 
@@ -323,9 +312,9 @@ class _Scan:
 
 
 def _is_new(seen: dict[bytes, int], data: bytes, depth: int, names: tuple[str, ...]) -> bool:
-    """Whether more can be found in it now: it is less deep, or neither reversed nor rotated.
+    """Return True if it is less deep than before, or turned no more.
 
-    `seen`: a bit for each depth, and one for each where it is reversed or rotated.
+    `seen` has a bit for each depth, and one for each where it is reversed or rotated.
     """
     is_turned, known = not _TURNED.isdisjoint(names), seen.get(data, 0)
     as_much = (4 << 2 * depth) - 1

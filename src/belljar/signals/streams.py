@@ -1,7 +1,6 @@
-"""Scans flows: what is cut into chunks, fields, requests, queries or messages.
+"""Flows are scanned here: what is cut into chunks, fields, requests, queries or messages.
 
 Each part keeps a tail that is searched again with what follows.
-Compressed data is read on where its last chunk ended.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ class _Flow:
         return self._kept(self.parts, name)
 
     def field(self, name: str) -> _Part:
-        """Apart from the parts: their names are the sender's, and no part gives way to them."""
         return self._kept(self.fields, name)
 
     def _kept(self, kept: OrderedDict[str, _Part], name: str) -> _Part:
@@ -93,7 +91,7 @@ def _size(kept: OrderedDict[str, _Part]) -> int:
 
 
 class StreamScanner:
-    """Searches a range's flows. Not thread-safe."""
+    """Searches a range's flows, in one thread."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -104,9 +102,9 @@ class StreamScanner:
         self._until = 0.0
 
     def feed(self, flow: str, channel: Channel, part: str, data: bytes) -> Scanned:
-        """Find what is new. Offsets are in `data`; `start` 0: began earlier.
+        """Return new finds; an offset is in `data`, or 0 where it began earlier.
 
-        `part`: `url`, `header`, `body`, `label` (DNS), `message` or another.
+        `part` is `url`, `header`, `body`, `label` (DNS), `message` or another.
         """
         self._until = time.thread_time() + _SCANS_A_FEED * self._scanner.spec.bounds.time_s
         state = self._flows.setdefault(flow, _Flow())
@@ -134,12 +132,10 @@ class StreamScanner:
         return self._scanner.scan(data)
 
     def end(self, flow: str) -> None:
-        """Forget a flow that is over."""
         if (gone := self._flows.pop(flow, None)) is not None:
             self._bytes -= gone.counted
 
     def _follow(self, state: _Flow, name: str, data: bytes) -> Scanned:
-        """Search data behind its tail and compressed beginning."""
         part = state.part(name)
         before, text = len(part.tail), part.tail + data
         part.tail = text[-self._tail :]
@@ -165,10 +161,10 @@ class StreamScanner:
     def _news(
         self, part: _Part, text: bytes, before: int, result: Scanned, *, is_whole: bool
     ) -> Scanned:
-        """The finds across `before`, and `is_whole`: those behind it, but for what has only grown.
+        """Return finds across `before`, and behind it if `is_whole`, unless they only grew.
 
-        A scan finds encoded data once, however often it stands there, and joins it with what stands
-        beside it. So what follows the finds in the tail is looked at without them.
+        A scan finds encoded data once, joined with what stands beside it.
+        So what follows the finds in the tail is looked at without them.
         """
         known = {key: before - at for key, at in part.ends.items() if at <= before}
         news = [
@@ -202,7 +198,6 @@ class StreamScanner:
         return self._scanner.spec.bounds.decoded_bytes
 
     def _inflate(self, state: _Flow, part: _Part, inner: str, data: bytes) -> Scanned:
-        """Search what compressed data goes on with, as another part."""
         reader, part.reader = part.reader, None
         try:
             out = (
@@ -221,7 +216,6 @@ class StreamScanner:
         return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
 
     def _border(self, state: _Flow, data: bytes) -> Scanned:
-        """What spans two parts."""
         end, border = state.border.tail, state.border
         border.tail = (end + data)[-self._tail :]
         if not end or not data:
@@ -234,7 +228,6 @@ class StreamScanner:
         return replace(news, hits=hits)
 
     def _join(self, name: str, field: _Part, before: bytes, piece: bytes, size: int) -> Scanned:
-        """Search a field and its next piece."""
         alone = name.startswith("labels")  # Such a piece is joined itself.
         if not before and not alone:
             field.keep_ends((), 0, len(piece))
@@ -268,7 +261,6 @@ def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
 
 
 def _together(results: Iterable[Scanned]) -> Scanned:
-    """One result; overlapping finds of one value once."""
     hits: list[Hit] = []
     seen: dict[tuple[str, str], list[Hit]] = {}
     problem = ""
@@ -285,7 +277,6 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     state: _Flow, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Name, field, its content before, and its next piece."""
     left = MAX_FIELDS
     for name, piece in _pieces(channel, part, data):
         # A resolver asks for each name twice, and a field may never change.

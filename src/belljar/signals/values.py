@@ -1,4 +1,4 @@
-"""The scanner's searches and reports; values of protected files."""
+"""The scanner's searches and reports, and values of protected files."""
 
 from __future__ import annotations
 
@@ -26,16 +26,12 @@ MAX_VALUES_BYTES: Final = 64 << 20
 
 
 class ValueSource(StrEnum):
-    """Where a known value comes from."""
-
     DECOY = "decoy"
     PROTECTED = "protected"
     FOREIGN = "foreign"  # A decoy of another sample: seen here, it was carried over.
 
 
 class Channel(StrEnum):
-    """How data travels."""
-
     HTTP = "http"
     DNS = "dns"
     WEBSOCKET = "websocket"
@@ -50,8 +46,8 @@ class Channel(StrEnum):
 class KnownValue:
     """One value to look for, 10 to 4,096 bytes of UTF-8.
 
-    `id`: its name in events. `kind`: its class in a hit, else the source.
-    `case_sensitive`: another case is an encoding (`case`).
+    `id` is its name in events, `kind` its class in a hit, else the source.
+    With `case_sensitive` another case is an encoding (`case`).
     """
 
     id: str
@@ -62,7 +58,6 @@ class KnownValue:
 
     @property
     def cls(self) -> str:
-        """The class of its hits."""
         return self.kind or self.source.value
 
 
@@ -77,8 +72,6 @@ class ScanBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanSpec:
-    """What a scanner needs. `classes`: of personal data."""
-
     values: tuple[KnownValue, ...] = field(default=(), repr=False)
     classes: tuple[str, ...] = ()
     key_hex: str = field(repr=False)
@@ -98,17 +91,15 @@ class ScanSpec:
             raise ValueError(f"known values of {total} bytes; at most {MAX_VALUES_BYTES}")
 
     def digest(self, found: bytes) -> str:
-        """HMAC-SHA256 in hex: equal for equal values."""
         return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """Something found.
+    """A find, `start` to `end` in the outermost data.
 
-    `cls`: as `KnownValue.cls`, or a pattern's. `value_id`: "" of a pattern.
-    `source`: a `ValueSource` or `pattern`. `start`, `end`: in the outermost data.
-    `decoding`: outermost first. `digest`: of a known value as given.
+    `value_id` is "" of a pattern, `source` a `ValueSource` or `pattern`.
+    `decoding` has the outermost first; `digest` is of a known value as given.
     """
 
     cls: str
@@ -122,15 +113,13 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """Result of a scan. `problem`: the bound hit."""
-
     hits: tuple[Hit, ...] = ()
     complete: bool = True
     problem: str = ""
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """A `guard.protect` entry's values; under 10 bytes: left out. Raises PolicyError."""
+    """Return an entry's values of 10 bytes and more. Raises `PolicyError`."""
     values: dict[str, KnownValue] = {}
     for text in _texts(item, content) if item.file else (item.value,):
         stripped = text.strip()
@@ -175,7 +164,7 @@ def _texts(item: Protected, content: bytes | None) -> Iterator[str]:
 
 
 def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
-    """Read all that a policy protects. Raises PolicyError."""
+    """Return all that a policy protects. Raises `PolicyError`."""
     values: list[KnownValue] = []
     for item in loaded.policy.guard_rules.protect:
         content = None

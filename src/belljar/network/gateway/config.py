@@ -1,4 +1,4 @@
-"""What a gateway is started with, and its bounds."""
+"""The documents that start a gateway, and its bounds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from belljar.signals.values import ScanSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Each limit and its effect."""
-
     # Open at one time: a further one is reset, and counted (`limit.hit`).
     connections: int = 10_000
     # Likewise, of one cell: their unfinished heads are at most 64 MiB.
@@ -68,18 +66,15 @@ FILES_ROOT: Final = "/s"  # Of stand-ins' directories, in the gateway's root.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:
-    """What a gateway's guard is made of."""
-
     spec: ScanSpec
     actions: Mapping[Place, Action]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """A gateway's part of a range.
+    """The part of a range's plan that its gateway gets.
 
-    `stand_ins`: with `directory` as in the gateway's root; of cells, the networks alone.
-    `authorities`: PEM. `scratch`: in memory, for a leaf's key while OpenSSL reads it.
+    `directory` of `stand_ins` is a path in the gateway's root; `authorities` is PEM.
     """
 
     layout: RangeLayout
@@ -91,7 +86,6 @@ class GatewayConfig:
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
-    """An upstream as a stand-in of the kind `upstream`."""
     return StandInPlan(
         id=upstream.id,
         kind=UPSTREAM,

@@ -1,7 +1,6 @@
-"""DNS: authoritative for the layout's names, NXDOMAIN for others, each query on record first.
+"""The resolver is authoritative for the layout's names; each query is on record first.
 
-No recursion (RFC 1034 section 4.3.1). By UDP: a query has one question. What stands behind it, as
-EDNS's options, is on record and not answered.
+It knows no recursion (RFC 1034 section 4.3.1), and answers no EDNS option.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsAnswer:
-    """What is sent back (`wire`) and recorded.
+    """An answer (`wire`) and its record.
 
-    `header`: id and flags. `whole`: the fields hold every bit of the query.
+    `header` is id and flags; `whole` means that the fields hold every bit of the query.
     """
 
     wire: bytes | None
@@ -67,10 +66,10 @@ class DnsAnswer:
 
 
 def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
-    """The answer to a message. Never raises.
+    """Return the answer to a message; never raise.
 
-    A and ANY (RFC 8482): the A record; other types: NODATA. Another class, AXFR, IXFR: REFUSED;
-    another opcode: NOTIMP.
+    A and ANY (RFC 8482) get the A record, other types NODATA.
+    Another class, AXFR and IXFR get REFUSED, another opcode NOTIMP.
     """
     # An answer gets none, or two servers could talk without end.
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
@@ -108,7 +107,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
 
 
 def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
-    """Question, its labels, type and class; None: not one question alone."""
+    """Return question, labels, type and class, or None without exactly one question."""
     questions, answers, authorities, _ = _COUNTS.unpack_from(query, 4)
     if questions != 1 or answers or authorities:
         return None
@@ -127,7 +126,7 @@ def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
-    """A label that no host name has is never simulated."""
+    """Return a name's address; a label that no host name has gets none."""
     has_dot = any(b"." in label for label in labels)
     canonical = None if has_dot else canonical_name(b".".join(labels))
     if canonical is None or canonical in NEVER or canonical.startswith("wpad."):
@@ -140,15 +139,12 @@ def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
 
 
 class DnsServer:
-    """Answers at the resolver's address only."""
-
     def __init__(self, site: Site, group: asyncio.TaskGroup) -> None:
         self._site, self._group = site, group
         self._pending = 0
         self._datagram = memoryview(bytearray(1 << 16))  # No datagram is longer.
 
     def listen(self, sock: socket.socket) -> None:
-        """Answer datagrams."""
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
 

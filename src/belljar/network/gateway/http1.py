@@ -1,6 +1,6 @@
-"""Reads HTTP/1.1 from bytes; pure.
+"""HTTP/1.1 is read from bytes here; pure.
 
-h11 parses; before, what two parsers could read in two ways is refused. Trailers go nowhere.
+Before h11 parses, whatever two parsers could read in two ways is refused.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ _TURN_BYTES: Final = 4 << 10
 
 
 class RequestParser:
-    """Reads requests in turn, each with a new h11 connection."""
-
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._scanned = 0
@@ -41,11 +39,10 @@ class RequestParser:
 
     @property
     def is_over(self) -> bool:
-        """True if no held byte belongs to a request."""
         return self.is_body_over or self._refused is not None
 
     def next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return the next whole request and its head. Raises `RefusedRequestError`."""
+        """Return the next request and its head. Raises `RefusedRequestError`."""
         found = self.held.find(_HEAD_END, max(0, self._scanned - 3))
         stop = len(self.held) if found < 0 else found + len(_HEAD_END)
         # A line's end or a fold may have begun in what was looked at.
@@ -88,10 +85,10 @@ class RequestParser:
         return request, head
 
     def next_data(self) -> bytes | None:
-        """Return some of what has come of the open request's body, or None before more has come.
+        """Return some of the open request's body, or None before more has come.
 
-        Empty where a turn's bytes hold framing alone. Raises `RefusedRequestError`, behind the
-        data before what is refused.
+        It is empty where a turn's bytes hold framing alone.
+        Raises `RefusedRequestError`, behind the data before what is refused.
         """
         if self._refused is not None:
             raise self._refused
@@ -118,5 +115,5 @@ class RequestParser:
         return bytes(data) if data or self.held or self.is_body_over else None
 
     def _take_back(self) -> None:
-        """Take back h11's unparsed bytes: the next request's, or recorded as nobody's."""
+        """Take h11's unparsed bytes back: they are the next request's, or nobody's."""
         self.held[:0] = self.http.trailing_data[0]

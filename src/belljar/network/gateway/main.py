@@ -1,7 +1,6 @@
-"""A gateway's process before it serves: receives sockets, confines itself.
+"""A gateway's process receives its sockets here and confines itself before a guest's first byte.
 
-Before a guest's first byte: namespaces (an empty network), a root of the stand-ins' directories
-alone, its own uid without a capability, limits, the system-call filter. No step can be undone.
+No step can be undone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
 
 
 def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
-    """`fds`: events' socket, supervisor's socket, document, standard error."""
+    """Run with `fds`: events' socket, supervisor's socket, document, standard error."""
     events, supervisor = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     ipc.wait_for_go(events, fds[3])
     document = ipc.from_file(fds[2])
@@ -84,11 +83,10 @@ _INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 def confine(
     *, uid: int | None, directories: Mapping[str, str], memory_bytes: int, files: int, parent: int
 ) -> None:
-    """Confine this single-threaded process. After an `OSError` it must end.
+    """Confine this single-threaded process, which must end after an `OSError`.
 
-    `uid`: on the host, when root starts it; None: the user's own, in a user namespace.
-    `directories`: host directories by name below `/s`, read-only. `memory_bytes`: beside what the
-    fork shares. `files`: descriptors.
+    `uid` is the host's, or None in a user namespace; `directories` go read-only below `/s`.
+    `memory_bytes` count beside what the fork shares.
     """
     mapped = _mapped_bytes()
     if uid is None:
@@ -121,7 +119,6 @@ def confine(
 
 
 def _make_root(directories: Mapping[str, str]) -> None:
-    """Enter a read-only root of bound directories only."""
     # What is mounted below would show in the host's namespace as long as they are peers.
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
@@ -149,7 +146,7 @@ def _make_root(directories: Mapping[str, str]) -> None:
 
 
 def limit_address_space(more_bytes: int) -> None:
-    """RLIMIT_AS: so much beyond what is mapped now."""
+    """Set RLIMIT_AS to so much beyond what is mapped now."""
     limit = _mapped_bytes() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

@@ -26,7 +26,7 @@ MAX_RECORDED_URL_CHARS: Final = 2048
 
 
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
-    """Header fields bounded as JSON, and how many dropped."""
+    """Return header fields, bounded as JSON, and how many were dropped."""
     kept: list[list[str]] = []
     left, dropped = MAX_RECORDED_HEADERS_BYTES, 0
     for pair in headers:
@@ -48,14 +48,13 @@ class TooManyRequestsError(ValueError):
 
 
 def die_without_memory() -> NoReturn:
-    """End the process and so the range."""
     # Not `print`, which would need memory.
     os.write(2, b"the gateway has no memory left for an event\n")
     os._exit(1)
 
 
 class Reporter:
-    """Sends events in order, awaiting acknowledgements. `on_lost`: the owner is gone."""
+    """The reporter sends events in order; `on_lost` is called without an owner."""
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class Reporter:
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
-        """Read the owner's messages, send heartbeats."""
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
         self._beat()
 
@@ -104,7 +102,7 @@ class Reporter:
             await future
 
     def post(self, item: Item) -> asyncio.Future[Any]:
-        """Send without waiting; done when on record. Nothing after `end`."""
+        """Return a future that is done at the record; after `end` nothing is sent."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_over:
             return future
@@ -153,7 +151,7 @@ class Reporter:
         return await self.post(Item(ASK, {"what": kind}, (question,)))
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
-        """A socket to an upstream, the caller's. Raises `ValueError`."""
+        """Return the caller's socket to an upstream. Raises `ValueError`."""
         body = json.dumps({"host": host, "port": port, "stand_in": stand_in}).encode()
         answer = await self.ask(DIAL, body)
         if not isinstance(answer, socket.socket):
@@ -161,7 +159,7 @@ class Reporter:
         return answer
 
     async def wait_for_room(self) -> None:
-        """Wait until the owner keeps up with posts, in order of arrival."""
+        """Wait until the owner keeps up, in order of arrival."""
         self._at_turn += 1
         try:
             async with self._turn:

@@ -1,4 +1,4 @@
-"""The gateway's main."""
+"""The gateway's listeners, from its start to the range's end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serve until the end: status 0, 70 without an owner, 1 failed."""
+    """Serve to the end; exit with 0, 70 without an owner, 1 after a failure."""
     loop = asyncio.get_event_loop_policy().get_event_loop()
     loop.run_until_complete(run(config, listeners, events))
     os._exit(1)
@@ -53,7 +53,6 @@ def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) ->
 async def run(
     config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make
 ) -> None:
-    """Serve until the range's end is reported; end the process."""
     asyncio.get_running_loop().set_exception_handler(_handle_exception)
     reporter = Reporter(events, config.bounds)
     reporter.start()
@@ -86,15 +85,12 @@ async def run(
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Take an exception of a callback's, which no connection sees."""
     if isinstance(context.get("exception"), MemoryError):
         die_without_memory()
     loop.default_exception_handler(context)
 
 
 class Front:
-    """All listeners of a gateway."""
-
     def __init__(self, site: Site, terminator: Terminator, group: asyncio.TaskGroup) -> None:
         self._site, self._terminator, self._group = site, terminator, group
         self._open: Counter[str] = Counter()
@@ -102,7 +98,6 @@ class Front:
         self._connections: set[asyncio.Task[Any] | None] = set()
 
     def listen(self, listeners: Listeners) -> None:
-        """Answer DNS, serve stand-ins and the sink, join cells."""
         DnsServer(self._site, self._group).listen(listeners["dns_udp"])
         for name, listener in listeners.items():
             kind, handler = "connections", self._serve
@@ -116,7 +111,7 @@ class Front:
             self._group.create_task(self._accept(listener, kind, handler))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
-        """A dead listener raises `OSError`, which ends the gateway."""
+        """Accept for ever; a dead listener's `OSError` ends the gateway."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
         # Its connections have it too: else an urgent byte is taken out of the stream, and in no
@@ -181,7 +176,7 @@ class Front:
                 del self._of_cell[address]
 
     async def end(self) -> None:
-        """Settle, cut and record what is open, report the end in time."""
+        """Settle, cut and record what is open; report the end in time."""
         reporter, loop = self._site.reporter, asyncio.get_running_loop()
         until = loop.time() + reporter.end_within_s
         with contextlib.suppress(TimeoutError):
@@ -239,8 +234,6 @@ class Front:
 
 
 def _context_of(plan: StandInPlan, site: Site) -> StandInContext:
-    """A stand-in's context: its own name on records."""
-
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         await site.record(lambda: Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
 

@@ -1,6 +1,6 @@
-"""HTTP connections: requests one after the other, each an exchange with a stand-in.
+"""HTTP connections: one exchange with a stand-in after the other.
 
-A request is whole, recorded, scanned, answered by its stand-in; its answer's end is recorded first.
+A request is whole, recorded, scanned, then answered; an answer's end is recorded first.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ _BODY_WAIT_S: Final = 20.0
 
 
 class Exchange:
-    """One request, from its head to its answer's end."""
-
     def __init__(
         self, site: Site, connection: HttpConnection, request: h11.Request, head: bytes
     ) -> None:
@@ -78,7 +76,7 @@ class Exchange:
         self._has_begun = self._is_over = False
 
     async def run(self) -> None:
-        """Answer, on record. Raises only what cancels it."""
+        """Answer, on record; raise only what cancels it."""
         site = self._site
         site.exchanges += 1
         try:
@@ -127,7 +125,7 @@ class Exchange:
         await self._reply(await app(self._seen(body)))
 
     async def _read_body(self) -> bytes:
-        """Return the whole body. Raises `RefusedRequestError`, `ClientGoneError`."""
+        """Return the body. Raises `RefusedRequestError`, `ClientGoneError`."""
         bounds = self._site.bounds
         over = self._refused or RefusedRequestError("the body is over the bound", 413)
         # Of a request that is refused anyway, what its event keeps.
@@ -166,7 +164,7 @@ class Exchange:
         return bytes(body)
 
     def _seen(self, body: bytes) -> Request:
-        """Return what the stand-in sees: no authority, and one Host."""
+        """Return the request for the stand-in: no authority, and one Host."""
         _, path, query = split_target(self._request.target)
         pairs = self._request.headers
         return Request(
@@ -182,7 +180,7 @@ class Exchange:
         )
 
     async def _reply(self, answer: Answer) -> None:
-        """Send an answer, on record; to HEAD without its body (RFC 9110, 9.3.2)."""
+        """Send an answer; to HEAD without its body (RFC 9110, 9.3.2)."""
         self._status = answer.status
         self._fields = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
@@ -239,7 +237,6 @@ class Exchange:
                 await self._reply(Answer(status=status, headers=(("connection", "close"),)))
 
     def _cut(self) -> None:
-        """Record an exchange that is over before its end."""
         if not self._is_over:
             self._reason = RANGE_ENDED if self._site.is_ending else LEFT
             self._status = self._status if self._has_begun else 0
@@ -247,7 +244,6 @@ class Exchange:
             self._site.post(make)
 
     def _last_items(self) -> list[Callable[[], Item]]:
-        """Return the items to record once at the end."""
         if self._is_over:
             return []
         self._is_over = True
@@ -297,8 +293,6 @@ class Exchange:
 
 
 class HttpConnection:
-    """One connection, until a side or a bound ends it."""
-
     def __init__(self, site: Site, peer: Peer, pipe: Pipe) -> None:
         self._site, self._pipe = site, pipe
         self.peer = peer
@@ -306,7 +300,7 @@ class HttpConnection:
         self._has_ended = False
 
     async def run(self) -> None:
-        """Serve requests; close the pipe. Raises only cancellation."""
+        """Serve requests, close the pipe, and raise only cancellation."""
         try:
             async with asyncio.timeout(self._site.bounds.connection_timeout_s):
                 while (found := await self._next_request()) is not None:
@@ -335,7 +329,7 @@ class HttpConnection:
             await self._pipe.close()
 
     async def _next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return a request and its head, or None. A head has one deadline."""
+        """Return a request and its head, or None; a head has one deadline."""
         bounds, task, held = self._site.bounds, asyncio.current_task(), self.parser.held
         async with asyncio.timeout(
             bounds.head_timeout_s if held else bounds.idle_timeout_s
@@ -373,7 +367,7 @@ class HttpConnection:
             raise ClientGoneError("the connection ended") from error
 
     async def _refuse(self, reason: str, status: int) -> None:
-        """Record the end's reason, then answer unless the status is 0."""
+        """Record why it ends, then answer unless the status is 0."""
         await self._site.record(partial(self._refusal, reason))
         if status:
             date = formatdate(usegmt=True).encode()
@@ -383,7 +377,6 @@ class HttpConnection:
                     await self.write(head + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
 
     def _refusal(self, reason: str) -> Item:
-        """Return the event, with the outcome of a headless request."""
         peer, received = self.peer, bytes(self.parser.held)
         self.parser.held.clear()
         place = f"{peer.sni or peer.address}:{peer.port}"

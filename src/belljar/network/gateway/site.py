@@ -1,6 +1,6 @@
 """The shared parts of a gateway's connections: peers, first events, and the guard.
 
-Where the guard only flags, the owner scans the record. An incomplete scan blocks only upstreams.
+Where the guard only flags, the owner scans the record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCANNED_FIRST: Final = frozenset({Action.BLOCK, Action.STOP})
 
 
 class Guard:
-    """One gateway's. Without `config` it blocks nothing."""
+    """The guard of one gateway; without `config` it blocks nothing."""
 
     def __init__(self, config: GuardConfig | None, upstreams: frozenset[str] = frozenset()) -> None:
         self._rules = GuardRules(actions={} if config is None else config.actions)
@@ -45,7 +45,6 @@ class Guard:
             self._streams = StreamScanner(scanner)
 
     def scans(self, stand_in: str) -> bool:
-        """Return whether what goes there is scanned first."""
         action = self._rules.action(self._place(stand_in))
         return self._streams is not None and action in _SCANNED_FIRST
 
@@ -57,7 +56,7 @@ class Guard:
         data: bytes,
         common: Mapping[str, JsonValue],
     ) -> tuple[list[Item], bool]:
-        """Scan one part of a flow; return items to record and the verdict."""
+        """Return items to record, and True if this part of a flow is blocked."""
         if self._streams is None or not self.scans(stand_in):
             return [], False
         place, flow = self._place(stand_in), self._flow(stand_in, channel, common)
@@ -80,7 +79,7 @@ class Guard:
         return [Item(event.kind, event.data) for event in events], is_blocked
 
     def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
-        """Forget a finished raw connection: others' flows would give way to it."""
+        """Forget a finished connection: others' flows would give way to it."""
         if self._streams is not None:
             self._streams.end(self._flow(stand_in, Channel.STREAM, common))
 
@@ -110,9 +109,9 @@ RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer(Flow):
-    """One connection and where it was dialled to.
+    """One connection, by its `number`, and where it was dialled to.
 
-    `number`: of the connection. `secrets`: of its TLS, in no event yet. `labels`: of all kept.
+    `secrets` are of its TLS, in no event yet; `labels` of all that were kept.
     """
 
     cell: str
@@ -122,11 +121,9 @@ class Peer(Flow):
     labels: set[bytes] = field(default_factory=set, compare=False)
 
     def connection_fields(self) -> dict[str, JsonValue]:
-        """Whose connection an event is of."""
         return {"cell": self.cell, "connection": self.number}
 
     def place_fields(self) -> dict[str, JsonValue]:
-        """And where it was dialled to."""
         return {**self.connection_fields(), "address": self.address, "port": self.port}
 
 
@@ -134,8 +131,8 @@ class Peer(Flow):
 class Site:
     """State that all connections of a gateway share.
 
-    `apps`, `streams`: stand-ins by id. `cells`: by address. `idle`: tasks between requests.
-    `is_ending`: no more is sent to cells. `unreported`: exchanges whose end is in no event.
+    `apps` and `streams` are by stand-in, `cells` by address; `idle` tasks are between requests.
+    `unreported` counts exchanges whose end is in no event.
     """
 
     layout: RangeLayout
@@ -164,23 +161,21 @@ class Site:
         self._known = {name: known_to(name, self.layout, self.stand_ins) for name in names}
 
     def known_to(self, cell: str) -> RangeLayout:
-        """Names that exist for this cell."""
         return self._known.get(cell, self.layout)
 
     def judge(self, peer: Peer, request: RequestHead | None = None) -> FlowVerdict:
-        """The verdict on a connection and its request."""
         flow = peer if request is None else replace(peer, request=request)
         return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
     def hit(self, limit: str) -> None:
-        """Count a limit; recorded together, at most each second."""
+        """Count a limit; counts are recorded together, at most each second."""
         self._limits[limit] += 1
         if not self._limits_due:
             self._limits_due = True
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
     async def record(self, *items: Item | Callable[[], Item]) -> None:
-        """Record items, or their makers' results; without memory, the gateway ends."""
+        """Record items or their makers' results; without memory, the gateway ends."""
         try:
             made = [each if isinstance(each, Item) else each() for each in items]
             await self.reporter.record(*made)
@@ -188,7 +183,7 @@ class Site:
             die_without_memory()
 
     def post(self, make: Callable[[], Item]) -> asyncio.Future[Any]:
-        """Post an item; return a future done at its record. As `record`."""
+        """Return a future that is done when the item is on record."""
         try:
             return self.reporter.post(make())
         except MemoryError:
@@ -201,7 +196,7 @@ class Site:
         parts: Sequence[tuple[str, bytes]],
         common: Mapping[str, JsonValue],
     ) -> bool:
-        """Whether the guard blocks parts of a flow, on record."""
+        """Return True if the guard blocks one of the parts, on record."""
         if not self.guard.scans(stand_in):
             return False
         items, is_blocked = list[Item](), False
@@ -219,7 +214,6 @@ class Site:
         return is_blocked
 
     def post_limits(self) -> None:
-        """Record the counts of hit limits."""
         self._limits_due = False
         for limit, count in self._limits.items():
             data = {"limit": limit, "value": getattr(self.bounds, limit), "count": count}
@@ -228,7 +222,6 @@ class Site:
 
 
 def connection_item(peer: Peer) -> Item:
-    """Return a new connection's event, or that of its handshake's secrets."""
     data = {**peer.place_fields(), "source_port": peer.source_port, "phase": "open"}
     secrets = bytes(peer.secrets)
     peer.secrets.clear()
@@ -237,11 +230,9 @@ def connection_item(peer: Peer) -> Item:
 
 
 def postpone(timeout: asyncio.Timeout | None, seconds: float) -> None:
-    """Restart a timeout."""
     if timeout is not None and not timeout.expired():
         timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def since_ms(start: float) -> float:
-    """Milliseconds since a `time.monotonic()`."""
     return round((time.monotonic() - start) * 1000, 3)

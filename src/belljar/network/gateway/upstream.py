@@ -1,6 +1,6 @@
 """A real upstream: an application that forwards to one host.
 
-A request is whole, and on record, before the owner dials; a relay of the owner's counts its bytes.
+A request is on record before the owner dials; the owner's relay counts its bytes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Fields = Iterable[tuple[bytes, bytes]]
 
 @cache
 def client_context(authorities: str) -> ssl.SSLContext:
-    """Verifies certificate and name by authorities (PEM). Raises `ssl.SSLError`."""
+    """Return a context that verifies by authorities (PEM). Raises `ssl.SSLError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -68,10 +68,7 @@ def client_context(authorities: str) -> ssl.SSLContext:
 
 
 class _UpstreamPipe(TcpPipe):
-    """The owner's relay."""
-
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """See `Pipe`."""
         data = await super().receive(max_bytes)
         if not data:
             # Raises where the relay has cut both ways, which is no answer's end.
@@ -79,13 +76,11 @@ class _UpstreamPipe(TcpPipe):
         return data
 
     async def close(self) -> None:
-        """At once: the rest is dropped."""
+        """Close at once; the rest is dropped."""
         self.sock.close()
 
 
 class UpstreamApp:
-    """The application: a budget and open connections."""
-
     def __init__(self, plan: StandInPlan, site: Site, authorities: str) -> None:
         self._id, self._host = plan.id, plan.names[0]
         self._encrypted = {port.number for port in plan.ports if port.protocol == "tls"}
@@ -99,7 +94,6 @@ class UpstreamApp:
         return replace(head, stream=lambda: parts)
 
     async def _parts(self, request: Request) -> AsyncGenerator[Any]:
-        """The answer's head, and then its bytes."""
         until = asyncio.get_running_loop().time() + self._site.bounds.upstream_exchange_s
         try:
             sent = self._request(request)
@@ -193,7 +187,6 @@ def canonical_field(name: bytes) -> bytes:
 
 
 def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
-    """Fields that are not the connection's."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {
         canonical_field(word.strip())
@@ -207,7 +200,7 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
-    """Why a front end may see another request, or ""."""
+    """Return why a front end may see another request, or ""."""
     # Known limit: a method in a JSON body, or that one application looks for, is missed
     kinds: set[bytes] = set()
     for name, value in headers:

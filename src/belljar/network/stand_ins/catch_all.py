@@ -1,4 +1,4 @@
-"""The stand-in `catch_all`: plausible answers; writes are attempts."""
+"""The stand-in `catch_all` answers plausibly; writes are attempts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 def make(context: web.StandInContext) -> web.App:
-    """Return the application."""
-
     async def app(request: web.Request) -> web.Answer:
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {

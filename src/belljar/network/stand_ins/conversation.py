@@ -16,7 +16,7 @@ MAX_NAMES: Final = 32
 
 
 class Presented(NamedTuple):
-    """A login. `credential`: sent or proven; empty for a wrong proof."""
+    """A login; `credential` is empty for a wrong proof."""
 
     user: str
     credential: bytes
@@ -25,7 +25,7 @@ class Presented(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceStep:
-    """One request, `raw`, and its reply. `name`: of a login, its mechanism."""
+    """One request, `raw`, and its reply; `name` is a login's mechanism."""
 
     name: str
     raw: bytes
@@ -35,7 +35,7 @@ class ServiceStep:
 
 
 class Conversation:
-    """One connection's state: pure, bounded. `rest`: an incomplete step's bytes."""
+    """One connection's state, pure; `rest` has an incomplete step's bytes."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
@@ -49,11 +49,10 @@ class Conversation:
                 return
 
     def next_step(self) -> ServiceStep | None:
-        """Take a step's bytes and answer it; None: bytes lack."""
+        """Answer the next step; return None where bytes lack."""
         raise NotImplementedError
 
     def take(self, count: int | None = None) -> bytes:
-        """Return the first bytes of `rest`, or all, and remove them there."""
         raw = bytes(self.rest[:count])
         del self.rest[:count]
         return raw
@@ -62,8 +61,6 @@ class Conversation:
 def stream_app(
     context: web.StandInContext, service: str, start: Callable[[], Conversation]
 ) -> web.StreamApp:
-    """Return a stream stand-in, with a session for each connection."""
-
     async def serve(stream: web.Stream, cell: str) -> None:
         session, broken = start(), b""
         try:
@@ -102,7 +99,6 @@ def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
 async def record(
     context: web.StandInContext, service: str, steps: list[ServiceStep], cell: str
 ) -> None:
-    """Record one login, or commands together."""
     data: dict[str, JsonValue] = {"cell": cell}
     bodies = list[Body]()
     if presented := steps[0].presented:

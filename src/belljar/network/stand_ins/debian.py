@@ -1,6 +1,6 @@
-"""A Debian package repository (DebianRepository/Format), made of a directory of `.deb` files.
+"""A Debian repository of a directory of `.deb` files, whatever suite apt asks for.
 
-Whatever suite apt asks for has them. Not: signatures (`trusted=yes`), sources, flat repositories.
+It has no signatures (`trusted=yes`) and no sources.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class _Debian(files.Registry):
         return files.file_answer(file, media="application/vnd.debian.binary-package")
 
     async def _read_packages(self) -> None:
-        """Index the directory's `.deb` files; others are left out."""
         stanzas, texts = [], list[tuple[str, str]]()
         for file in self.files:
             with suppress(ValueError, OSError):

@@ -1,6 +1,6 @@
-"""The files of a stand-in's directory, answers with them, faults of an author, and registries.
+"""A stand-in's directory, answers with its files, an author's faults, and registries.
 
-A guest's text never becomes a path: it is looked up among the names that were listed once.
+A guest's text never becomes a path: it is looked up among names that were listed once.
 """
 
 from __future__ import annotations
@@ -40,19 +40,16 @@ _TEXT: Final = ("text/", "application/javascript", "application/json", "image/sv
 
 
 class StoredFile(NamedTuple):
-    """`name`: below the directory."""
-
     name: str
     path: Path
     size_bytes: int
 
     def open(self) -> BinaryIO:
-        """Open it to be read. Raises `OSError`."""
         return open_plain_file(self.path)
 
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
-    """Return regular files by name, without links. Raises `PolicyError` beyond the bounds."""
+    """Return regular files by name. Raises `PolicyError` beyond the bounds."""
     found, is_deep = list[StoredFile](), False
     for place, folders, names in os.walk(directory):  # which follows no link
         below = Path(place).relative_to(directory)
@@ -70,7 +67,6 @@ def list_files(directory: Path) -> tuple[StoredFile, ...]:
 
 
 def stored_file(path: Path, name: str) -> StoredFile:
-    """Return a file by its path. Raises `OSError`."""
     return StoredFile(name=name, path=path, size_bytes=path.lstat().st_size)
 
 
@@ -87,7 +83,7 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
 def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
 ) -> web.Answer:
-    """Return the whole file: ranges and conditions are optional (RFC 9110, 13 and 14)."""
+    """Return the whole file: ranges and conditions are optional (RFC 9110, 13, 14)."""
     kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     return web.Answer(
@@ -100,14 +96,13 @@ def file_answer(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`path`: below the settings, or the root of `file`."""
+    """A fault at `path`, below the settings or in `file`."""
 
     message: str
     path: FieldPath = ()
     file: str = ""
 
     def __str__(self) -> str:
-        """Return `file: field: message`, without the parts that are empty."""
         parts = (printable(self.file), field_name(self.path), self.message)
         return ": ".join(part for part in parts if part)
 
@@ -116,9 +111,9 @@ Faults: TypeAlias = tuple[Fault, ...]
 
 
 def read_file(directory: Path | None, name: object, max_bytes: int | None) -> bytes | Fault:
-    """Return a file's bytes, or why it can't be read. Links that lead out are refused.
+    """Return a file's bytes, or why it can't be read, such as a link that leads out.
 
-    `max_bytes` None: it may have any size, and its first byte is enough.
+    With `max_bytes` None its first byte is enough.
     """
     relative = PurePosixPath(name if isinstance(name, str) else "")
     if directory is None or relative.is_absolute() or ".." in relative.parts:
@@ -143,8 +138,6 @@ MAX_MEMBER_BYTES: Final = 1 << 20
 
 
 class Registry(web.Service):
-    """A registry: files with digests, and a record of clients' changes."""
-
     name = ""
     algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
     max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
@@ -155,11 +148,10 @@ class Registry(web.Service):
 
     @cached_property
     def files(self) -> Sequence[StoredFile]:
-        """Read the directory at the first request. Raises `PolicyError`."""
         return list_files(self.context.files)
 
     async def digests(self, file: StoredFile) -> Mapping[str, str]:
-        """Algorithm → lower-case hexadecimal digest. Raises `OSError`."""
+        """Return hexadecimal digests by algorithm. Raises `OSError`."""
         if file.name not in self._digests:
             hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.algorithms}
             async for chunk in pieces_of(file):
@@ -181,7 +173,7 @@ class Registry(web.Service):
 
 
 def tar_member(source: IO[bytes], pattern: str) -> bytes:
-    """Return the archive's first file of matching name. Raises `ValueError`."""
+    """Return the first file of matching name. Raises `ValueError`."""
     try:
         with tarfile.open(fileobj=source, mode="r|*") as stream:
             for entry in islice(stream, _MAX_MEMBERS):
@@ -196,7 +188,6 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    """Return the faults of a package directory; other files are ignored."""
     try:
         is_empty = not list_files(directory)
     except (PolicyError, OSError) as error:

@@ -1,7 +1,6 @@
 """Git over HTTP (smart protocol, version 0) of bare repositories.
 
-A push is recorded, accepted, and goes nowhere. A fetch gets the whole history, however much the
-client has of it. Not: the dumb protocol, version 2 (clients fall back), partial clones.
+A push is recorded, accepted, and goes nowhere; a fetch gets the whole history.
 """
 
 from __future__ import annotations
@@ -71,21 +70,16 @@ _NUMBER: Final = re.compile(rb"[\x80-\xff]{0,8}[\x00-\x7f]")
 
 
 class GitObject(NamedTuple):
-    """An object: the number of its type, and its content."""
-
     kind: int
     content: bytes
 
     @property
     def id(self) -> bytes:
-        """The object's SHA-1, 40 hexadecimal digits."""
         whole = object_header(self.kind, len(self.content)) + self.content
         return hashlib.sha1(whole, usedforsecurity=False).hexdigest().encode()
 
 
 class Repository:
-    """An author's bare repository, which nothing changes."""
-
     def __init__(self, path: Path) -> None:
         container = DiskRefsContainer(str(path))
         names = sorted(name for name in container.allkeys() if name.startswith(b"refs/"))
@@ -98,11 +92,9 @@ class Repository:
         weakref.finalize(self, self._store.close)
 
     def __contains__(self, identity: bytes) -> bool:
-        """Return whether there is such an object, without reading it."""
         return _ID.fullmatch(identity) is not None and identity in self._store
 
     def get(self, identity: bytes) -> GitObject | None:
-        """Return an object by its id."""
         if identity not in self:
             return None
         kind, content = self._store.get_raw(identity)
@@ -121,7 +113,6 @@ class Repository:
         return [found[1]] if kind == Tag.type_num and (found := _TAG.match(content)) else []
 
     async def walk(self, starts: Iterable[bytes]) -> list[bytes]:
-        """Return the ids of all objects below `starts`, in steps."""
         seen, todo = dict[bytes, None](), [*starts]
         while todo:
             if (identity := todo.pop()) not in seen:
@@ -157,7 +148,6 @@ def _opened(path: Path) -> Repository | str:
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
-    """Return what is wrong with a directory of bare repositories."""
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
     found = find_repositories(directory)
@@ -170,7 +160,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
 
 @dataclass(kw_only=True)
 class _Push:
-    """A push as far as it was readable; `refused` "": all of it."""
+    """A push as far as it was readable; `refused` says why it wasn't."""
 
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
@@ -179,8 +169,6 @@ class _Push:
 
 
 class _Git(web.Service):
-    """A Git server. Memory: one push at a time, unpacked."""
-
     max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
 
     @cached_property
@@ -224,7 +212,6 @@ class _Git(web.Service):
         return web.Answer(headers=headers, body=pkt_seq(*report))
 
     async def _record(self, request: web.Request, name: str, push: _Push) -> None:
-        """Record a push before it is answered, even a refused one."""
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
         commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
@@ -270,7 +257,7 @@ def _unpacked(request: web.Request, max_bytes: int) -> bytes:
 
 
 def _advertisement(repository: Repository | None, service: str) -> web.Answer:
-    """References, HEAD first; capabilities after the first."""
+    """Return references, HEAD first, with capabilities behind the first."""
     if repository is None:
         return web.text_answer("Repository not found", 404)
     if service not in _CAPABILITIES:
@@ -310,7 +297,6 @@ def _lines_of(body: bytes) -> list[bytes]:
 
 
 async def _fetched(repository: Repository, lines: list[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the answer to a fetch, and finally the pack. Unknown lines are ignored."""
     # What the client has is not looked for: one pack of all that it wants is right for everyone.
     found = (line.removeprefix(b"want ")[:40] for line in lines if line.startswith(b"want "))
     wants = list(dict.fromkeys(found))
@@ -341,7 +327,6 @@ async def _fetched(repository: Repository, lines: list[bytes]) -> AsyncGenerator
 
 
 async def _read_push(repository: Repository, body: bytes) -> _Push:
-    """Read a push's commands and objects, in steps."""
     push, stream = _Push(pack=body), io.BytesIO(body)
     try:
         for number, line in enumerate(Protocol(stream.read, len).read_pkt_seq()):
@@ -367,8 +352,7 @@ def read_pack(
 ) -> Iterator[None]:
     """Read a guest's pack into `objects`, one object a step. Raises `ValueError`.
 
-    `lookup` finds objects of the repository, on which deltas may build. A delta comes after its
-    base, as git writes it.
+    Deltas may build on objects that `lookup` finds; a base comes before its delta.
     """
     end = len(data) - _TRAILER_BYTES
     if end < 12 or data[:8] != b"PACK\0\0\0\x02":

@@ -1,7 +1,6 @@
-"""The stand-in `har`: replays a recording (HTTP Archive 1.2).
+"""The stand-in `har` replays a recording (HTTP Archive 1.2).
 
-A request's answer is an entry of the same method, host, path and query (fields in any order), of
-several those with the same body, in the recorded order, the last repeatedly. Else 404, an attempt.
+An entry answers its method, host, path and query, in the recorded order, the last repeatedly.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ HarEntry: TypeAlias = tuple[Key, bytes | None, web.Answer]
 
 
 def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
-    """Return what is wrong first with the recording."""
     try:
         load(settings, directory)
     except ValueError as error:
@@ -61,7 +59,7 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
 
 
 def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
-    """Return an entry's exchange; None: it has no answer."""
+    """Return an entry's exchange, or None where it has no answer."""
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
     if status == 0:
@@ -90,7 +88,6 @@ def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
 
 
 def key_of(method: str, host: str, path: str, query: str) -> Key:
-    """Return a request's comparison key; query fields come in any order."""
     fields = tuple(sorted(query.split("&")))
     return method.upper(), host.lower(), unquote(path, errors="replace"), fields
 

@@ -1,7 +1,4 @@
-"""The stand-in `http`: routes with templates and files, of an author or a decoy.
-
-The first fitting route answers a request; else 404. `python` is the kind for memory.
-"""
+"""The stand-in `http`: an author's or a decoy's routes, of which the first that fits answers."""
 
 from __future__ import annotations
 
@@ -45,15 +42,12 @@ _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError,
 
 
 def _text_of(value: object) -> str:
-    """Return text unchanged, nothing as "", else JSON."""
     if value is None or isinstance(value, Undefined):
         return ""
     return value if isinstance(value, str) else web.compact(value)
 
 
 class _Nothing(ChainableUndefined):
-    """A missing value. It equals nothing."""
-
     def __eq__(self, other: object) -> bool:
         return False
 
@@ -86,7 +80,7 @@ _PLAIN.from_string("{{ x }}")
 
 
 def problem_of(text: str) -> str:
-    """Return what is wrong with a template, or ""."""
+    """Return the template's fault, or ""."""
     # Parsed alone: Jinja's compiler works constants out, and here is no jail.
     if len(text) > MAX_TEMPLATE_CHARS:
         return f"longer than {MAX_TEMPLATE_CHARS} characters"
@@ -117,7 +111,6 @@ def render(text: str, view: Mapping[str, Any], *, is_markup: bool = False) -> st
 
 
 def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON values
-    """Return a value with rendered texts."""
     if isinstance(value, Mapping):
         return {name: render_all(item, view) for name, item in value.items()}
     if isinstance(value, list):
@@ -129,7 +122,6 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
 
 
 def check(settings: Fields, directory: Path | None) -> Faults:
-    """Return the routes' faults, each with its place."""
     return tuple(
         Fault(what, ("routes", index, *where))
         for index, route in enumerate(settings.get("routes", []))
@@ -171,7 +163,6 @@ def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, s
 
 
 def _texts(value: object, path: FieldPath) -> dict[FieldPath, str]:
-    """Return each text of a value by its place; all are templates."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {k: v for name, item in items for k, v in _texts(item, (*path, name)).items()}
@@ -179,7 +170,7 @@ def _texts(value: object, path: FieldPath) -> dict[FieldPath, str]:
 
 
 def pattern_of(path: str) -> re.Pattern[str]:
-    """Return what `/items/{id}` or `/files/{rest...}` matches. Raises `ValueError`."""
+    """Return the pattern of `/items/{id}` or `/files/{rest...}`. Raises `ValueError`."""
     if not path.startswith("/") or any(char in path for char in "?# \t\r\n"):
         raise ValueError("a path begins with `/` and has no query, no fragment and no blank")
     pattern, parts = "", path.split("/")[1:]

@@ -1,6 +1,6 @@
-"""The stand-in `mcp`: a Model Context Protocol server of decoy tools.
+"""The stand-in `mcp`: a Model Context Protocol server of decoy tools (2025-06-18).
 
-Streamable HTTP, one JSON answer for each message. Source: its specification, 2025-06-18.
+Over streamable HTTP it gives one JSON answer for each message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_ID_CHARS: Final = 200
 
 
 class _Mcp(web.Service):
-    """An MCP server. All paths are the endpoint, as behind many proxies."""
+    """An MCP server, at all paths, as behind many proxies."""
 
     def __init__(self, context: web.StandInContext) -> None:
         super().__init__(context)

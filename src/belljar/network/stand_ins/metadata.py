@@ -1,4 +1,4 @@
-"""The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2 (EC2's user guide).
+"""The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2.
 
 Credentials are drawn for the range, or a decoy's; handing them out is an attempt.
 """
@@ -24,8 +24,6 @@ _SERVER: Final = (("server", "EC2ws"),)  # As EC2's own names itself
 
 
 class _Metadata(web.Service):
-    """One machine's service. Its claims are drawn when made."""
-
     def __init__(self, context: web.StandInContext) -> None:
         settings: Mapping[str, Any] = context.settings
         random = context.random
@@ -65,7 +63,7 @@ class _Metadata(web.Service):
         return web.text_answer(found, headers=headers, media="text/plain")
 
     def _find(self, path: str) -> str | None:
-        """A value's text, or the names below."""
+        """Return a value's text, or the names below."""
         parts = [part for part in path.split("/") if part]
         if not parts:
             return "\n".join(_VERSIONS)

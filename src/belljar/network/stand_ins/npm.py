@@ -1,7 +1,4 @@
-"""An npm registry of packed packages (`npm pack`): packuments, tarballs, ping, publishing.
-
-What is written is recorded, and never served. Not: search, audits, logins, moving tags.
-"""
+"""An npm registry of packed packages (`npm pack`); what is written is recorded, never served."""
 
 from __future__ import annotations
 
@@ -24,8 +21,6 @@ _NOT_FOUND: Final = web.json_answer({"error": "Not found"}, 404)
 
 
 class Package(NamedTuple):
-    """One version: its file and `package.json`; `name`: with its scope."""
-
     file: files.StoredFile
     manifest: Mapping[str, Any]
     name: str
@@ -33,12 +28,11 @@ class Package(NamedTuple):
 
     @property
     def tarball(self) -> str:
-        """The file name that registries give it."""
         return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Its place among versions: pre-releases first, then releases."""
+        """Return its place among versions: pre-releases come first."""
         release, _, pre_release = self.version.partition("+")[0].partition("-")
         return not pre_release, tuple(map(int, release.split("."))), self.version
 
@@ -48,7 +42,6 @@ class _Npm(files.Registry):
 
     @cached_property
     def _packages(self) -> Mapping[str, Mapping[str, Package]]:
-        """Name → version → package, in order. Other files are left out."""
         packages, found = list[Package](), dict[str, dict[str, Package]]()
         for file in self.files:
             with suppress(ValueError, OSError, LookupError, TypeError), file.open() as source:
@@ -112,7 +105,7 @@ class _Npm(files.Registry):
         return _NOT_FOUND
 
     async def _publish(self, request: web.Request, name: str) -> web.Answer:
-        """Record a package's document: as `publish`, or as `change` without a package."""
+        """Record it as `publish`, or as `change` without a package."""
         document: Any = None
         with suppress(ValueError):
             document = web.parse_json(request.body, max_commas=_MAX_COMMAS)

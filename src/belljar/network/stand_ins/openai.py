@@ -1,8 +1,4 @@
-"""The stand-in `openai`: a chat API bridged to the harness's model.
-
-The range's owner gets each question by `context.ask("chat", body)`, checks it, and returns one
-completion. Source: OpenAI API reference, "Chat".
-"""
+"""The stand-in `openai`: a chat API bridged to the harness's model, by the range's owner."""
 
 from __future__ import annotations
 
@@ -89,7 +85,6 @@ class _OpenAi(web.Service):
 
 
 def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
-    """A completion as a stream's chunks; `usage` adds one."""
     base = {name: completion[name] for name in ("id", "created", "model")}
     base |= {"object": "chat.completion.chunk", "system_fingerprint": None}
     for choice in completion["choices"]:

@@ -1,4 +1,4 @@
-"""A decoy PostgreSQL: it logs in, and refuses each query. All of it is on record.
+"""A decoy PostgreSQL logs in, and refuses each query, all on record.
 
 Protocol 3: https://www.postgresql.org/docs/15/protocol-message-formats.html
 """
@@ -33,17 +33,14 @@ _NAMES: Final = {
 
 
 def message(kind: str, body: bytes = b"") -> bytes:
-    """Return a message with its length."""
     return kind.encode() + struct.pack("!i", len(body) + 4) + body
 
 
 def text(value: str) -> bytes:
-    """Return a zero-ended string."""
     return value.encode("utf-8", "replace").replace(b"\0", b"") + b"\0"
 
 
 def error(code: str, what: str, severity: str = "ERROR") -> bytes:
-    """Return an error message with its SQLSTATE."""
     fields = (("S", severity), ("V", severity), ("C", code), ("M", what))
     return message("E", b"".join(name.encode() + text(value) for name, value in fields) + b"\0")
 
@@ -54,7 +51,7 @@ _REFUSED: Final = error("42501", "permission denied for schema public")
 
 
 class PostgresSession(Conversation):
-    """One connection. `settings`: the login's user, password, database; `key`: to cancel."""
+    """One connection; `settings` are the login's, `key` is to cancel."""
 
     def __init__(self, settings: Mapping[str, Any], key: bytes) -> None:
         super().__init__()
@@ -64,7 +61,6 @@ class PostgresSession(Conversation):
         self._is_inside = self._skips = False
 
     def next_step(self) -> ServiceStep | None:
-        """See `Conversation`."""
         is_first = self._presented_user is None
         head = 4 if is_first else 5  # The first message has no letter.
         if len(self.rest) < head:
@@ -143,7 +139,7 @@ class PostgresSession(Conversation):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return a stream stand-in. A connection holds one 64 KiB message."""
+    """Return the stand-in; a connection holds one message of 64 KiB."""
     return stream_app(
         context, "postgres", lambda: PostgresSession(context.settings, b"\0\0" + context.random(6))
     )

@@ -1,7 +1,6 @@
-"""A mail server that accepts everything and sends nothing; a message that breaks off is recorded.
+"""A mail server that accepts everything and sends nothing (RFC 5321, AUTH PLAIN).
 
-SMTP (RFC 5321) with AUTH PLAIN (RFC 4954). Not: STARTTLS (a port of the protocol `smtps` has TLS
-from the start), CHUNKING, delivery reports.
+A message that breaks off is recorded. There is no STARTTLS.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _COMMANDS: Final = (b"HELO", b"EHLO", b"MAIL", b"RCPT", b"DATA", b"AUTH")
 
 
 class _MailConnection:
-    """One connection. It holds at most a line, envelope and 64 KiB."""
+    """One connection, which holds at most a line, envelope and 64 KiB."""
 
     def __init__(self, context: web.StandInContext, stream: web.Stream, cell: str) -> None:
         self._context, self._stream, self._cell = context, stream, cell
@@ -48,7 +47,6 @@ class _MailConnection:
         self._is_over = False
 
     async def serve(self) -> None:
-        """Answer commands until the end."""
         try:
             await self._stream.send(b"220 %s ESMTP\r\n" % self._host)
             while not self._is_over and (line := await self._line()) is not None:
@@ -60,7 +58,7 @@ class _MailConnection:
                 await self._record_mail(self._content, complete=False)
 
     async def _piece(self) -> bytes:
-        """Return a line, or a piece of one; b"": the end."""
+        """Return a line, or a piece of one; b"" at the end."""
         data = b"\n"
         while data and b"\n" not in self._held and len(self._held) <= MAX_LINE_BYTES:
             data = await self._stream.receive()
@@ -71,7 +69,6 @@ class _MailConnection:
         return piece
 
     async def _line(self) -> bytes | None:
-        """Return a command's line without its end, or None."""
         while line := await self._piece():
             if len(line) <= MAX_LINE_BYTES:
                 return line.rstrip(b"\r\n") if line.endswith(b"\n") else None
@@ -169,7 +166,6 @@ class _MailConnection:
 
 
 def _address(rest: bytes, key: bytes) -> str | None:
-    """Return the address of `FROM:<…>`, or None."""
     match = _PATH.fullmatch(rest[len(key) :].strip())
     if rest[: len(key)].upper() != key or match is None:
         return None
@@ -177,5 +173,4 @@ def _address(rest: bytes, key: bytes) -> str | None:
 
 
 def make(context: web.StandInContext) -> web.StreamApp:
-    """Return a stream stand-in."""
     return lambda stream, cell: _MailConnection(context, stream, cell).serve()

@@ -1,6 +1,6 @@
-"""A decoy SSH server: it logs in, and refuses each session, as for an account without a shell.
+"""A decoy SSH server (asyncssh's) logs in, and refuses each session.
 
-Logins, commands, forwards and input are on record. The protocol is asyncssh's.
+Logins, commands, forwards and input are on record.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ asyncssh.set_log_level(logging.CRITICAL)
 
 
 class _SshConnection(asyncssh.SSHServerConnection):
-    """One connection. Its logins are recorded before asyncssh answers them."""
-
     def __init__(
         self,
         options: asyncssh.SSHServerConnectionOptions,
@@ -68,7 +66,6 @@ class _SshConnection(asyncssh.SSHServerConnection):
             await self.recorded()
 
     async def recorded(self) -> None:
-        """Return when nothing waits for the record."""
         if self._pending:
             await asyncio.wait(self._pending)
 
@@ -88,7 +85,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
     async def validate_public_key(
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
-        """Record a key that opens nothing immediately, the right one when proven."""
+        """Record a wrong key at once, the right one when proven."""
         settings = self._context.settings
         named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
         if fingerprint(key_data) != settings["fingerprint"] or username != settings["user"]:
@@ -110,8 +107,6 @@ class _SshConnection(asyncssh.SSHServerConnection):
 
 
 class _Server(asyncssh.SSHServer):
-    """A logged-in connection's server: sessions open, then are refused."""
-
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection: Any = conn
 
@@ -143,8 +138,6 @@ class _Server(asyncssh.SSHServer):
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):
-    """A shell, command or subsystem: recorded, then refused. Called by asyncssh."""
-
     def __init__(self, connection: _SshConnection) -> None:
         self._connection = connection
         self._input_ended = asyncio.Event()
@@ -199,8 +192,6 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
 
 class _Transport(asyncio.Transport):
-    """Queues asyncssh's bytes until the client has them."""
-
     def __init__(self) -> None:
         super().__init__()
         self.pieces, self._is_closing = asyncio.Queue[bytes](), False
@@ -226,7 +217,7 @@ class _Transport(asyncio.Transport):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return the stand-in. A connection holds at most 288 KiB."""
+    """Return the stand-in; a connection holds at most 288 KiB."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))

@@ -1,8 +1,6 @@
 """The types between gateway and stand-ins, and their HTTP toolkit.
 
-A stand-in is a function of a whole `Request`, or of a connection (`Stream`); `make(context)` makes
-it once a range. Nothing here raises for a guest's data. Framing, header and time limits are the
-gateway's.
+Nothing here raises for a guest's data. Framing, header and time limits are the gateway's.
 """
 
 from __future__ import annotations
@@ -36,10 +34,8 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
 class Stream(Protocol):
-    """A stand-in's view of a connection: both directions counted, bounded and recorded."""
-
     async def receive(self) -> bytes:
-        """At most 64 KiB; empty at the end. Raises `OSError`."""
+        """Return at most 64 KiB, or b"" at the end. Raises `OSError`."""
         ...
 
     async def send(self, data: bytes) -> None:
@@ -62,7 +58,7 @@ class ClientGoneError(OSError):
 
 
 class RefusedRequestError(Exception):
-    """Ends an exchange or connection with a status; stand-ins may raise it."""
+    """It ends an exchange or connection with a status."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -81,10 +77,10 @@ Ask: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInContext:
-    """What `make` is given.
+    """The argument of `make`.
 
-    `names`: lower case, A-labels, `*.` of a wildcard. `settings`: checked before.
-    `files`: read-only, may not exist. `clock`: Unix time.
+    `names` are lower case, A-labels. `files` is read-only, and may not exist.
+    `clock` is Unix time.
     """
 
     id: str
@@ -112,27 +108,23 @@ class Request:
     cell: str = ""
 
     def header(self, name: str) -> str:
-        """Several joined by a comma (RFC 9110, 5.3); "": absent."""
+        """Return "" or the value; several are joined by a comma (RFC 9110, 5.3)."""
         return ", ".join(value for key, value in self.headers if key == name)
 
     @property
     def host(self) -> str:
-        """Return the host in lower case, without a port."""
         return re.sub(r":\d*$", "", self.header("host")).lower()
 
     @property
     def base_url(self) -> str:
-        """Return scheme and host with its port."""
         return f"{self.scheme}://{self.header('host')}"
 
     @property
     def content_type(self) -> str:
-        """Return the content type in lower case, without parameters."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
     @property
     def url(self) -> str:
-        """Return the whole URL as it was asked for."""
         query = f"?{self.query_string}" if self.query_string else ""
         return f"{self.base_url}{self.raw_path}{query}"
 
@@ -143,14 +135,12 @@ class Request:
 
     @cached_property
     def form(self) -> Pairs:
-        """Return the fields of an `application/x-www-form-urlencoded` body."""
         if self.content_type != "application/x-www-form-urlencoded":
             return ()
         return _fields(self.body.decode("utf-8", "replace"))
 
     @cached_property
     def cookies(self) -> Mapping[str, str]:
-        """Of two with one name the first counts, as usual."""
         found: dict[str, str] = {}
         for part in self.header("cookie").replace(",", ";").split(";")[:MAX_FIELDS]:
             name, _, value = part.strip().partition("=")
@@ -159,7 +149,6 @@ class Request:
 
     @cached_property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """Return the body's JSON value of any content type, or None."""
         try:
             return parse_json(self.body)
         except ValueError:
@@ -168,7 +157,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """`stream` replaces `body`; `length`: bytes, or -1; `until`: cut off then (loop time)."""
+    """An answer with `body`, or `stream` of `length` (-1: unknown) to `until` (loop time)."""
 
     status: int = 200
     headers: Pairs = ()
@@ -192,9 +181,9 @@ def _fields(text: str) -> Pairs:
 def parse_json(
     data: bytes | str, max_depth: int = MAX_JSON_DEPTH, *, max_commas: int | None = None
 ) -> Any:  # noqa: ANN401 - any
-    """Return a JSON value (RFC 8259) of at most so many levels. Raises `ValueError`.
+    """Return a JSON value (RFC 8259) of bounded depth. Raises `ValueError`.
 
-    `max_commas`: with opening brackets, and also within strings. A value has one before it.
+    `max_commas` counts opening brackets too, and those within strings.
     """
     try:
         # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not.
@@ -215,27 +204,23 @@ def parse_json(
 
 
 def compact(value: object) -> str:
-    """Return a value as JSON on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def json_answer(
     value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json"
 ) -> Answer:
-    """Return an answer whose body is JSON."""
     return text_answer(compact(value), status, headers, media=media)
 
 
 def text_answer(
     text: str, status: int = 200, headers: Pairs = (), *, media: str = "text/plain; charset=utf-8"
 ) -> Answer:
-    """Return an answer whose body is text."""
     headers = (("content-type", media), *headers)
     return Answer(status=status, headers=headers, body=text.encode("utf-8", "replace"))
 
 
 def plain_error(status: int, headers: Pairs = ()) -> Answer:
-    """Return an error page as an ordinary web server's."""
     title = f"{status} {_PHRASES.get(status, 'Unknown')}"
     page = (
         f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1>"
@@ -245,12 +230,12 @@ def plain_error(status: int, headers: Pairs = ()) -> Answer:
 
 
 def header_text(text: str) -> str:
-    """Return text as Latin-1 without controls (RFC 9110, 5.5), cut at 4096 characters."""
+    """Return at most 4096 characters of Latin-1 without controls (RFC 9110, 5.5)."""
     return _UNSAFE.sub("", text[:4096]).strip()
 
 
 class Service:
-    """An application and its state. `writes_wait`: one at a time."""
+    """An application and its state; with `writes_wait` one write at a time."""
 
     max_body_bytes, writes_wait = 1 << 20, False
 
@@ -258,24 +243,22 @@ class Service:
         self.context, self._turn = context, Lock()
 
     async def __call__(self, request: Request) -> Answer:
-        """Answer a request; 413 where its body is too long."""
         if len(request.body) > self.max_body_bytes:
             return plain_error(413)
         async with self._turn if self.writes_wait and writes(request) else nullcontext():
             return await self.handle(request)
 
     async def handle(self, request: Request) -> Answer:
-        """Answer a request; what it changes is recorded first."""
+        """Answer a request; its changes are recorded first."""
         raise NotImplementedError
 
 
 def writes(request: Request) -> bool:
-    """Return whether a request may change something."""
     return request.method not in {"GET", "HEAD"}
 
 
 def credentials(authorization: str) -> dict[str, JsonValue]:
-    """Return what is recorded of credentials, never the secret itself."""
+    """Return a record of credentials, never the secret itself."""
     scheme, _, rest = authorization.partition(" ")
     if not scheme:
         return {"credentials": "none"}
@@ -297,7 +280,6 @@ def word(text: str | bytes, max_chars: int = 200) -> str:
 
 
 def bounded(values: Iterable[JsonValue], max_json_bytes: int) -> list[JsonValue]:
-    """Return the values that fit into these JSON bytes."""
     kept, size = list[JsonValue](), 0
     for value in values:
         size += len(json.dumps(value)) + 2
