@@ -234,7 +234,7 @@ class _Scan:
         hits = sorted(
             self._hits.values(), key=lambda hit: (hit.start, hit.end, hit.cls, hit.value_id)
         )
-        return Scanned(hits=tuple(hits), complete=not self._problem, problem=self._problem)
+        return Scanned(hits=tuple(hits), problem=self._problem)
 
     def _tick(self) -> None:
         if time.thread_time() > self._deadline or time.monotonic() > self._wall_deadline:

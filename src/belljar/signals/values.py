@@ -114,8 +114,11 @@ class Hit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
     hits: tuple[Hit, ...] = ()
-    complete: bool = True
-    problem: str = ""
+    problem: str = ""  # The bound that ended the scan.
+
+    @property
+    def complete(self) -> bool:
+        return not self.problem
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
