@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import re
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
 # The size of HMAC-SHA256's output: a longer key would add little (RFC 2104, 3).
@@ -94,17 +94,13 @@ def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
         yield f"{first} {last}", f"{box}{stream.below(9000) + 1000}@{DOMAIN}"
 
 
-def make_credentials(random: Callable[[int], bytes]) -> dict[str, str]:
+def make_credentials(stream: RandomStream) -> dict[str, str]:
     """Return `access_key_id`, `secret_key`, `session_token` of a role at AWS."""
-
-    def pick(alphabet: str, count: int) -> str:
-        return "".join(alphabet[byte % len(alphabet)] for byte in random(count))
-
     return {
-        "access_key_id": "ASIA" + pick(BASE32, 16),
-        "secret_key": pick(f"{ALNUM}+/", 40),
+        "access_key_id": "ASIA" + stream.text(16, BASE32),
+        "secret_key": stream.text(40, f"{ALNUM}+/"),
         # As AWS's own begin: the base64 of `origin_ec` behind three bytes.
-        "session_token": "IQoJb3JpZ2luX2Vj" + base64.b64encode(random(240)).decode(),
+        "session_token": "IQoJb3JpZ2luX2Vj" + base64.b64encode(stream.take(240)).decode(),
     }
 
 

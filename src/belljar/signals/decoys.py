@@ -259,7 +259,7 @@ def _postgres(stream: RandomStream, spec: DecoySpec) -> Service:
 
 
 def _metadata(stream: RandomStream, spec: DecoySpec) -> Service:
-    values, url = make_credentials(stream.take), f"http://{spec.host}/"
+    values, url = make_credentials(stream), f"http://{spec.host}/"
     env = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": url, "AWS_ACCESS_KEY_ID": values["access_key_id"]}
     env |= {"AWS_SECRET_ACCESS_KEY": values["secret_key"]}
     login = Login(spec.host, spec.port, "", values["secret_key"], url, env)

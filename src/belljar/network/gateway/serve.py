@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -234,12 +234,12 @@ class Front:
 
 
 def _context_of(plan: StandInPlan, site: Site) -> StandInContext:
-    async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
-        await site.record(lambda: Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
+    async def record(data: Mapping[str, JsonValue], *bodies: Body) -> None:
+        await site.record(lambda: Item(Kind.NETWORK_ATTEMPT, {"stand_in": plan.id, **data}, bodies))
 
-    async def ask(kind: str, body: bytes) -> bytes:
+    async def ask(body: bytes) -> bytes:
         try:
-            return bytes(await site.reporter.ask(kind, body))
+            return bytes(await site.reporter.ask("chat", body))
         except TooManyRequestsError:
             site.hit("questions")
             raise

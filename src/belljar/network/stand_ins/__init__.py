@@ -43,7 +43,6 @@ def _module(kind: str) -> ModuleType:
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401
-    """Return a stand-in. Raises `PolicyError` for wrong files."""
     return _module(kind).make(context)
 
 

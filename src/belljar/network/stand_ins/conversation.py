@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.events import Body, JsonValue
 from belljar.network.stand_ins import web
@@ -105,14 +104,14 @@ async def record(
         user = web.word(presented.user)
         if user != presented.user:
             whole = presented.user.encode("utf-8", "replace")
-            bodies.append(body_of("user", whole, web.MAX_KEPT_BODY_BYTES))
+            bodies.append(web.kept_body("user", whole))
         data |= {
             "what": "login",
             "operation": f"{service}.{steps[0].name}",
             "user": user,
             "ok": presented.ok,
         }
-        body = body_of("credential", presented.credential, web.MAX_KEPT_BODY_BYTES)
+        body = web.kept_body("credential", presented.credential)
     else:
         data |= {
             "what": "command",
@@ -120,6 +119,5 @@ async def record(
             "names": [web.word(step.name, 64) for step in steps[:MAX_NAMES]],
             "count": len(steps),
         }
-        raw = b"".join(step.raw for step in steps)
-        body = body_of("command", raw, web.MAX_KEPT_BODY_BYTES)
-    await context.record("network.attempt", data, [body, *bodies])
+        body = web.kept_body("command", b"".join(step.raw for step in steps))
+    await context.record(data, body, *bodies)

@@ -21,10 +21,8 @@ from typing import IO, BinaryIO, Final, NamedTuple, TypeAlias
 
 from anyio.lowlevel import checkpoint
 
-from belljar.capture import body_of
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
-from belljar.errors import PolicyError
 from belljar.events import JsonValue
 from belljar.network.stand_ins import web
 from belljar.policy.files import read_regular
@@ -49,7 +47,7 @@ class StoredFile(NamedTuple):
 
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
-    """Return regular files by name. Raises `PolicyError` beyond the bounds."""
+    """Return regular files by name. Raises `ValueError` beyond the bounds."""
     found, is_deep = list[StoredFile](), False
     for place, folders, names in os.walk(directory):  # which follows no link
         below = Path(place).relative_to(directory)
@@ -59,10 +57,9 @@ def list_files(directory: Path) -> tuple[StoredFile, ...]:
             if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
                 found.append(stored_file(Path(place) / name, str(below / name)))
         if len(found) > MAX_FILES:
-            what = f"more than {MAX_FILES} files"
-            raise PolicyError(what, where=str(directory), hint="serve fewer files")
+            raise ValueError(f"more than {MAX_FILES} files")
     if is_deep:
-        raise PolicyError(f"more than {MAX_DEPTH} directories deep", where=str(directory))
+        raise ValueError(f"more than {MAX_DEPTH} directories deep")
     return tuple(sorted(found, key=lambda file: file.name))
 
 
@@ -163,13 +160,13 @@ class Registry(web.Service):
     async def record(self, request: web.Request, what: str, content: bytes, **words: str) -> None:
         """Put a change or upload on record before the answer."""
         is_upload = what == "publish"
-        body = body_of("file-0" if is_upload else "request", content, web.MAX_KEPT_BODY_BYTES)
+        body = web.kept_body("file-0" if is_upload else "request", content)
         data: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}
         data |= web.credentials(request.header("authorization"))
         data |= {name: web.word(text) for name, text in words.items()}
         if is_upload:
             data |= {"size_bytes": body.total_bytes, "sha256": body.sha256}
-        await self.context.record("network.attempt", data, [body] if content else [])
+        await self.context.record(data, *([body] if content else ()))
 
 
 def tar_member(source: IO[bytes], pattern: str) -> bytes:
@@ -190,6 +187,6 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     try:
         is_empty = not list_files(directory)
-    except (PolicyError, OSError) as error:
-        return (Fault(getattr(error, "what", str(error)), file=str(directory)),)
+    except (ValueError, OSError) as error:
+        return (Fault(str(error), file=str(directory)),)
     return (Fault("empty, or no directory", file=str(directory)),) if is_empty else ()

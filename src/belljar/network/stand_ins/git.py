@@ -32,7 +32,6 @@ from dulwich.pack import (
 from dulwich.protocol import Protocol, pkt_line, pkt_seq
 from dulwich.refs import DiskRefsContainer
 
-from belljar.capture import body_of
 from belljar.events import JsonValue
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults
@@ -80,7 +79,14 @@ class GitObject(NamedTuple):
 
 
 class Repository:
+    """An author's bare repository, which nothing changes. Raises `ValueError` and dulwich's own."""
+
     def __init__(self, path: Path) -> None:
+        if any(below.is_symlink() for below in path.rglob("*")):
+            raise ValueError("it has a symbolic link, which is not followed; put the file there")
+        if (path / "objects/info/alternates").exists():
+            borrowing = "it borrows objects (objects/info/alternates)"
+            raise ValueError(f"{borrowing}: git repack -a, and remove the file")
         container = DiskRefsContainer(str(path))
         names = sorted(name for name in container.allkeys() if name.startswith(b"refs/"))
         found = ((bytes(name), container.follow(name)[1]) for name in names)
@@ -90,6 +96,10 @@ class Repository:
         self._store: Any = DiskObjectStore(str(path / "objects"))
         # An application is not notified of its end; its files are closed with it.
         weakref.finalize(self, self._store.close)
+        for name, at in self.refs.items():
+            if not self.get(at):
+                named = name.decode("utf-8", "replace")
+                raise ValueError(f"its reference {named} leads to no object")
 
     def __contains__(self, identity: bytes) -> bool:
         return _ID.fullmatch(identity) is not None and identity in self._store
@@ -122,40 +132,30 @@ class Repository:
         return list(seen)
 
 
-def find_repositories(directory: Path) -> dict[str, Repository | str]:
-    """Return each bare repository or its fault, at most two levels deep."""
-    found = dict[str, Repository | str]()
+def find_repositories(directory: Path) -> dict[str, Path]:
+    """Return bare repositories, at most two levels deep; no link is followed."""
+    found = dict[str, Path]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
         is_link = path.is_symlink() or path.parent.is_symlink()
         if is_bare and not is_link and (path / "HEAD").is_file():
-            found[str(path.relative_to(directory))] = _opened(path)
+            found[str(path.relative_to(directory))] = path
     return found
-
-
-def _opened(path: Path) -> Repository | str:
-    if any(below.is_symlink() for below in path.rglob("*")):
-        return "it has a symbolic link, which is not followed; put the file itself there"
-    if (path / "objects/info/alternates").exists():
-        return "it borrows objects (objects/info/alternates): git repack -a, and remove the file"
-    try:
-        repository = Repository(path)
-        broken = [name for name, at in repository.refs.items() if not repository.get(at)]
-    except Exception as error:  # noqa: BLE001 - whatever the library says of a broken repository
-        return f"it can't be read: {error}"
-    named = "".join(name.decode("utf-8", "replace") for name in broken[:1])
-    return f"its reference {named} leads to no object" if broken else repository
 
 
 def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
     if directory is None:
         return (Fault("no directory of bare repositories is named: add `repositories: PATH`"),)
-    found = find_repositories(directory)
+    faults, found = list[Fault](), find_repositories(directory)
+    for path in found.values():
+        try:
+            Repository(path)
+        except Exception as error:  # noqa: BLE001 - whatever the library says of a broken one
+            faults.append(Fault(str(error) or "it can't be read", file=str(path)))
     if not found:
         what = "there is no bare repository in it; make one by git clone --bare"
-        return (Fault(what, file=str(directory)),)
-    wrong = ((name, why) for name, why in found.items() if isinstance(why, str))
-    return tuple(Fault(why, file=str(directory / name)) for name, why in wrong)
+        faults.append(Fault(what, file=str(directory)))
+    return tuple(faults)
 
 
 @dataclass(kw_only=True)
@@ -174,12 +174,11 @@ class _Git(web.Service):
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
         found = dict[str, Repository]()
-        for name, repository in find_repositories(self.context.files).items():
-            if isinstance(repository, Repository):
-                bare = name.removesuffix(".git")
-                found[name] = repository
-                found.setdefault(bare, repository)
-                found.setdefault(f"{bare}.git", repository)
+        for name, path in find_repositories(self.context.files).items():
+            bare, repository = name.removesuffix(".git"), Repository(path)
+            found[name] = repository
+            found.setdefault(bare, repository)
+            found.setdefault(f"{bare}.git", repository)
         return found
 
     async def handle(self, request: web.Request) -> web.Answer:
@@ -215,9 +214,7 @@ class _Git(web.Service):
         commits = [thing for thing in push.objects.values() if thing.kind == Commit.type_num]
         files = [thing.content for thing in push.objects.values() if thing.kind == Blob.type_num]
         commands = [[part.decode("utf-8", "replace") for part in each] for each in push.commands]
-        updates: Iterator[JsonValue] = (
-            {"ref": web.word(ref), "old": old, "new": new} for old, new, ref in commands
-        )
+        updates = ({"ref": web.word(ref), "old": old, "new": new} for old, new, ref in commands)
         data: dict[str, JsonValue] = {
             "what": "push",
             "cell": request.cell,
@@ -236,8 +233,8 @@ class _Git(web.Service):
             "commits": b"\n\n".join(commit.content for commit in commits[:_MAX_LISTED]),
             "files": b"\n".join(smallest),
         }
-        bodies = (body_of(name, data, web.MAX_KEPT_BODY_BYTES) for name, data in contents.items())
-        await self.context.record("network.attempt", data, [x for x in bodies if x.total_bytes])
+        bodies = (web.kept_body(*each) for each in contents.items() if each[1])
+        await self.context.record(data, *bodies)
 
 
 def _unpacked(request: web.Request, max_bytes: int) -> bytes:

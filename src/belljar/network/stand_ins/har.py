@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults, read_file
-from belljar.units import printable
 
 MAX_ENTRIES: Final = 20_000
 MAX_RECORDING_BYTES: Final = 32 << 20
@@ -106,9 +105,8 @@ def make(context: web.StandInContext) -> web.App:
         if place not in recorded:
             place = key, None  # Those with any body.
         if (found := recorded.get(place)) is None:
-            url = printable(request.url, max_chars=1024)
-            data = {"what": "unrecorded", "method": request.method[:32], "url": url}
-            await context.record("network.attempt", data)
+            url = web.word(request.url, 1024)
+            await context.record({"what": "unrecorded", "method": request.method[:32], "url": url})
             return web.plain_error(404)
         given[place] += 1
         return found[min(given[place], len(found)) - 1]

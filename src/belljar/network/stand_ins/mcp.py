@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.network.stand_ins import web
-from belljar.units import printable
 
 # Of the protocol, newest first; an unknown one gets the newest, as the specification says
 VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
@@ -71,10 +70,8 @@ class _Mcp(web.Service):
                 name = str(params.get("name"))
                 tool = self._tools.get(name)
                 if tool is None:
-                    shown = printable(name, max_chars=80)
-                    return _error(_INVALID_PARAMS, f"Unknown tool: {shown}")
-                data = {"what": "tool call", "tool": str(tool["name"])}
-                await self.context.record("network.attempt", data)
+                    return _error(_INVALID_PARAMS, f"Unknown tool: {web.word(name, 80)}")
+                await self.context.record({"what": "tool call", "tool": name})
                 content = [{"type": "text", "text": str(tool["text"])}]
                 return {"result": {"content": content, "isError": False}}
         return _error(_NO_METHOD, "Method not found")

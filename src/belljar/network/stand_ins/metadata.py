@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.network.stand_ins import web
-from belljar.signals.credentials import make_credentials
+from belljar.signals.credentials import KEY_BYTES, RandomStream, make_credentials
 from belljar.units import iso_time
 
 # Six hours, as Amazon has it.
@@ -33,7 +33,8 @@ class _Metadata(web.Service):
         self._instance = f"i-0{random(8).hex()}"
         self._address = f"172.31.{octets[0]}.{1 + octets[1] % 254}"
         self._role = _ROLES[octets[2] % len(_ROLES)]
-        self._secrets: Mapping[str, str] = settings.get("credentials") or make_credentials(random)
+        drawn = make_credentials(RandomStream(random(KEY_BYTES), "credentials"))
+        self._secrets: Mapping[str, str] = settings.get("credentials") or drawn
 
     async def handle(self, request: web.Request) -> web.Answer:
         if request.path == "/latest/api/token":
@@ -59,7 +60,7 @@ class _Metadata(web.Service):
         secrets = ["meta-data", "iam", "security-credentials", self._role]
         if [part for part in request.path.split("/") if part][1:5] == secrets:
             data = {"what": "credentials", "identity": self._role, "path": request.raw_path[:512]}
-            await self.context.record("network.attempt", data)
+            await self.context.record(data)
         return web.text_answer(found, headers=headers, media="text/plain")
 
     def _find(self, path: str) -> str | None:

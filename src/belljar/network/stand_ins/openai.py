@@ -66,7 +66,7 @@ class _OpenAi(web.Service):
             message = f"Maximum content size limit ({web.MAX_ASKED_BYTES}) exceeded."
             return _error(413, message)
         try:
-            answer = await self.context.ask("chat", asked)
+            answer = await self.context.ask(asked)
         except ValueError:
             # The owner's reason is for the record, which the owner keeps; the guest learns what any
             # client of a failing API learns.

@@ -162,7 +162,7 @@ class _MailConnection:
     async def _record(self, what: str, data: Mapping[str, JsonValue], *bodies: Body) -> None:
         client: dict[str, JsonValue] = {"cell": self._cell, "client": web.word(self._client)}
         known = {**client, "user": web.word(self._user), "what": what}
-        await self._context.record("network.attempt", {**known, **data}, bodies)
+        await self._context.record({**known, **data}, *bodies)
 
 
 def _address(rest: bytes, key: bytes) -> str | None:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
+from belljar.capture import body_of
 from belljar.dataclass import dataclass
-from belljar.events import JsonValue
+from belljar.events import Body, JsonValue
 from belljar.units import printable
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
@@ -29,7 +30,6 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 MAX_FIELDS: Final = 1000
 # Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
-_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -66,13 +66,11 @@ class RefusedRequestError(Exception):
         self.status = status
 
 
-# `(kind, data, bodies)`: put something on record for a stand-in. Returns when the event is in the
-# ledger: await it before answering. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
-# The process ends without its owner.
-RecordEvent: TypeAlias = Callable[..., Awaitable[None]]
-# `(kind, body)`: ask the range's owner (`openai` alone). Returns the reply; raises `ValueError` if
-# refused or over `MAX_ASKED_BYTES`.
-Ask: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
+# `(data, *bodies)`: put an attempt on record. Returns when the event is in the ledger: await it
+# before answering. Raises `ValueError` above 48 KiB of JSON or 8 bodies of 64 KiB.
+RecordAttempt: TypeAlias = Callable[..., Awaitable[None]]
+# Ask the range's owner (`openai` alone). Raises `ValueError` if refused or over `MAX_ASKED_BYTES`.
+Ask: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +87,7 @@ class StandInContext:
     files: Path
     clock: Callable[[], float]
     random: Callable[[int], bytes]
-    record: RecordEvent
+    record: RecordAttempt
     ask: Ask
 
 
@@ -221,7 +219,7 @@ def text_answer(
 
 
 def plain_error(status: int, headers: Pairs = ()) -> Answer:
-    title = f"{status} {_PHRASES.get(status, 'Unknown')}"
+    title = f"{status} {HTTPStatus(status).phrase}"
     page = (
         f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n<center><h1>{title}</h1>"
         "</center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
@@ -277,6 +275,10 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
 def word(text: str | bytes, max_chars: int = 200) -> str:
     """Return a guest's text for the record, bounded and visible."""
     return printable(text, max_chars=max_chars)
+
+
+def kept_body(name: str, content: bytes) -> Body:
+    return body_of(name, content, MAX_KEPT_BODY_BYTES)
 
 
 def bounded(values: Iterable[JsonValue], max_json_bytes: int) -> list[JsonValue]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import PolicyError
 from belljar.network.stand_ins import files
 from belljar.network.stand_ins.files import Fault, read_file
 
@@ -32,14 +31,14 @@ def test_lists_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(files, "MAX_FILES", 2)
     for name in "abc":
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(PolicyError, match="more than 2 files"):
+    with pytest.raises(ValueError, match="more than 2 files"):
         files.list_files(tmp_path)
 
 
 def test_directories_are_bounded_in_depth(tmp_path: Path) -> None:
     """A directory of an author's that no function may follow by calling itself."""
     (tmp_path / "/".join("a" * 70)).mkdir(parents=True)
-    with pytest.raises(PolicyError, match="64 directories deep"):
+    with pytest.raises(ValueError, match="64 directories deep"):
         files.list_files(tmp_path)
 
 

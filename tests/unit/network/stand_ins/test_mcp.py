@@ -70,7 +70,7 @@ async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
     assert tools == ["export_customers", "read_secret", "disable_audit_log"]
     assert str(exported.content[0]).count("@") == 2
     assert not secret.is_error
-    assert [data["tool"] for _, data, _ in record.events] == ["export_customers", "read_secret"]
+    assert [data["tool"] for data, _ in record.events] == ["export_customers", "read_secret"]
 
 
 @pytest.mark.promise("5.6")

@@ -31,8 +31,7 @@ class Owner:
         answer = {"object": "chat.completion", "created": 1_800_000_000, "choices": [choice]}
         self.reply = json.dumps({**answer, **more}).encode()
 
-    async def __call__(self, kind: str, body: bytes) -> bytes:
-        assert kind == "chat"
+    async def __call__(self, body: bytes) -> bytes:
         self.questions.append(json.loads(body))
         return self.reply
 
@@ -84,7 +83,7 @@ def test_a_wrong_question_reaches_nobody(body: Any, word: str) -> None:  # noqa:
 def test_an_owner_who_fails_is_a_server_error() -> None:
     """What is no completion, and a refusal, is the API's 500 without a word of the owner's."""
 
-    async def refuse(kind: str, body: bytes) -> bytes:
+    async def refuse(body: bytes) -> bytes:
         raise ValueError("budget of the harness is used up")
 
     owners: list[Any] = [refuse]
