@@ -73,9 +73,6 @@ def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket
 
 # A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
 _SCRATCH_BYTES: Final = 1 << 20
-_SCRATCH_INODES: Final = 64
-# Directories to mount on are all that it holds.
-_ROOT_OPTIONS: Final = "mode=0755,size=64k,nr_inodes=1024"
 NO_CORE: Final = 1  # as in plan.jail
 _INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 
@@ -122,15 +119,14 @@ def _make_root(directories: Mapping[str, str]) -> None:
     # What is mounted below would show in the host's namespace as long as they are peers.
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    # Opened first, since one may lie below the place that the new root covers. Named by /proc
-    # afterwards.
+    # Opened first, since one may lie below the place that the new root covers.
     sources = {
         name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for name, path in directories.items()
     }
-    # A place to mount on, in a mount namespace of its own.
-    syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108
-    root = Path("/tmp")  # noqa: S108
+    # Directories to mount on are all that it holds.
+    root, options = "/tmp", "mode=0755,size=64k,nr_inodes=1024"  # noqa: S108
+    syscalls.mount("tmpfs", root, "tmpfs", bare, options)
     for name, fd in sources.items():
         target = f"{root}{FILES_ROOT}/{name}"
         Path(target).mkdir(mode=0o755, parents=True)
@@ -139,10 +135,10 @@ def _make_root(directories: Mapping[str, str]) -> None:
         os.close(fd)
     scratch = f"{root}/t"  # `GatewayConfig.scratch`
     Path(scratch).mkdir()
-    options = f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}"
+    options = f"mode=0777,size={_SCRATCH_BYTES},nr_inodes=64"
     syscalls.mount("tmpfs", scratch, "tmpfs", bare, options)
-    syscalls.restrict_mount(str(root))
-    syscalls.enter_root(str(root))
+    syscalls.restrict_mount(root)
+    syscalls.enter_root(root)
 
 
 def limit_address_space(more_bytes: int) -> None:
