@@ -5,12 +5,15 @@ The caller bounds depth and time.
 
 from __future__ import annotations
 
+import codecs
 import html
 import re
+import string
 import unicodedata
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -42,14 +45,12 @@ class Decoded:
     reader: zlib._Decompress | None = None
 
 
-_LETTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LETTERS: Final = string.ascii_letters.encode()
 # Base64's alphabets, both of RFC 4648, with padding; hex and base32 are within them.
 ENCODED: Final = _LETTERS + b"0123456789+/_-="
 # A table for `translate`: `a` for each of them, so that a run is found as a run of `a`.
 IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
-ROT13: Final = bytes.maketrans(
-    _LETTERS, _LETTERS[13:26] + _LETTERS[:13] + _LETTERS[39:] + _LETTERS[26:39]
-)
+ROT13: Final = bytes.maketrans(_LETTERS, codecs.encode(string.ascii_letters, "rot13").encode())
 
 
 # --- escapes: marked within text ---
@@ -67,8 +68,7 @@ _CONTROLS: Final = frozenset((*range(9), 11, 12, *range(14, 32), *range(127, 160
 
 
 def _code(found: re.Match[bytes]) -> int:
-    parts = _CODE.fullmatch(found[0])
-    if parts is None:
+    if not (parts := _CODE.fullmatch(found[0])):
         return -1
     return int(parts[2]) if parts[2] else int(parts[1] or parts[3], 16)
 
@@ -90,10 +90,8 @@ def _of_backslash(found: re.Match[bytes]) -> bytes:
 
 
 # Any other character behind a backslash stands for itself. A line's end is a continuation.
-_CHARACTERS: Final = {
-    **dict(zip((b"n", b"t", b"r", b"b", b"f"), (b"\n", b"\t", b"\r", b"\b", b"\f"), strict=True)),
-    **dict.fromkeys((b"\n", b"\r\n"), b""),
-}
+_CHARACTERS: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f"}
+_CHARACTERS.update({b"\n": b"", b"\r\n": b""})
 
 
 class Escape(NamedTuple):
@@ -217,7 +215,7 @@ def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
                 # Where a frame of zstd ends isn't known: it is looked for within it, too.
                 following = following if name == "zstd" else max(found.end, following)
             at = data.find(magic, following)
-    if (found := deflated(data, allowed())) is not None:
+    if found := deflated(data, allowed()):
         yield found
 
 
@@ -279,15 +277,11 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
         memoryview(data)[at:]
     )
     out = bytearray()
-    try:
+    with suppress(zstandard.ZstdError):  # what came out before the damage is searched
         while len(out) <= most and (part := reader.read(min(CHUNK << 2, most + 1 - len(out)))):
             out += part
-    # What came out before the damage is searched all the same.
-    except zstandard.ZstdError:
-        pass
-    if not out:
-        return None
-    return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most)
+    whole = len(out) <= most
+    return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=whole) if out else None
 
 
 def is_plain(data: bytes) -> bool:
@@ -346,11 +340,8 @@ def normalised(text: bytes) -> bytes:
 
 
 def _is_text(data: bytes) -> bool:
-    # Nothing in it is beyond ASCII, so there are no look-alikes to undo.
-    if data.isascii():
-        return False
-    if len(data) <= SMALL:
-        return True
+    if data.isascii() or len(data) <= SMALL:
+        return not data.isascii()  # else there are no look-alikes to undo
     try:
         data.decode()
     except UnicodeDecodeError as error:

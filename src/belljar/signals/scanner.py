@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import compress
+from operator import attrgetter
 from typing import Any, Final
 
 import ahocorasick  # type: ignore[import-not-found] # a compiled module without stubs
@@ -155,20 +156,10 @@ WALL_FACTOR: Final = 15
 @dataclass(frozen=True, slots=True)
 class _View:
     data: bytes
+    outermost: Locate  # Maps offsets in `data` to those in what is scanned.
     names: tuple[str, ...] = ()
     depth: int = 0
-    parent: _View | None = None
-    start: int = 0
-    end: int = 0
-    locate: Locate | None = None
     known: list[tuple[int, int]] = field(default_factory=list)  # Spans of known values.
-
-    def outermost(self, start: int, end: int) -> tuple[int, int]:
-        view: _View = self
-        while view.parent is not None:
-            start, end = view.locate(start, end) if view.locate else (view.start, view.end)
-            view = view.parent
-        return start, end
 
 
 class _ExceededError(Exception):
@@ -179,12 +170,10 @@ class Scanner:
     """Searches data, from any thread. Raises `ValueError`, `MemoryError`."""
 
     def __init__(self, spec: ScanSpec) -> None:
-        self.spec = spec
-        self._known = KnownValues(spec)
-        self._patterns = Patterns(spec.classes)
+        self.spec, self.known, self.patterns = spec, KnownValues(spec), Patterns(spec.classes)
 
     def scan(self, data: bytes) -> Scanned:
-        return _Scan(self.spec, self._known, self._patterns).run(bytes(data))
+        return _Scan(self).run(bytes(data))
 
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
         """Replace each hit's span; overlapping ones as one."""
@@ -197,12 +186,13 @@ class Scanner:
 
 
 class _Scan:
-    def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns) -> None:
-        self._spec, self._known, self._patterns = spec, known, patterns
+    def __init__(self, scanner: Scanner) -> None:
+        self._spec, bounds = scanner.spec, scanner.spec.bounds
+        self._known, self._patterns = scanner.known, scanner.patterns
         self._hits: dict[tuple[str, str, int, int], Hit] = {}
-        self._deadline = time.thread_time() + spec.bounds.time_s
-        self._wall_deadline = time.monotonic() + spec.bounds.time_s * WALL_FACTOR
-        self._left = spec.bounds.decoded_bytes
+        self._deadline = time.thread_time() + bounds.time_s
+        self._wall_deadline = time.monotonic() + bounds.time_s * WALL_FACTOR
+        self._left = bounds.decoded_bytes
         # What was looked at, and how: see `_is_new`.
         self._seen: dict[bytes, int] = {}
         self._runs: dict[bytes, int] = {}
@@ -212,7 +202,7 @@ class _Scan:
     def run(self, data: bytes) -> Scanned:
         """Search breadth first: the least encoded comes first."""
         try:
-            self._views.append(_View(data))
+            self._views.append(_View(data, lambda start, end: (start, end)))
             self._search(self._views[0])
             while self._views:
                 view = self._views.popleft()
@@ -231,9 +221,7 @@ class _Scan:
         # A guest chose the data: a search that it exhausts is reported as incomplete.
         except (MemoryError, RecursionError):
             self._problem = "memory"
-        hits = sorted(
-            self._hits.values(), key=lambda hit: (hit.start, hit.end, hit.cls, hit.value_id)
-        )
+        hits = sorted(self._hits.values(), key=attrgetter("start", "end", "cls", "value_id"))
         return Scanned(hits=tuple(hits), problem=self._problem)
 
     def _tick(self) -> None:
@@ -293,22 +281,25 @@ class _Scan:
         """Return a view of decoded data that is new and within bounds."""
         if not decoded.whole:
             self._problem = self._problem or "decoded_bytes"
-        data, names = decoded.data, decoded.names
-        size = len(data)
+        size, names = len(decoded.data), decoded.names
         depth = parent.depth + len(names) - ("split" in names and len(names) > 1)
-        is_deep = depth > self._spec.bounds.depth
-        if size < MIN_DECODED or is_deep:
+        if size < MIN_DECODED or depth > self._spec.bounds.depth:
             return None
         # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
         # searched.
-        if size < SLICE and not _is_new(self._seen, data, depth, parent.names + names):
+        names = parent.names + names
+        if size < SLICE and not _is_new(self._seen, decoded.data, depth, names):
             return None
         if size > self._left:
             self._problem = self._problem or "decoded_bytes"
             return None
         self._left -= size
-        place = (decoded.start, decoded.end, decoded.locate)
-        return _View(data, parent.names + names, depth, parent, *place)
+
+        def outermost(start: int, end: int) -> tuple[int, int]:
+            at = decoded.locate(start, end) if decoded.locate else (decoded.start, decoded.end)
+            return parent.outermost(*at)
+
+        return _View(decoded.data, outermost, names, depth)
 
 
 def _is_new(seen: dict[bytes, int], data: bytes, depth: int, names: tuple[str, ...]) -> bool:
