@@ -63,9 +63,7 @@ class Reporter:
         on_lost: Callable[[], NoReturn] = lambda: os._exit(OWNER_GONE),
     ) -> None:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
-        self._sock = sock
-        self._bounds = bounds
-        self._on_lost = on_lost
+        self._sock, self._bounds, self._on_lost = sock, bounds, on_lost
         self.end_requested = asyncio.Event()
         self.end_within_s = 0.0
         self.posted = 0
@@ -77,7 +75,6 @@ class Reporter:
         self._unanswered: set[int] = set()
         self._unrecorded = 0
         self._turn, self._freed, self._at_turn = asyncio.Lock(), asyncio.Event(), 0
-        self._writing = False
         self._heartbeat: asyncio.Future[Any] | None = None
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
@@ -114,9 +111,10 @@ class Reporter:
         self._unrecorded += size
         # `settle` waits until no event comes; its own flushes are none.
         self.posted += item.kind != ALIVE
+        is_idle = not self._queue
         self._queue.extend((at == 0, piece) for at, piece in enumerate(sent))
         self._all_sent.clear()
-        if not self._writing:
+        if is_idle:
             self._writable()
         return future
 
@@ -129,8 +127,7 @@ class Reporter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
-        unreported += sum(begins for begins, _ in self._queue)
-        unreported += self._at_turn
+        unreported += self._at_turn + sum(begins for begins, _ in self._queue)
         # The rest of a message that is half sent: without it the owner could read nothing that
         # follows.
         self._queue = deque(itertools.takewhile(lambda queued: not queued[0], self._queue))
@@ -179,13 +176,11 @@ class Reporter:
                 self._on_lost()
             self._queue.popleft()
         loop = asyncio.get_running_loop()
-        if not self._queue:
-            self._all_sent.set()
-            if self._writing:
-                loop.remove_writer(self._sock.fileno())
-        elif not self._writing:
+        if self._queue:
             loop.add_writer(self._sock.fileno(), self._writable)
-        self._writing = bool(self._queue)
+        else:
+            loop.remove_writer(self._sock.fileno())
+            self._all_sent.set()
 
     def _readable(self) -> None:
         # Bounded, so that connections have their turn.

@@ -55,7 +55,6 @@ class Exchange:
         self._parser, self._http = connection.parser, connection.parser.http
         self._request, self._raw_head = request, head
         self._start = time.monotonic()
-        self._scheme = "https" if self._peer.hello else "http"
         self._judged = RequestHead(
             method=request.method.decode("ascii"),
             target=request.target,
@@ -108,15 +107,14 @@ class Exchange:
         await site.reporter.wait_for_room()
         # What is answered, or asked of the owner, follows in order and is waited for.
         self._posted = site.post(self._request_item)
-        if site.guard.scans(self.verdict.stand_in):  # also what is refused anyway
-            request, fields = self._request, self._common
-            head = b"\n".join(b"%s: %s" % pair for pair in request.headers)
-            parts = [("url", request.target), ("header", head), ("body", body)]
-            # Any word can be a method, so a word that isn't one can carry data.
-            if self._judged.method not in USUAL_METHODS:
-                parts.append(("method", request.method))
-            if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, fields):
-                raise RefusedRequestError("blocked by the guard", 403)
+        head = b"\n".join(b"%s: %s" % pair for pair in self._request.headers)
+        parts = [("url", self._request.target), ("header", head), ("body", body)]
+        # Any word can be a method, so a word that isn't one can carry data.
+        if self._judged.method not in USUAL_METHODS:
+            parts.append(("method", self._request.method))
+        # What is refused anyway is looked at, too.
+        if await site.blocks(self.verdict.stand_in, Channel.HTTP, parts, self._common):
+            raise RefusedRequestError("blocked by the guard", 403)
         if self._refused is not None:
             raise self._refused
         app = site.apps.get(self.verdict.stand_in)
@@ -174,7 +172,7 @@ class Exchange:
             query_string=query.decode("latin-1"),
             headers=tuple((name.decode(), value.decode("latin-1")) for name, value in pairs),
             body=body,
-            scheme=self._scheme,
+            scheme=self._peer.scheme,
             port=self._peer.port,
             cell=self._peer.cell,
         )
@@ -211,15 +209,14 @@ class Exchange:
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
-        said = b""
+        events = list[h11.Event]()
         if not self._has_begun:
             reason = PHRASES.get(self._status, b"")
-            head = h11.Response(status_code=self._status, headers=self._fields, reason=reason)
-            said = self._http.send(head)
+            events += [h11.Response(status_code=self._status, headers=self._fields, reason=reason)]
+        events += [h11.Data(data=data)] if data else []
+        events += [h11.EndOfMessage()] if is_last else []
         self._has_begun = True
-        said += self._http.send(h11.Data(data=data)) if data else b""
-        said += self._http.send(h11.EndOfMessage()) if is_last else b""
-        await self._connection.write(said)
+        await self._connection.write(b"".join(map(self._http.send, events)))
 
     async def _fail(self, reason: str, status: int) -> None:
         """Answer a status and close, or break off a begun answer."""
@@ -255,7 +252,7 @@ class Exchange:
         authority, path, query = split_target(self._request.target)
         host = authority if authority is not None else b"".join(self._judged.hosts[:1])
         named = host or f"{self._peer.address}:{self._peer.port}".encode()
-        origin = b"%s://%s" % (self._scheme.encode(), named)
+        origin = b"%s://%s" % (self._peer.scheme.encode(), named)
         url = web.word(origin + path + (b"?" + query if query else b""), MAX_RECORDED_URL_CHARS)
         method = web.word(self._request.method, 64)
         pairs, dropped = printable_headers(self._request.headers.raw_items())
@@ -379,13 +376,12 @@ class HttpConnection:
     def _refusal(self, reason: str) -> Item:
         peer, received = self.peer, bytes(self.parser.held)
         self.parser.held.clear()
-        place = f"{peer.sni or peer.address}:{peer.port}"
         data: dict[str, JsonValue] = {
             **peer.connection_fields(),
             "exchange": next(self._site.numbers),
             "stand_in": self._site.judge(peer).stand_in,
             "method": "",
-            "url": web.word(f"{'https' if peer.hello else 'http'}://{place}", 300),
+            "url": web.word(f"{peer.scheme}://{peer.sni or peer.address}:{peer.port}", 300),
             "verdict": "refused",
             "reason": web.word(reason),
             "bytes": 0,

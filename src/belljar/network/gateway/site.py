@@ -23,7 +23,7 @@ from belljar.network.stand_ins.web import App, StreamApp
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 from belljar.policy.guarding import Action, GuardRules, Place
-from belljar.signals.observe import Carried, Contact, hit_event, unscanned
+from belljar.signals.observe import Carried, hit_event, unscanned
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
 from belljar.signals.values import Channel
@@ -41,8 +41,7 @@ class Guard:
         self._streams: StreamScanner | None = None
         if config is not None:
             bounds = replace(config.spec.bounds, time_s=SCAN_TIMEOUT_S)
-            scanner = Scanner(replace(config.spec, bounds=bounds))
-            self._streams = StreamScanner(scanner)
+            self._streams = StreamScanner(Scanner(replace(config.spec, bounds=bounds)))
 
     def scans(self, stand_in: str) -> bool:
         action = self._rules.action(self._place(stand_in))
@@ -59,19 +58,10 @@ class Guard:
         """Return items to record, and True if this part of a flow is blocked."""
         if self._streams is None or not self.scans(stand_in):
             return [], False
-        place, flow = self._place(stand_in), self._flow(stand_in, channel, common)
-        part = Carried(
-            place=place,
-            channel=channel,
-            flow=flow,
-            part=name,
-            operation=f"{channel.value}.{name}",
-            contact=Contact.SENT,
-            data=data,
-            to=stand_in,
-            where=common,
-        )
-        scanned, action = self._streams.feed(flow, channel, name, data), self._rules.action(place)
+        place, operation = self._place(stand_in), f"{channel.value}.{name}"
+        part = Carried(channel, operation, data, place=place, to=stand_in, where=common)
+        scanned = self._streams.feed(self._flow(stand_in, channel, common), channel, name, data)
+        action = self._rules.action(place)
         events = [hit_event(part, hit, cell_id=None, action=action) for hit in scanned.hits]
         if not scanned.complete:
             events.append(unscanned(part, cell_id=None, evidence=None, reason=scanned.problem))
@@ -119,6 +109,10 @@ class Peer(Flow):
     number: int = 0
     secrets: bytearray = field(default_factory=bytearray, compare=False)
     labels: set[bytes] = field(default_factory=set, compare=False)
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.hello else "http"
 
     def connection_fields(self) -> dict[str, JsonValue]:
         return {"cell": self.cell, "connection": self.number}
