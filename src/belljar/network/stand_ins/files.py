@@ -107,25 +107,20 @@ class Fault:
 Faults: TypeAlias = tuple[Fault, ...]
 
 
-def read_file(directory: Path | None, name: object, max_bytes: int | None) -> bytes | Fault:
-    """Return a file's bytes, or why it can't be read, such as a link that leads out.
-
-    With `max_bytes` None its first byte is enough.
-    """
+def read_file(directory: Path | None, name: object, max_bytes: int | None) -> bytes:
+    """Return a file's bytes; with `max_bytes` None one is enough. Raises `ValueError`."""
     relative = PurePosixPath(name if isinstance(name, str) else "")
     if directory is None or relative.is_absolute() or ".." in relative.parts:
-        return Fault(f"{quoted(name)} is not below the stand-in's directory")
+        raise ValueError(f"{quoted(name)} is not below the stand-in's directory")
     most = 0 if max_bytes is None else max_bytes
     try:
         data = read_regular(directory, str(relative), most + 1)
     except (ValueError, OSError) as exc:  # a link that leads out is one
-        return Fault(f"can't be read: {getattr(exc, 'strerror', None) or exc}", file=str(relative))
+        raise ValueError(f"can't be read: {getattr(exc, 'strerror', None) or exc}") from None
     if max_bytes is not None and len(data) > most:
-        return Fault(f"larger than {format_size(most)}", file=str(relative))
+        raise ValueError(f"larger than {format_size(most)}")
     return data
 
-
-# ---- package registries
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
@@ -186,7 +181,7 @@ def tar_member(source: IO[bytes], pattern: str) -> bytes:
 
 def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     try:
-        is_empty = not list_files(directory)
+        what = "" if list_files(directory) else "empty, or no directory"
     except (ValueError, OSError) as error:
-        return (Fault(str(error), file=str(directory)),)
-    return (Fault("empty, or no directory", file=str(directory)),) if is_empty else ()
+        what = str(error)
+    return (Fault(what, file=str(directory)),) if what else ()

@@ -49,7 +49,6 @@ _MAX_LISTED: Final = 50
 MAX_KEPT_FILES: Final = 1000
 # A side band's line has at most 65,520 bytes with its head.
 _BAND_BYTES: Final = 65_000
-_TRAILER_BYTES: Final = 20  # The SHA-1 of all before it
 _ZERO: Final = b"0" * 40  # No object: its reference is made or removed
 _CAPABILITIES: Final = {
     "git-upload-pack": b"side-band-64k ofs-delta shallow no-progress"
@@ -260,24 +259,15 @@ def _advertisement(repository: Repository | None, service: str) -> web.Answer:
     if service not in _CAPABILITIES:
         return web.text_answer("Please use a smart Git client", 403)
     words, lines = _CAPABILITIES[service], list[bytes]()
-    fetches = service == "git-upload-pack"
-    if fetches and repository.head in repository.refs:
+    if service == "git-upload-pack" and repository.head in repository.refs:
         lines.append(repository.refs[repository.head] + b" HEAD")
         words += b" symref=HEAD:" + repository.head
-    for name, identity in repository.refs.items():
-        lines.append(identity + b" " + name)
-        thing, final = repository.get(identity), identity
-        while thing and thing.kind == Tag.type_num and (found := _TAG.match(thing.content)):
-            final, thing = found[1], repository.get(found[1])
-        lines += [final + b" " + name + b"^{}"] if fetches and final != identity else []
+    lines += (identity + b" " + name for name, identity in repository.refs.items())
     lines = lines or [_ZERO + b" capabilities^{}"]
     lines[0] += b"\0" + words
     body = pkt_seq(f"# service={service}\n".encode()) + pkt_seq(*(line + b"\n" for line in lines))
     kind = ("content-type", f"application/x-{service}-advertisement")
     return web.Answer(headers=(kind, _NO_CACHE), body=body)
-
-
-# ---- fetches
 
 
 def _lines_of(body: bytes) -> list[bytes]:
@@ -320,9 +310,6 @@ async def _fetched(repository: Repository, lines: list[bytes]) -> AsyncGenerator
     yield pkt_seq(b"\x01" + hasher.digest())
 
 
-# ---- pushes
-
-
 async def _read_push(repository: Repository, body: bytes) -> _Push:
     push, stream = _Push(pack=body), io.BytesIO(body)
     try:
@@ -351,7 +338,7 @@ def read_pack(
 
     Deltas may build on objects that `lookup` finds; a base comes before its delta.
     """
-    end = len(data) - _TRAILER_BYTES
+    end = len(data) - 20  # The SHA-1 of all before it
     if end < 12 or data[:8] != b"PACK\0\0\0\x02":
         raise ValueError("not a pack of version 2")
     if hashlib.sha1(memoryview(data)[:end], usedforsecurity=False).digest() != data[end:]:

@@ -41,8 +41,6 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
     """Return a recording's exchanges. Raises `ValueError` with the fault's place."""
     data = read_file(directory, settings["recording"], MAX_RECORDING_BYTES)
-    if isinstance(data, Fault):
-        raise ValueError(data.message)
     recording, place = web.parse_json(data.removeprefix(BOM_UTF8)), "log.entries"
     try:
         entries, exchanges = recording["log"]["entries"], list[HarEntry]()

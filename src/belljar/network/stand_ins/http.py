@@ -25,14 +25,9 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}", re.ASCII)
 # The gateway frames an answer; its content type is the field `type`.
-_OWN_HEADERS: Final = frozenset(
-    {"content-length", "transfer-encoding", "connection", "upgrade", "trailer", "te"}
-    | {"content-type"}
-)
+_OWN_HEADERS = {"content-length", "transfer-encoding", "connection", "upgrade", "trailer"}
+_OWN_HEADERS |= {"content-type", "te"}
 Fields: TypeAlias = Mapping[str, Any]
-
-
-# ---- templates: Jinja2's, in its sandbox; what is inserted into HTML and XML is escaped
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
 # A guest's body of a MiB may stand in a page several times.
@@ -73,6 +68,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+# What is inserted into HTML and XML is escaped.
 _PLAIN: Final = _Environment(is_markup=False)
 _MARKUP: Final = _Environment(is_markup=True)
 # Compiles the lexer's expressions where this is imported, in the fork server: once for all ranges.
@@ -118,9 +114,6 @@ def render_all(value: Any, view: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JS
     return render(value, view) if isinstance(value, str) else value
 
 
-# ---- what an author wrote; nothing of it is run
-
-
 def check(settings: Fields, directory: Path | None) -> Faults:
     return tuple(
         Fault(what, ("routes", index, *where))
@@ -154,11 +147,11 @@ def _wrong(route: Fields, directory: Path | None) -> Iterator[tuple[FieldPath, s
         texts |= _texts(route.get(field), (field,))
     # A file is served in pieces: a gateway has no memory for a large one.
     for field, most in (("file", None), ("template", MAX_TEMPLATE_CHARS)):
-        data = read_file(directory, route[field], most) if field in route else b""
-        if isinstance(data, Fault):
-            yield (field,), str(data)
-        elif field == "template":
-            texts[(field,)] = data.decode("utf-8", "replace")
+        try:
+            data = read_file(directory, route[field], most) if field in route else b""
+            texts |= {(field,): data.decode("utf-8", "replace")} if field == "template" else {}
+        except ValueError as error:
+            yield (field,), f"{route[field]}: {error}"
     yield from ((where, why) for where, text in texts.items() if (why := problem_of(text)))
 
 
@@ -196,9 +189,6 @@ def methods_of(route: Fields) -> set[str]:
     given = route.get("method", "GET")
     found = {str(method) for method in (given if isinstance(given, list) else [given])}
     return found | {"HEAD"} if "GET" in found else found
-
-
-# ---- what is answered
 
 
 class _Http(web.Service):
