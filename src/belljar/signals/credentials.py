@@ -1,4 +1,4 @@
-"""Values in the shapes of credentials, drawn from a random stream; none is valid anywhere."""
+"""Random values in credentials' shapes, valid nowhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class RandomStream:
         return taken
 
     def below(self, bound: int) -> int:
-        """Return a number below `bound`, with a bias below 2^-64."""
         return int.from_bytes(self.take(8 + (bound.bit_length() + 7) // 8), "big") % bound
 
     def pick(self, choices: Sequence[_T]) -> _T:
@@ -50,7 +49,7 @@ class RandomStream:
 
 
 def github_token(stream: RandomStream) -> str:
-    """Return a classic token with check digits: CRC-32 in base 62."""
+    """Return a token with CRC-32 in base 62."""
     body, digits = stream.text(30), ""
     rest = binascii.crc32(body.encode())
     while rest:
@@ -60,14 +59,14 @@ def github_token(stream: RandomStream) -> str:
 
 
 def card(stream: RandomStream) -> str:
-    """Return a number that no issuer has: it begins with 9999."""
+    """Return a number of no issuer (9999)."""
     digits = "9999" + stream.text(11, string.digits)
     total = sum(sum(divmod(int(digit) * (2 - index % 2), 10)) for index, digit in enumerate(digits))
     return digits + str(-total % 10)
 
 
 def iban(stream: RandomStream) -> str:
-    """Return a German number of no bank: no bank code begins with 0."""
+    """Return a German number of no bank."""
     # A bank code of eight digits, then an account of ten.
     account = "00" + stream.text(16, string.digits)
     # ISO 13616: DE as 13 and 14, and 00 for the check digits to be found.

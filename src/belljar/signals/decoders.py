@@ -95,8 +95,6 @@ _CHARACTERS.update({b"\n": b"", b"\r\n": b""})
 
 
 class Escape(NamedTuple):
-    """A way to write bytes within text; `mark` is in each of them."""
-
     name: str
     mark: bytes
     pattern: re.Pattern[bytes]
@@ -205,7 +203,7 @@ CHUNK: Final = 64 << 10
 
 
 def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
-    """Expand every compressed member; `allowed` says how many bytes may come out now."""
+    """Expand every compressed member, as far as `allowed`."""
     for name, magic in MAGIC:
         at = data.find(magic)
         while at >= 0:
@@ -293,7 +291,6 @@ _TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
 
 
 def promising(data: bytes) -> bool:
-    """Return True if decoded data may hold more; garbage doesn't."""
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
@@ -325,7 +322,6 @@ _CONFUSABLES: Final = str.maketrans(
 
 @cache
 def _ascii(character: bytes) -> bytes:
-    """Return the ASCII that a character looks like; "" for accents."""
     out = ""
     for part in unicodedata.normalize("NFKD", character.decode("utf-8", "replace")):
         category = unicodedata.category(part)

@@ -1,4 +1,4 @@
-"""Decoys minted from a run's key: a value seen later names its run, sample and decoy. Pure."""
+"""Decoys minted by a run's key: values name their sample. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intra
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A service's login; `env` is for an environment file, raw SSH keys for key files."""
+    """SSH keys are raw: its own private, the host's public."""
 
     host: str
     port: int
@@ -71,8 +71,6 @@ class MintedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minted:
-    """One decoy: files, or a service's login and JSON `settings`."""
-
     id: str
     kind: str
     cell_id: str
@@ -319,7 +317,7 @@ _DRAW_SERVICE: Final[Mapping[K, Callable[[RandomStream, DecoySpec], Service]]] =
 def mint(
     key: bytes, cell_id: str, decoy: DecoySpec, *, home: str = "/root", login: Login | None = None
 ) -> Minted:
-    """Mint a decoy for one cell; no value depends on `home`."""
+    """Mint for one cell; no value depends on `home`."""
     stream = RandomStream(key, _label(cell_id, decoy))
     usual, draw = FILES[decoy.kind]
     place = decoy.place or usual

@@ -26,7 +26,7 @@ _EXAMPLES: Final = _RULES["examples"]
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """A pattern whose matches hold a literal; group 1, if any, is the value."""
+    """Group 1 of `pattern`, if any, is the value."""
 
     cls: str
     literals: tuple[bytes, ...]
@@ -176,7 +176,6 @@ class Patterns:
         self._detectors = [each for on_ask, each in _DETECTORS if not on_ask or each.cls in asked]
 
     def find(self, data: bytes, tick: Callable[[], None]) -> Iterator[tuple[int, int, str]]:
-        """Yield start, end, class; `tick` raises when time is up."""
         taken: dict[tuple[int, int], str] = {}
         # Made with the first find: most data has none.
         covered = bytearray()

@@ -1,4 +1,4 @@
-"""Events' meaning for guard, decoys and the policy's `on`. Pure."""
+"""Events' meaning for guard, decoys and `on`. Pure."""
 
 from __future__ import annotations
 
@@ -301,8 +301,6 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """The reason of a stop, and the cell's or range's `name`."""
-
     stop: Stop
     rule: str
     reason: str

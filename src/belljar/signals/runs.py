@@ -24,8 +24,6 @@ _BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, M
 
 
 class Run(NamedTuple):
-    """Encoded text, joined from its pieces, and its place outside."""
-
     text: bytes
     start: int
     end: int
@@ -33,7 +31,6 @@ class Run(NamedTuple):
 
 
 def runs(data: bytes) -> Iterator[Run]:
-    """Yield possibly encoded data, also across small gaps and in groups."""
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
     at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN

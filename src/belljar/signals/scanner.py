@@ -45,8 +45,6 @@ OVERLAP: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value unchanged, backwards or by rot13; `inner` has no outer punctuation."""
-
     value: KnownValue
     plain: bytes
     text: bytes
@@ -79,7 +77,7 @@ class KnownValues:
     def find(
         self, data: bytes, start: int, end: int
     ) -> Iterator[tuple[_Form, tuple[int, int], tuple[str, ...]]]:
-        """Yield values that end in `data[start:end]`: form, place, undone steps."""
+        """Yield form, place and undone steps of values."""
         begin = max(0, start - OVERLAP)
         piece = data[begin:end]
         for last, form in _matches(self._exact, piece):
@@ -105,7 +103,7 @@ class KnownValues:
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
-    """Return the undone steps, or None for other text of these letters."""
+    """Return the undone steps, or None."""
     inner = form.inner
     if piece == inner:
         return form.names
@@ -129,7 +127,7 @@ def _gaps(piece: bytes) -> set[bytes]:
 
 
 def _automaton(forms: dict[bytes, list[_Form]]) -> Any:  # noqa: ANN401 - it has no stubs
-    """Return Aho-Corasick over bytes as Latin-1: offsets stay offsets of bytes."""
+    """Return an automaton over bytes, read as Latin-1."""
     made = ahocorasick.Automaton()
     for needle, of_needle in forms.items():
         made.add_word(needle.decode("latin-1"), of_needle)
@@ -253,7 +251,7 @@ class _Scan:
     def _add(
         self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
     ) -> None:
-        """Keep a new hit, or one with fewer encodings; `about` are fields of `Hit`."""
+        """Keep a new hit, or one with fewer encodings."""
         left, right = view.outermost(*place)
         key = (about["cls"], about["value_id"], left, right)
         decoding = view.names + names
@@ -278,7 +276,6 @@ class _Scan:
         return self._left
 
     def _within(self, parent: _View, decoded: Decoded) -> _View | None:
-        """Return a view of decoded data that is new and within bounds."""
         if not decoded.whole:
             self._problem = self._problem or "decoded_bytes"
         size, names = len(decoded.data), decoded.names

@@ -51,7 +51,7 @@ class _Part:
         self.ends: dict[tuple[str, str], int] = {}
 
     def keep_ends(self, hits: Iterable[Hit], size: int, added: int) -> None:
-        """Remember where finds ended, in a text of this size, of which so much is new."""
+        """Remember where finds ended, seen from the text's end."""
         ends = {key: at + added for key, at in self.ends.items() if at + added < MAX_TAIL}
         for hit in hits:
             key = (hit.cls, hit.digest)
@@ -60,8 +60,6 @@ class _Part:
 
 
 class _Parts:
-    """Parts by name, of which the one that was quiet for longest is dropped."""
-
     def __init__(self) -> None:
         self._kept: OrderedDict[str, _Part] = OrderedDict()
 
@@ -189,7 +187,6 @@ class StreamScanner:
         return self._scanner.spec.bounds.decoded_bytes
 
     def _inflate(self, state: _Flow, part: _Part, inner: str, data: bytes) -> Scanned:
-        """Search what compressed data goes on with, as another part."""
         if part.reader is None:
             return Scanned()
         (name, reader), part.reader = part.reader, None
@@ -233,7 +230,7 @@ class StreamScanner:
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> bool:
-    """Return True if reported; a known value behind a pattern is news."""
+    """Return True if it was reported before."""
     if not hit.start < before < hit.end:
         return False
     offset = before - hit.start
@@ -243,7 +240,6 @@ def _has_grown(hit: Hit, before: int, starts: frozenset[tuple[int, str]]) -> boo
 
 
 def _moved(hits: Iterable[Hit], by: int, size: int, *names: str) -> tuple[Hit, ...]:
-    """Return finds of one text as those of another, of this size."""
     places = ((max(0, hit.start + by), min(size, hit.end + by), hit) for hit in hits)
     return tuple(
         replace(hit, start=start, end=max(start, end), decoding=(*names, *hit.decoding))
@@ -256,7 +252,6 @@ def _all_of(hits: Iterable[Hit], size: int, name: str) -> tuple[Hit, ...]:
 
 
 def _together(results: Iterable[Scanned]) -> Scanned:
-    """Return one result, with overlapping finds of one value once."""
     hits: list[Hit] = []
     seen: dict[tuple[str, str], list[Hit]] = {}
     problem = ""
@@ -273,7 +268,7 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 def _fields(
     fields: _Parts, channel: Channel, part: str, data: bytes, tail: int
 ) -> Iterator[tuple[str, _Part, bytes, bytes]]:
-    """Yield name, field, its content before, and its next piece."""
+    """Yield name, field, content before, next piece."""
     left = MAX_FIELDS
     for name, piece in _pieces(channel, part, data):
         # A resolver asks for each name twice, and a field may never change.

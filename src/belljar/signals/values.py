@@ -1,4 +1,4 @@
-"""The scanner's searches and reports, and values of protected files."""
+"""The scanner's searches and reports, and protected files."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Scanned:
 
 
 def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """Return an entry's values of 10 bytes and more. Raises `PolicyError`."""
+    """Return an entry's values. Raises `PolicyError`."""
     values: dict[str, KnownValue] = {}
     for text in _texts(item, content) if item.file else (item.value,):
         stripped = text.strip()

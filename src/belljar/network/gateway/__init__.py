@@ -1,1 +1,1 @@
-"""The gateway of one range answers on sockets it was given, and dials nobody."""
+"""A range's gateway answers on given sockets, and dials nobody."""

@@ -107,7 +107,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
 
 
 def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
-    """Return question, labels, type and class, or None without exactly one question."""
+    """Return question, labels, type and class."""
     questions, answers, authorities, _ = _COUNTS.unpack_from(query, 4)
     if questions != 1 or answers or authorities:
         return None
@@ -126,7 +126,6 @@ def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
 
 
 def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
-    """Return a name's address; a label that no host name has gets none."""
     has_dot = any(b"." in label for label in labels)
     canonical = None if has_dot else canonical_name(b".".join(labels))
     if canonical is None or canonical in NEVER or canonical.startswith("wpad."):

@@ -115,5 +115,4 @@ class RequestParser:
         return bytes(data) if data or self.held or self.is_body_over else None
 
     def _take_back(self) -> None:
-        """Take h11's unparsed bytes back: they are the next request's, or nobody's."""
         self.held[:0] = self.http.trailing_data[0]

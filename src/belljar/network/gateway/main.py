@@ -142,7 +142,6 @@ def _make_root(directories: Mapping[str, str]) -> None:
 
 
 def limit_address_space(more_bytes: int) -> None:
-    """Set RLIMIT_AS to so much beyond what is mapped now."""
     limit = _mapped_bytes() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 

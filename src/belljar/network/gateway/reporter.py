@@ -26,7 +26,7 @@ MAX_RECORDED_URL_CHARS: Final = 2048
 
 
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
-    """Return header fields, bounded as JSON, and how many were dropped."""
+    """Return bounded header fields, and how many were dropped."""
     kept: list[list[str]] = []
     left, dropped = MAX_RECORDED_HEADERS_BYTES, 0
     for pair in headers:
@@ -54,8 +54,6 @@ def die_without_memory() -> NoReturn:
 
 
 class Reporter:
-    """The reporter sends events in order; `on_lost` is called without an owner."""
-
     def __init__(
         self,
         sock: socket.socket,
@@ -88,7 +86,7 @@ class Reporter:
             self._heartbeat = self.post(Item(ALIVE, {}))
 
     async def record(self, *items: Item) -> None:
-        """Return when all are recorded; if cancelled, they are sent. Raises `ValueError`."""
+        """Record all, even if cancelled. Raises `ValueError`."""
         try:
             await self.wait_for_room()
         except asyncio.CancelledError:
@@ -99,7 +97,7 @@ class Reporter:
             await future
 
     def post(self, item: Item) -> asyncio.Future[Any]:
-        """Return a future that is done at the record; after `end` nothing is sent."""
+        """Return a future, done at the record."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_over:
             return future
@@ -123,7 +121,7 @@ class Reporter:
         await self.post(Item(ALIVE, {}))
 
     async def end(self, unreported: int, until: float) -> None:
-        """Send the last message; `unreported` grows by what is unsent at `until`."""
+        """Report the end; what is unsent by `until` counts."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
@@ -156,7 +154,6 @@ class Reporter:
         return answer
 
     async def wait_for_room(self) -> None:
-        """Wait until the owner keeps up, in order of arrival."""
         self._at_turn += 1
         try:
             async with self._turn:

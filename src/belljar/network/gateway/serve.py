@@ -1,4 +1,4 @@
-"""The gateway's listeners, from its start to the range's end."""
+"""A gateway's listeners, from start to end."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Front:
             self._group.create_task(self._accept(listener, kind, handler))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
-        """Accept for ever; a dead listener's `OSError` ends the gateway."""
+        """Accept for ever; a dead listener raises `OSError`."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
         # Its connections have it too: else an urgent byte is taken out of the stream, and in no
@@ -176,7 +176,7 @@ class Front:
                 del self._of_cell[address]
 
     async def end(self) -> None:
-        """Settle, cut and record what is open; report the end in time."""
+        """Settle, cut, record, and report the end in time."""
         reporter, loop = self._site.reporter, asyncio.get_running_loop()
         until = loop.time() + reporter.end_within_s
         with contextlib.suppress(TimeoutError):

@@ -162,7 +162,6 @@ class Exchange:
         return bytes(body)
 
     def _seen(self, body: bytes) -> Request:
-        """Return the request for the stand-in: no authority, and one Host."""
         _, path, query = split_target(self._request.target)
         pairs = self._request.headers
         return Request(
@@ -219,7 +218,6 @@ class Exchange:
         await self._connection.write(b"".join(map(self._http.send, events)))
 
     async def _fail(self, reason: str, status: int) -> None:
-        """Answer a status and close, or break off a begun answer."""
         self._reason = reason
         if self._is_over:
             return
@@ -326,7 +324,6 @@ class HttpConnection:
             await self._pipe.close()
 
     async def _next_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return a request and its head, or None; a head has one deadline."""
         bounds, task, held = self._site.bounds, asyncio.current_task(), self.parser.held
         async with asyncio.timeout(
             bounds.head_timeout_s if held else bounds.idle_timeout_s
@@ -346,7 +343,7 @@ class HttpConnection:
         return found
 
     async def receive(self) -> bytes:
-        """Return the next bytes, or b"" at the end or a cut."""
+        """Return b"" at the end or a cut."""
         data = b""
         with contextlib.suppress(OSError):
             data = await self._pipe.receive()
@@ -364,7 +361,7 @@ class HttpConnection:
             raise ClientGoneError("the connection ended") from error
 
     async def _refuse(self, reason: str, status: int) -> None:
-        """Record why it ends, then answer unless the status is 0."""
+        """Record why it ends, then answer."""
         await self._site.record(partial(self._refusal, reason))
         if status:
             date = formatdate(usegmt=True).encode()

@@ -33,8 +33,6 @@ _SCANNED_FIRST: Final = frozenset({Action.BLOCK, Action.STOP})
 
 
 class Guard:
-    """The guard of one gateway; without `config` it blocks nothing."""
-
     def __init__(self, config: GuardConfig | None, upstreams: frozenset[str] = frozenset()) -> None:
         self._rules = GuardRules(actions={} if config is None else config.actions)
         self._upstreams = upstreams
@@ -55,7 +53,7 @@ class Guard:
         data: bytes,
         common: Mapping[str, JsonValue],
     ) -> tuple[list[Item], bool]:
-        """Return items to record, and True if this part of a flow is blocked."""
+        """Return items to record, and True if it blocks."""
         if self._streams is None or not self.scans(stand_in):
             return [], False
         place, operation = self._place(stand_in), f"{channel.value}.{name}"
@@ -69,7 +67,7 @@ class Guard:
         return [Item(event.kind, event.data) for event in events], is_blocked
 
     def end(self, stand_in: str, common: Mapping[str, JsonValue]) -> None:
-        """Forget a finished connection: others' flows would give way to it."""
+        """Forget a connection: others' flows would give way."""
         if self._streams is not None:
             self._streams.end(self._flow(stand_in, Channel.STREAM, common))
 
@@ -162,14 +160,14 @@ class Site:
         return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
     def hit(self, limit: str) -> None:
-        """Count a limit; counts are recorded together, at most each second."""
+        """Count a limit for an event each second."""
         self._limits[limit] += 1
         if not self._limits_due:
             self._limits_due = True
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.post_limits)
 
     async def record(self, *items: Item | Callable[[], Item]) -> None:
-        """Record items or their makers' results; without memory, the gateway ends."""
+        """Record items; without memory, the gateway ends."""
         try:
             made = [each if isinstance(each, Item) else each() for each in items]
             await self.reporter.record(*made)
@@ -177,7 +175,7 @@ class Site:
             die_without_memory()
 
     def post(self, make: Callable[[], Item]) -> asyncio.Future[Any]:
-        """Return a future that is done when the item is on record."""
+        """Return a future, done at the record."""
         try:
             return self.reporter.post(make())
         except MemoryError:
@@ -190,7 +188,6 @@ class Site:
         parts: Sequence[tuple[str, bytes]],
         common: Mapping[str, JsonValue],
     ) -> bool:
-        """Return True if the guard blocks one of the parts, on record."""
         if not self.guard.scans(stand_in):
             return False
         items, is_blocked = list[Item](), False

@@ -88,7 +88,7 @@ def reset(sock: socket.socket) -> None:
 
 
 class TlsPipe:
-    """TLS over a pipe, after `handshake`; with `server_name` as a client."""
+    """TLS over a pipe; needs `handshake` first."""
 
     def __init__(
         self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None
@@ -198,8 +198,6 @@ class StreamRecord:
 
 
 class RecordedStream(StreamRecord):
-    """A raw connection to a stand-in, and the stand-in's view of it."""
-
     def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
         super().__init__(peer, stand_in, site.bounds.kept_stream_bytes)
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
@@ -287,7 +285,7 @@ JOIN_TIMEOUT_S: Final = 10.0
 
 
 class Proxy:
-    """Joins the halves of all connections between cells; `dialled` brings the second ones."""
+    """Joins the halves of connections between cells."""
 
     def __init__(self, site: Site, dialled: socket.socket) -> None:
         self._site, self._from_supervisor = site, dialled
@@ -346,8 +344,6 @@ class Proxy:
 
 
 class _Relay:
-    """A connection between two cells, of which `half` leads to the target."""
-
     def __init__(self, site: Site, peer: Peer, target: str, client: TcpPipe, half: TcpPipe) -> None:
         self._site, self._client, self._half = site, client, half
         # The pieces hold the bytes: the last event counts them, with their digest.

@@ -128,7 +128,7 @@ def warm_up() -> None:
 
 
 def server_context(on_name: Callable[..., int | None] | None = None) -> ssl.SSLContext:
-    """Return a server's context: TLS 1.2 or 1.3, no renegotiation or resumption."""
+    """Return a context without renegotiation and resumption."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(_TLS_1_2_SUITES)
@@ -150,7 +150,7 @@ class Terminator:
         self._context = server_context(self._named)
 
     async def handshake(self, pipe: TcpPipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
-        """Return connection and peer, or None, recorded, if it fails."""
+        """Return connection and peer, or None."""
         bounds = self._site.bounds
         secure = TlsPipe(pipe, self._context)
         hello = _ClientHello(self._site, peer, secure, self._authority)
@@ -226,7 +226,7 @@ class _ClientHello:
         return self._verdict
 
     async def before_send(self) -> None:
-        """Record the verdict before alert or certificate leave, at each step."""
+        """Record the verdict before anything leaves."""
         secrets = self._authority.take_secrets()
         self.peer.secrets.extend(secrets)
         self.peer.labels.update(line.partition(b" ")[0] for line in secrets.splitlines())

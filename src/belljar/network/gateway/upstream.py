@@ -58,7 +58,7 @@ Fields = Iterable[tuple[bytes, bytes]]
 
 @cache
 def client_context(authorities: str) -> ssl.SSLContext:
-    """Return a context that verifies by authorities (PEM). Raises `ssl.SSLError`."""
+    """Return a verifying context. Raises `ssl.SSLError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -182,7 +182,7 @@ def _refused(what: str, why: str, status: int = 502) -> RefusedRequestError:
 
 
 def canonical_field(name: bytes) -> bytes:
-    """Return the name as servers make variables of it (RFC 3875 section 4.1.18)."""
+    """Return the name as in RFC 3875 section 4.1.18."""
     return re.sub(rb"[^a-z0-9]", b"-", name.lower())
 
 

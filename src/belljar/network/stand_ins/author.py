@@ -1,4 +1,4 @@
-"""Problems in stand-ins' settings and files, with their places in the policy."""
+"""Problems in stand-ins' settings and files, with places."""
 
 from __future__ import annotations
 

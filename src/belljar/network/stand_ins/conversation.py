@@ -1,4 +1,4 @@
-"""Decoy services on a stream: logins and commands are recorded, then answered."""
+"""Decoy services on a stream: recorded, then answered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Presented(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceStep:
-    """One request, `raw`, and its reply; `name` is a login's mechanism."""
+    """One request, `raw`, and its reply."""
 
     name: str
     raw: bytes
@@ -34,13 +34,13 @@ class ServiceStep:
 
 
 class Conversation:
-    """One connection's state, pure; `rest` has an incomplete step's bytes."""
+    """`rest` has the bytes of an incomplete step."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[ServiceStep]:
-        """Yield the steps that these bytes complete; no bytes raise."""
+        """Yield complete steps; no bytes raise."""
         self.rest += data
         while (step := self.next_step()) is not None:
             yield step
@@ -83,7 +83,7 @@ def stream_app(
 
 
 def _groups(steps: Iterable[ServiceStep]) -> Iterator[list[ServiceStep]]:
-    """Yield logins alone and other steps together, as events keep them whole."""
+    """Yield logins alone and other steps together."""
     group, size = list[ServiceStep](), 0
     for step in steps:
         size += len(step.raw)

@@ -68,7 +68,6 @@ def stored_file(path: Path, name: str) -> StoredFile:
 
 
 async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
-    """Yield a file's listed bytes; others are served in between."""
     left = file.size_bytes
     with file.open() as source:
         while chunk := source.read(min(CHUNK_BYTES, left)):
@@ -80,7 +79,7 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
 def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
 ) -> web.Answer:
-    """Return the whole file: ranges and conditions are optional (RFC 9110, 13, 14)."""
+    """Return it whole: ranges are optional (RFC 9110, 14)."""
     kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     return web.Answer(
@@ -93,8 +92,6 @@ def file_answer(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault at `path`, below the settings or in `file`."""
-
     message: str
     path: FieldPath = ()
     file: str = ""
@@ -153,7 +150,6 @@ class Registry(web.Service):
         return self._digests[file.name]
 
     async def record(self, request: web.Request, what: str, content: bytes, **words: str) -> None:
-        """Put a change or upload on record before the answer."""
         is_upload = what == "publish"
         body = web.kept_body("file-0" if is_upload else "request", content)
         data: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}

@@ -78,7 +78,7 @@ class GitObject(NamedTuple):
 
 
 class Repository:
-    """An author's bare repository, which nothing changes. Raises `ValueError` and dulwich's own."""
+    """An author's bare repository. Raises `ValueError`."""
 
     def __init__(self, path: Path) -> None:
         if any(below.is_symlink() for below in path.rglob("*")):
@@ -132,7 +132,7 @@ class Repository:
 
 
 def find_repositories(directory: Path) -> dict[str, Path]:
-    """Return bare repositories, at most two levels deep; no link is followed."""
+    """Return bare repositories, two levels deep, without links."""
     found = dict[str, Path]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
@@ -159,8 +159,6 @@ def check(_settings: Mapping[str, JsonValue], directory: Path | None) -> Faults:
 
 @dataclass(kw_only=True)
 class _Push:
-    """A push as far as it was readable; `refused` says why it wasn't."""
-
     commands: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     pack: bytes = b""
     objects: dict[bytes, GitObject] = field(default_factory=dict)

@@ -39,7 +39,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> Faults:
 
 
 def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
-    """Return a recording's exchanges. Raises `ValueError` with the fault's place."""
+    """Return exchanges. Raises `ValueError`."""
     data = read_file(directory, settings["recording"], MAX_RECORDING_BYTES)
     recording, place = web.parse_json(data.removeprefix(BOM_UTF8)), "log.entries"
     try:
@@ -56,7 +56,6 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> list[HarEntry]:
 
 
 def read_entry(value: Any) -> HarEntry | None:  # noqa: ANN401 - any JSON value
-    """Return an entry's exchange, or None where it has no answer."""
     request, response = value["request"], value["response"]
     status, content, post = response["status"], response.get("content", {}), request.get("postData")
     if status == 0:

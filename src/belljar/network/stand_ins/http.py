@@ -1,4 +1,4 @@
-"""The stand-in `http`: an author's or a decoy's routes, of which the first that fits answers."""
+"""The stand-in `http`: routes of an author or a decoy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return obj[attribute] if is_field else super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
-        """Multiply numbers only: a repeated text would escape its size check."""
+        """Multiply numbers only: a text would escape its bound."""
         if operator == "**" or not all(isinstance(each, int | float) for each in (left, right)):
             raise SecurityError("only numbers are multiplied")
         return super().call_binop(context, operator, left, right)

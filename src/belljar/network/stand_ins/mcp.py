@@ -18,8 +18,6 @@ _MAX_ID_CHARS: Final = 200
 
 
 class _Mcp(web.Service):
-    """An MCP server, at all paths, as behind many proxies."""
-
     def __init__(self, context: web.StandInContext) -> None:
         super().__init__(context)
         settings: Any = context.settings

@@ -1,4 +1,4 @@
-"""An npm registry of packed packages (`npm pack`); what is written is recorded, never served."""
+"""An npm registry of packed packages (`npm pack`)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,6 @@ class _Npm(files.Registry):
         return _NOT_FOUND
 
     async def _publish(self, request: web.Request, name: str) -> web.Answer:
-        """Record it as `publish`, or as `change` without a package."""
         document: Any = None
         with suppress(ValueError):
             document = web.parse_json(request.body, max_commas=_MAX_COMMAS)

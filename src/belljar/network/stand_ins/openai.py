@@ -1,4 +1,4 @@
-"""The stand-in `openai`: a chat API bridged to the harness's model, by the range's owner."""
+"""The stand-in `openai`: a chat API of the harness's model."""
 
 from __future__ import annotations
 

@@ -51,8 +51,6 @@ _REFUSED: Final = error("42501", "permission denied for schema public")
 
 
 class PostgresSession(Conversation):
-    """One connection; `settings` are the login's, `key` is to cancel."""
-
     def __init__(self, settings: Mapping[str, Any], key: bytes) -> None:
         super().__init__()
         self._settings, self._key = settings, key
@@ -139,7 +137,6 @@ class PostgresSession(Conversation):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return the stand-in; a connection holds one message of 64 KiB."""
     return stream_app(
         context, "postgres", lambda: PostgresSession(context.settings, b"\0\0" + context.random(6))
     )

@@ -25,7 +25,7 @@ _FILE_PART: Final = re.compile(rb'; ?filename="([^"\r\n]*)"')
 
 
 def read_form(body: bytes) -> tuple[dict[str, str], str, bytes]:
-    """Return fields, file name and content (RFC 7578); without a form, the body."""
+    """Return fields, file name and content (RFC 7578)."""
     fields = {
         each[1].decode(): each[2][:_MAX_FIELD_BYTES].decode("utf-8", "replace")
         for each in islice(_FIELD.finditer(body), 8)

@@ -106,6 +106,5 @@ class RedisSession(Conversation):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return the stand-in; a connection holds one command and 32 KiB."""
     password = str(context.settings["password"]).encode()
     return stream_app(context, "redis", lambda: RedisSession(password))

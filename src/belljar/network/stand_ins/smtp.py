@@ -58,7 +58,7 @@ class _MailConnection:
                 await self._record_mail(self._content, complete=False)
 
     async def _piece(self) -> bytes:
-        """Return a line, or a piece of one; b"" at the end."""
+        """Return a line, or a piece of one."""
         data = b"\n"
         while data and b"\n" not in self._held and len(self._held) <= MAX_LINE_BYTES:
             data = await self._stream.receive()

@@ -53,14 +53,14 @@ class _SshConnection(asyncssh.SSHServerConnection):
         self._pending: set[asyncio.Task[None]] = set()  # What waits for the record.
 
     async def record(self, step: ServiceStep) -> None:
-        """Record a step, even if the client's next message cancels its answer."""
+        """Record a step, even if its answer is cancelled."""
         recording = self.tasks.create_task(record(self._context, "ssh", [step], self._cell))
         self._pending.add(recording)
         recording.add_done_callback(self._pending.discard)
         await asyncio.shield(recording)
 
     async def settle(self) -> None:
-        """Return when all that was received is recorded and answered."""
+        """Return when all that was received is recorded."""
         for _ in range(_SETTLE_TURNS):
             await asyncio.sleep(0)
             await self.recorded()
@@ -85,7 +85,7 @@ class _SshConnection(asyncssh.SSHServerConnection):
     async def validate_public_key(
         self, username: str, key_data: bytes, msg: bytes, signature: bytes
     ) -> bool:
-        """Record a wrong key at once, the right one when proven."""
+        """Record a wrong key at once."""
         settings = self._context.settings
         named = f"{public_line(key_data)} {fingerprint(key_data)}".encode()
         if fingerprint(key_data) != settings["fingerprint"] or username != settings["user"]:
@@ -217,7 +217,6 @@ class _Transport(asyncio.Transport):
 
 
 def make(context: StandInContext) -> StreamApp:
-    """Return the stand-in; a connection holds at most 288 KiB."""
     # asyncssh asks where the home is, and reads nothing there; a gateway's user has no entry.
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))

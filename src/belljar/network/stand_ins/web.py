@@ -35,7 +35,7 @@ _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 class Stream(Protocol):
     async def receive(self) -> bytes:
-        """Return at most 64 KiB, or b"" at the end. Raises `OSError`."""
+        """Return at most 64 KiB. Raises `OSError`."""
         ...
 
     async def send(self, data: bytes) -> None:
@@ -93,7 +93,7 @@ class StandInContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request with lower-case header names and exactly one judged `host`."""
+    """Its header names are lower-case; its `host` was judged."""
 
     method: str
     path: str
@@ -106,7 +106,7 @@ class Request:
     cell: str = ""
 
     def header(self, name: str) -> str:
-        """Return "" or the value; several are joined by a comma (RFC 9110, 5.3)."""
+        """Return "" or all values, joined (RFC 9110, 5.3)."""
         return ", ".join(value for key, value in self.headers if key == name)
 
     @property
@@ -128,7 +128,6 @@ class Request:
 
     @cached_property
     def query(self) -> Pairs:
-        """Return the query's fields in order; of too many none."""
         return _fields(self.query_string)
 
     @cached_property
@@ -155,7 +154,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An answer with `body`, or `stream` of `length` (-1: unknown) to `until` (loop time)."""
+    """An answer; `stream` replaces `body`, until `until` (loop time)."""
 
     status: int = 200
     headers: Pairs = ()
@@ -228,13 +227,11 @@ def plain_error(status: int, headers: Pairs = ()) -> Answer:
 
 
 def header_text(text: str) -> str:
-    """Return at most 4096 characters of Latin-1 without controls (RFC 9110, 5.5)."""
+    """Return Latin-1 without controls (RFC 9110, 5.5)."""
     return _UNSAFE.sub("", text[:4096]).strip()
 
 
 class Service:
-    """An application and its state; with `writes_wait` one write at a time."""
-
     max_body_bytes, writes_wait = 1 << 20, False
 
     def __init__(self, context: StandInContext) -> None:
@@ -273,7 +270,7 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
 
 
 def word(text: str | bytes, max_chars: int = 200) -> str:
-    """Return a guest's text for the record, bounded and visible."""
+    """Return a guest's text, bounded and visible."""
     return printable(text, max_chars=max_chars)
 
 
