@@ -126,10 +126,8 @@ def fingerprint(blob: bytes) -> str:
 
 
 def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
-    """Return the file that `ssh-keygen -t ed25519` writes without a passphrase.
-
-    The library's own writer draws random check bytes.
-    """
+    """Return a key's file, as `ssh-keygen` writes it."""
+    # Built here: the library's own writer draws random check bytes.
     public = public_of(seed)
     blob = public_blob(public)
     # The same four bytes twice: OpenSSH tells by them that a passphrase was right.

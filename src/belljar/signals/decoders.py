@@ -1,7 +1,4 @@
-"""Encoded data is decoded here, with its place; a wrong guess yields garbage. Pure.
-
-The caller bounds depth and time.
-"""
+"""Decoders of what data may hold, with its place. Pure."""
 
 from __future__ import annotations
 
@@ -30,19 +27,13 @@ SMALL: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One region `start:end`, decoded.
-
-    `locate` maps offsets in `data` outwards; without it, all of it is the region.
-    `whole` means that no bound was hit; `reader` goes on with compressed data.
-    """
-
     names: tuple[str, ...]
     data: bytes
     start: int
     end: int
-    locate: Locate | None = None
-    whole: bool = True
-    reader: zlib._Decompress | None = None
+    locate: Locate | None = None  # Maps offsets in `data` outwards; None: to `start:end`.
+    whole: bool = True  # No bound was hit.
+    reader: zlib._Decompress | None = None  # Of compressed data that goes on.
 
 
 _LETTERS: Final = string.ascii_letters.encode()

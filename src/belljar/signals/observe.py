@@ -26,23 +26,17 @@ class Contact(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Bytes that an event reports as transferred.
-
-    `flow`: its bytes are also scanned joined. `to` is "" for the harness.
-    `is_scanned_first`: a gateway that blocks or stops looks at it first, and reports.
-    """
-
     channel: Channel
     operation: str
     data: bytes
     contact: Contact = Contact.SENT
     place: Place = Place.RANGE
-    flow: str = ""
+    flow: str = ""  # Its bytes are also scanned joined.
     part: str = ""
-    to: str = ""
+    to: str = ""  # "": the harness.
     missing_bytes: int = 0
     where: Mapping[str, JsonValue] = field(default_factory=dict)
-    is_scanned_first: bool = False
+    is_scanned_first: bool = False  # By a gateway that blocks or stops, and reports.
 
 
 # A command that failed or ran out of time has printed, too.
@@ -260,11 +254,9 @@ class ServiceContacts:
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Return True for a raw stream, which the service records.
-
-        An encrypted one it records decrypted, without the bytes before its encryption.
-        """
+        """Return True for a raw stream that its service records."""
         stand_in = event.data.get("stand_in")
+        # An encrypted one is recorded decrypted, without the bytes before its encryption.
         is_raw = event.kind is Kind.NETWORK_STREAM and stand_in not in self._encrypted
         return is_raw and stand_in in self._ids
 

@@ -1,7 +1,4 @@
-"""The scanner finds known values and patterns, also in encoded data. Pure.
-
-A bound that ends the scan makes its result incomplete.
-"""
+"""The scanner of known values and patterns, also encoded. Pure."""
 
 from __future__ import annotations
 

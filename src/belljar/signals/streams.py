@@ -1,7 +1,4 @@
-"""Flows are scanned here: what is cut into chunks, fields, requests, queries or messages.
-
-Each part keeps a tail that is searched again with what follows.
-"""
+"""Scans of flows that are cut into chunks, fields or requests."""
 
 from __future__ import annotations
 

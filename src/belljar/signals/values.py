@@ -44,17 +44,13 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownValue:
-    """One value to look for, 10 to 4,096 bytes of UTF-8.
+    """One value to look for, 10 to 4,096 bytes of UTF-8."""
 
-    `id` is its name in events, `kind` its class in a hit, else the source.
-    With `case_sensitive` another case is an encoding (`case`).
-    """
-
-    id: str
+    id: str  # Its name in events.
     text: str = field(repr=False)
     source: ValueSource
-    kind: str = ""
-    case_sensitive: bool = True
+    kind: str = ""  # Its class in a hit; "": the source.
+    case_sensitive: bool = True  # Another case is an encoding.
 
     @property
     def cls(self) -> str:
@@ -96,19 +92,13 @@ class ScanSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A find, `start` to `end` in the outermost data.
-
-    `value_id` is "" of a pattern, `source` a `ValueSource` or `pattern`.
-    `decoding` has the outermost first; `digest` is of a known value as given.
-    """
-
     cls: str
-    value_id: str
-    source: str
-    start: int
+    value_id: str  # "" of a pattern.
+    source: str  # A `ValueSource` or `pattern`.
+    start: int  # In the outermost data.
     end: int
-    decoding: tuple[str, ...]
-    digest: str
+    decoding: tuple[str, ...]  # The outermost first.
+    digest: str  # Of a known value as given.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,16 +72,11 @@ class GuardConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """The part of a range's plan that its gateway gets.
-
-    `directory` of `stand_ins` is a path in the gateway's root; `authorities` is PEM.
-    """
-
     layout: RangeLayout
-    stand_ins: tuple[StandInPlan, ...]
-    scratch: Path = Path("/t")
+    stand_ins: tuple[StandInPlan, ...]  # With `directory` as in the gateway's root.
+    scratch: Path = Path("/t")  # In memory, for keys and secrets while they are read.
     bounds: Bounds = field(default_factory=Bounds)
-    authorities: str = ""
+    authorities: str = ""  # PEM
     guard: GuardConfig | None = None
 
 

@@ -1,7 +1,4 @@
-"""The resolver is authoritative for the layout's names; each query is on record first.
-
-It knows no recursion (RFC 1034 section 4.3.1), and answers no EDNS option.
-"""
+"""The resolver of a layout's names; it knows no recursion."""
 
 from __future__ import annotations
 
@@ -50,27 +47,18 @@ DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsAnswer:
-    """An answer (`wire`) and its record.
-
-    `header` is id and flags; `whole` means that the fields hold every bit of the query.
-    """
-
     wire: bytes | None
     name: str = ""
     type: str = ""
     answer: str
     longest_label: int = 0
     entropy: float = 0.0
-    header: str = ""
-    whole: bool = False
+    header: str = ""  # Id and flags.
+    whole: bool = False  # The fields hold every bit of the query.
 
 
 def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
-    """Return the answer to a message; never raise.
-
-    A and ANY (RFC 8482) get the A record, other types NODATA.
-    Another class, AXFR and IXFR get REFUSED, another opcode NOTIMP.
-    """
+    """Return the answer to a message; never raise."""
     # An answer gets none, or two servers could talk without end.
     if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
         return DnsAnswer(wire=None, answer="NOT A QUERY")
@@ -84,7 +72,7 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
     records, address = b"", _address(labels, layout)
     if klass not in (_IN, _ANY_CLASS) or kind_number in (_AXFR, _IXFR):
         word = "REFUSED"
-    elif address is not None and kind_number in (_A, _ANY):
+    elif address is not None and kind_number in (_A, _ANY):  # RFC 8482
         word, data = address, socket.inet_aton(address)
         records = _QUESTION_S_NAME + struct.pack("!HHIH", _A, _IN, TTL_S, len(data)) + data
     else:

@@ -1,7 +1,4 @@
-"""HTTP/1.1 is read from bytes here; pure.
-
-Before h11 parses, whatever two parsers could read in two ways is refused.
-"""
+"""HTTP/1.1 of bytes; what two parsers could read differently is refused."""
 
 from __future__ import annotations
 
@@ -31,11 +28,9 @@ class RequestParser:
         self._bounds = bounds
         self._scanned = 0
         self._refused: RefusedRequestError | None = None
-        self.is_body_over = False
-        """All of the open request was parsed."""
+        self.is_body_over = False  # All of the open request was parsed.
         self.http = h11.Connection(h11.SERVER)
-        self.held = bytearray()
-        """What came and was not parsed."""
+        self.held = bytearray()  # What came and was not parsed.
 
     @property
     def is_over(self) -> bool:

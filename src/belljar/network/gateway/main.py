@@ -1,7 +1,4 @@
-"""A gateway's process receives its sockets here and confines itself before a guest's first byte.
-
-No step can be undone.
-"""
+"""A gateway's process receives its sockets, and confines itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""HTTP connections: one exchange with a stand-in after the other.
-
-A request is whole, recorded, scanned, then answered; an answer's end is recorded first.
-"""
+"""HTTP connections: one recorded exchange after the other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The shared parts of a gateway's connections: peers, first events, and the guard.
-
-Where the guard only flags, the owner scans the record.
-"""
+"""The shared parts of a gateway's connections, and the guard."""
 
 from __future__ import annotations
 
@@ -97,14 +94,10 @@ RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer(Flow):
-    """One connection, by its `number`, and where it was dialled to.
-
-    `secrets` are of its TLS, in no event yet; `labels` of all that were kept.
-    """
-
     cell: str
     source_port: int = 0
     number: int = 0
+    # Of its TLS: in no event yet, and the names of all.
     secrets: bytearray = field(default_factory=bytearray, compare=False)
     labels: set[bytes] = field(default_factory=set, compare=False)
 
@@ -121,12 +114,6 @@ class Peer(Flow):
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """State that all connections of a gateway share.
-
-    `apps` and `streams` are by stand-in, `cells` by address; `idle` tasks are between requests.
-    `unreported` counts exchanges whose end is in no event.
-    """
-
     layout: RangeLayout
     stand_ins: tuple[StandInPlan, ...]
     bounds: Bounds
@@ -135,13 +122,13 @@ class Site:
     streams: dict[str, StreamApp] = field(default_factory=dict)
     exchanges: int = 0
     bodies_bytes: int = 0
-    idle: set[asyncio.Task[Any] | None] = field(default_factory=set)
+    idle: set[asyncio.Task[Any] | None] = field(default_factory=set)  # Between requests.
     guard: Guard = field(default_factory=lambda: Guard(None))
     is_ending: bool = False
-    unreported: int = 0
+    unreported: int = 0  # Exchanges whose end is in no event.
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     connections: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-    cells: dict[str, str] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)  # By address.
     _known: dict[str, RangeLayout] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
     _limits_due: bool = False

@@ -1,8 +1,4 @@
-"""Connections, plain or in TLS, and raw ones: to stand-ins, the sink, between cells.
-
-Bytes are unbuffered: unread ones stay with the sender.
-Between cells each piece is recorded before it goes on, as far as it is kept.
-"""
+"""Connections to stand-ins, the sink and between cells, unbuffered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A range's certificate authority, which judges and records a ClientHello's name.
-
-`scratch`, a memory file system, has keys and secrets while they are read.
-"""
+"""A range's certificate authority, and the end of its TLS."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A real upstream: an application that forwards to one host.
-
-A request is on record before the owner dials; the owner's relay counts its bytes.
-"""
+"""A real upstream: an application that forwards to one host."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A Debian repository of a directory of `.deb` files, whatever suite apt asks for.
-
-It has no signatures (`trusted=yes`) and no sources.
-"""
+"""A Debian repository of a directory's `.deb` files, for any suite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A stand-in's directory, answers with its files, an author's faults, and registries.
-
-A guest's text never becomes a path: it is looked up among names that were listed once.
-"""
+"""A stand-in's files: a guest's text never becomes a path."""
 
 from __future__ import annotations
 

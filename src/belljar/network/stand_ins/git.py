@@ -1,7 +1,4 @@
-"""Git over HTTP (smart protocol, version 0) of bare repositories.
-
-A push is recorded, accepted, and goes nowhere; a fetch gets the whole history.
-"""
+"""Git over HTTP (smart protocol 0); a push goes nowhere."""
 
 from __future__ import annotations
 
@@ -332,10 +329,7 @@ async def _read_push(repository: Repository, body: bytes) -> _Push:
 def read_pack(
     data: bytes, lookup: Callable[[bytes], GitObject | None], objects: dict[bytes, GitObject]
 ) -> Iterator[None]:
-    """Read a guest's pack into `objects`, one object a step. Raises `ValueError`.
-
-    Deltas may build on objects that `lookup` finds; a base comes before its delta.
-    """
+    """Read a pack into `objects`, one a step. Raises `ValueError`."""
     end = len(data) - 20  # The SHA-1 of all before it
     if end < 12 or data[:8] != b"PACK\0\0\0\x02":
         raise ValueError("not a pack of version 2")

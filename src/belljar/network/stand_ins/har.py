@@ -1,7 +1,4 @@
-"""The stand-in `har` replays a recording (HTTP Archive 1.2).
-
-An entry answers its method, host, path and query, in the recorded order, the last repeatedly.
-"""
+"""The stand-in `har` replays a recording (HTTP Archive 1.2)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The stand-in `mcp`: a Model Context Protocol server of decoy tools (2025-06-18).
-
-Over streamable HTTP it gives one JSON answer for each message.
-"""
+"""The stand-in `mcp`: decoy tools by Model Context Protocol (2025-06-18)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The stand-in `metadata`: Amazon's instance metadata service, IMDSv1 and v2.
-
-Credentials are drawn for the range, or a decoy's; handing them out is an attempt.
-"""
+"""The stand-in `metadata`: Amazon's instance metadata service, v1 and v2."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A decoy PostgreSQL logs in, and refuses each query, all on record.
-
-Protocol 3: https://www.postgresql.org/docs/15/protocol-message-formats.html
-"""
+"""A decoy PostgreSQL (protocol 3): it logs in, and refuses queries."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ class PostgresSession(Conversation):
         (code,) = struct.unpack_from("!I", raw, 4)
         if code in ENCRYPTION_REQUESTS:
             return ServiceStep("encryption", raw, b"N")
-        if code >> 16 != PROTOCOL >> 16:
+        if code != PROTOCOL:
             what = f"unsupported frontend protocol {code >> 16}.{code & 0xFFFF}"
             return self._fatal("startup", raw, "0A000", what)
         words = raw[8:].split(b"\0")
@@ -95,10 +92,8 @@ class PostgresSession(Conversation):
             return self._fatal("startup", raw, "28000", "no PostgreSQL user name specified")
         self._presented_user = user.decode("utf-8", "replace")
         self._presented_database = parameters.get(b"database", user).decode("utf-8", "replace")
-        # A newer minor version is negotiated down to 3.0; then the password is asked for.
-        negotiated = message("v", struct.pack("!ii", 0, 0)) if code != PROTOCOL else b""
         # 3: the password in clear, so that it is on record whole.
-        return ServiceStep("startup", raw, negotiated + message("R", struct.pack("!i", 3)))
+        return ServiceStep("startup", raw, message("R", struct.pack("!i", 3)))
 
     def _log_in(self, raw: bytes) -> ServiceStep:
         if raw[:1] != b"p":

@@ -1,7 +1,4 @@
-"""A Python package index of wheels and source archives: HTML (PEP 503) and uploads.
-
-Uploads are recorded, and never served.
-"""
+"""A Python package index: HTML (PEP 503), and uploads into a void."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A decoy Redis logs in, and refuses each command, all on record.
-
-RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/
-"""
+"""A decoy Redis (RESP): it logs in, and refuses commands."""
 
 from __future__ import annotations
 

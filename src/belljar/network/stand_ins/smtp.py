@@ -1,7 +1,4 @@
-"""A mail server that accepts everything and sends nothing (RFC 5321, AUTH PLAIN).
-
-A message that breaks off is recorded. There is no STARTTLS.
-"""
+"""A mail server that accepts everything (RFC 5321), without STARTTLS."""
 
 from __future__ import annotations
 
@@ -69,13 +66,9 @@ class _MailConnection:
         return piece
 
     async def _line(self) -> bytes | None:
-        while line := await self._piece():
-            if len(line) <= MAX_LINE_BYTES:
-                return line.rstrip(b"\r\n") if line.endswith(b"\n") else None
-            while line and not line.endswith(b"\n"):
-                line = await self._piece()
-            await self._stream.send(b"500 5.5.6 Error: line too long\r\n")
-        return None
+        line = await self._piece()
+        is_whole = line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES
+        return line.rstrip(b"\r\n") if is_whole else None
 
     async def _answer(self, verb: bytes, rest: bytes) -> bytes:
         has_begun = self._sender is not None

@@ -1,7 +1,4 @@
-"""A decoy SSH server (asyncssh's) logs in, and refuses each session.
-
-Logins, commands, forwards and input are on record.
-"""
+"""A decoy SSH server (asyncssh's): it logs in, and refuses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The types between gateway and stand-ins, and their HTTP toolkit.
-
-Nothing here raises for a guest's data. Framing, header and time limits are the gateway's.
-"""
+"""Types and toolkit of stand-ins: nothing here raises for a guest's data."""
 
 from __future__ import annotations
 
@@ -75,17 +72,11 @@ Ask: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInContext:
-    """The argument of `make`.
-
-    `names` are lower case, A-labels. `files` is read-only, and may not exist.
-    `clock` is Unix time.
-    """
-
     id: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # Lower case, A-labels.
     settings: Mapping[str, JsonValue]
-    files: Path
-    clock: Callable[[], float]
+    files: Path  # Read-only; it may not exist.
+    clock: Callable[[], float]  # Unix time.
     random: Callable[[int], bytes]
     record: RecordAttempt
     ask: Ask
@@ -178,10 +169,7 @@ def _fields(text: str) -> Pairs:
 def parse_json(
     data: bytes | str, max_depth: int = MAX_JSON_DEPTH, *, max_commas: int | None = None
 ) -> Any:  # noqa: ANN401 - any
-    """Return a JSON value (RFC 8259) of bounded depth. Raises `ValueError`.
-
-    `max_commas` counts opening brackets too, and those within strings.
-    """
+    """Return a JSON value of bounded depth. Raises `ValueError`."""
     try:
         # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not.
         text = data.decode() if isinstance(data, bytes) else data
