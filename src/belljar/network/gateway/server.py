@@ -205,14 +205,14 @@ class Exchange:
         # The request is on record before the answer's first byte.
         elif not self._has_begun and self._posted is not None:
             await self._posted
-        events = list[h11.Event]()
+        events = list[h11.Response | h11.Data | h11.EndOfMessage]()
         if not self._has_begun:
             reason = PHRASES.get(self._status, b"")
             events += [h11.Response(status_code=self._status, headers=self._fields, reason=reason)]
         events += [h11.Data(data=data)] if data else []
         events += [h11.EndOfMessage()] if is_last else []
         self._has_begun = True
-        await self._connection.write(b"".join(map(self._http.send, events)))
+        await self._connection.write(b"".join([self._http.send(event) for event in events]))
 
     async def _fail(self, reason: str, status: int) -> None:
         self._reason = reason
