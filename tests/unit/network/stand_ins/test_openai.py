@@ -63,21 +63,14 @@ def test_a_stream_adds_up_to_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "word"),
-    [
-        ([], "parse"),
-        ({}, "model"),
-        ({"model": "m"}, "'messages'"),
-        ({"model": "m", "messages": []}, "'messages'"),
-        ({"model": "m", "messages": ["x"]}, "'messages'"),
-    ],
+    "body",
+    [[], {}, {"model": "m"}, {"model": "m", "messages": []}, {"model": "m", "messages": ["x"]}],
 )
-def test_a_wrong_question_reaches_nobody(body: Any, word: str) -> None:  # noqa: ANN401 - any JSON value
+def test_a_wrong_question_reaches_nobody(body: Any) -> None:  # noqa: ANN401 - any JSON value
     """It is refused in the API's shape, and the owner isn't asked."""
     reply = asked(owner := Owner(), json=body)
     assert (reply.status, owner.questions) == (400, [])
     assert set(reply.json["error"]) == {"message", "type", "param", "code"}
-    assert word in reply.json["error"]["message"]
 
 
 def test_an_owner_who_fails_is_a_server_error() -> None:
