@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from belljar.network.stand_ins import web
-from belljar.signals.credentials import KEY_BYTES, RandomStream, make_credentials
+from belljar.signals.decoys import KEY_BYTES, RandomStream, make_credentials
 from belljar.units import iso_time
 
 # Six hours, as Amazon has it.

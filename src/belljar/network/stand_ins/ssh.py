@@ -16,7 +16,7 @@ import asyncssh
 
 from belljar.network.stand_ins.conversation import Presented, ServiceStep, record
 from belljar.network.stand_ins.web import StandInContext, Stream, StreamApp
-from belljar.signals.credentials import fingerprint, openssh_private, public_line
+from belljar.signals.decoys import fingerprint, openssh_private, public_line
 
 # What Debian 12 answers: a scan of versions finds an ordinary machine.
 VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"

@@ -16,8 +16,7 @@ from belljar.network.stand_ins import mcp
 from belljar.network.stand_ins.web import App
 from belljar.policy.guarding import DecoyKind
 from belljar.policy.model import DecoySpec
-from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import Minted, mint_service
+from belljar.signals.decoys import KEY_BYTES, Minted, mint_service
 
 SPEC = DecoySpec(id="office", kind=DecoyKind.MCP, place="mcp.corp.internal", count=2)
 
