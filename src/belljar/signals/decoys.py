@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import csv
 import hashlib
 import hmac
 import html
-import io
 import posixpath
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.dataclass import dataclass, field
 from belljar.policy.guarding import SERVICE_PORTS
@@ -32,7 +30,6 @@ BASE32: Final = string.ascii_uppercase + "234567"
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 # `.internal` is reserved for private use: no such name leads to anybody.
 DOMAIN: Final = "corp.internal"
-_T = TypeVar("_T")
 
 
 class RandomStream:
@@ -53,7 +50,7 @@ class RandomStream:
     def below(self, bound: int) -> int:
         return int.from_bytes(self.take(8 + (bound.bit_length() + 7) // 8), "big") % bound
 
-    def pick(self, choices: Sequence[_T]) -> _T:
+    def pick(self, choices: Sequence[str]) -> str:
         return choices[self.below(len(choices))]
 
     def text(self, count: int, alphabet: str = ALNUM) -> str:
@@ -267,14 +264,12 @@ def _git(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | Non
 
 
 def _spreadsheet(stream: RandomStream, place: str, spec: DecoySpec, _login: Login | None) -> Files:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("employee", "email", "salary_eur", "iban"))
-    values: dict[str, str] = {}
+    rows, values = list[dict[str, str]](), dict[str, str]()
     for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
-        values[f"iban_{number}"] = iban(stream)
-        writer.writerow((name, email, 41_000 + 500 * stream.below(120), values[f"iban_{number}"]))
-    return ((place, out.getvalue(), 0o640),), values
+        number_of = values[f"iban_{number}"] = iban(stream)
+        salary = str(41_000 + 500 * stream.below(120))
+        rows.append({"employee": name, "email": email, "salary_eur": salary, "iban": number_of})
+    return ((place, _csv(rows), 0o640),), values
 
 
 def _document(stream: RandomStream, place: str, _spec: DecoySpec, _login: Login | None) -> Files:
