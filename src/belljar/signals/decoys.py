@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 # The size of HMAC-SHA256's output: a longer key would add little (RFC 2104, 3).
 KEY_BYTES: Final = 32
 ALNUM: Final = string.ascii_letters + string.digits
-# RFC 4648, 6: AWS's key ids are written in it.
-BASE32: Final = string.ascii_uppercase + "234567"
+BASE32: Final = string.ascii_uppercase + "234567"  # RFC 4648, 6: AWS's key ids are written in it.
 # In the order of GitHub's check digits.
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 # `.internal` is reserved for private use: no such name leads to anybody.
@@ -136,8 +135,7 @@ def fingerprint(blob: bytes) -> str:
 
 def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
     """Return a key's file, as `ssh-keygen` writes it."""
-    # Built here: the library's own writer draws random check bytes.
-    public = public_of(seed)
+    public = public_of(seed)  # Built here: the library's own writer draws random check bytes.
     blob = public_blob(public)
     # The same four bytes twice: OpenSSH tells by them that a passphrase was right.
     private = check + check + blob + _prefixed(seed + public) + _prefixed(comment)
@@ -150,10 +148,8 @@ def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
     return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n"
 
 
-# Without leap seconds, as file times count.
-DAY_S: Final = 86_400
-# Old enough not to look made for the sample, young enough to look in use.
-MAX_AGE_DAYS: Final = 90
+DAY_S: Final = 86_400  # Without leap seconds, as file times count.
+MAX_AGE_DAYS: Final = 90  # Old enough not to look made for the sample, young enough to look in use.
 # Ordinary names: a telling one would give the decoy away.
 _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
 

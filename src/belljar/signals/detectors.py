@@ -96,8 +96,7 @@ def _is_jwt(text: bytes) -> bool:
     return b'"alg"' in header and b"1234567890" not in claims
 
 
-# RFC 4648, 5: the other alphabet of base64.
-_URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
+_URLSAFE: Final = bytes.maketrans(b"-_", b"+/")  # RFC 4648, 5: the other alphabet of base64.
 
 
 # Visa, Mastercard, American Express, Discover, JCB, Diners, UnionPay, with their lengths.
@@ -177,8 +176,7 @@ class Patterns:
 
     def find(self, data: bytes, tick: Callable[[], None]) -> Iterator[tuple[int, int, str]]:
         taken: dict[tuple[int, int], str] = {}
-        # Made with the first find: most data has none.
-        covered = bytearray()
+        covered = bytearray()  # Made with the first find: most data has none.
         for detector in self._detectors:
             for found in detector.matches(data, tick):
                 start, end = found.span(1) if found.re.groups else found.span()

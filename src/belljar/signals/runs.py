@@ -11,10 +11,8 @@ from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL,
 
 # Between two pieces of one encoded value: a line's end with its indent or quotes.
 MAX_GAP: Final = 8
-# Ten bytes; shorter ones are words in capitals.
-MIN_BASE32: Final = 16
-# Ten bytes; shorter ones are numbers and colours.
-MIN_HEX: Final = 20
+MIN_BASE32: Final = 16  # Ten bytes; shorter ones are words in capitals.
+MIN_HEX: Final = 20  # Ten bytes; shorter ones are numbers and colours.
 # RFC 4648, 5, as RFC 4648, 4: one decoder does for both.
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 # Both cases in one run: tools write either, and none is lost by taking both.

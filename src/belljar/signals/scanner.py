@@ -107,8 +107,7 @@ def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
     same_case = not form.value.case_sensitive
     if piece.lower() == inner.lower():
         return form.names if same_case else (*form.names, "case")
-    # The value's own punctuation is no separator, wherever it stands.
-    own = b"".join(_gaps(inner))
+    own = b"".join(_gaps(inner))  # The value's own punctuation is no separator, wherever it stands.
     gaps = {gap.translate(None, own) for gap in _gaps(piece)} - {b""}
     if len(gaps) > MAX_SEPARATORS or any(len(gap) > MAX_SEPARATOR for gap in gaps):
         return None
@@ -188,8 +187,7 @@ class _Scan:
         self._deadline = time.thread_time() + bounds.time_s
         self._wall_deadline = time.monotonic() + bounds.time_s * WALL_FACTOR
         self._left = bounds.decoded_bytes
-        # What was looked at, and how: see `_is_new`.
-        self._seen: dict[bytes, int] = {}
+        self._seen: dict[bytes, int] = {}  # What was looked at, and how: see `_is_new`.
         self._runs: dict[bytes, int] = {}
         self._views: deque[_View] = deque()
         self._problem = ""

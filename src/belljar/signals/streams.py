@@ -30,8 +30,7 @@ MAX_REPORTED: Final = 10_000  # Finds of one part whose ends are remembered.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
 # A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
 MAX_REPEATED: Final = 3
-# The first decoding of a find that no single piece holds.
-JOINED: Final = "joined"
+JOINED: Final = "joined"  # The first decoding of a find that no single piece holds.
 # A part is scanned alone, over its border and joined with others: all of it has this many scans'
 # time, whatever a guest sends.
 _SCANS_A_FEED: Final = 4
@@ -280,8 +279,7 @@ def _fields(
         before, field.tail = field.tail, (field.tail + piece)[-tail:]
         yield name, field, before, piece
         if not is_old and not (piece.isdigit() and len(piece) < 8):
-            # The field without what repeats or counts.
-            once = fields.get(f"{name}, once")
+            once = fields.get(f"{name}, once")  # The field without what repeats or counts.
             others, once.tail = once.tail, (once.tail + piece)[-tail:]
             if others != before:
                 yield name, once, others, piece

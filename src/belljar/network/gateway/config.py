@@ -30,8 +30,7 @@ class Bounds:
     handshake_bytes: int = 32 << 10  # Received before the end of a TLS handshake: likewise.
     # From the first byte of a request's head to its last (slow-loris): closed, refused by name.
     head_timeout_s: float = 10.0
-    # A connection without a request, a stream without a byte: closed.
-    idle_timeout_s: float = 60.0
+    idle_timeout_s: float = 60.0  # A connection without a request, a stream without a byte: closed.
     connection_timeout_s: float = 3600.0  # A connection's whole life: closed.
     head_bytes: int = 64 << 10  # A request's head: 431.
     headers: int = 128  # Fields of a request's head: 431.

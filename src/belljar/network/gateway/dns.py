@@ -25,8 +25,7 @@ MAX_QUERY_BYTES: Final = 4096
 # NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
 # 9462 (no encrypted resolver), WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
-# RFC 1035 sections 4.1.1 and 2.3.4.
-_HEADER_BYTES: Final = 12
+_HEADER_BYTES: Final = 12  # RFC 1035 sections 4.1.1 and 2.3.4.
 _MAX_NAME_BYTES, _MAX_LABEL_BYTES = 255, 63
 _COUNTS: Final = struct.Struct("!HHHH")
 # A label shown byte for byte: no dot, backslash, space or control.
@@ -40,8 +39,7 @@ _TYPES: Final[Mapping[int, str]] = {
     64: "SVCB", 65: "HTTPS", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 257: "CAA",
 }  # fmt: skip
 _QUESTION_S_NAME: Final = b"\xc0\x0c"  # A pointer to byte 12 (RFC 1035 section 4.1.4)
-# RFC 1035 section 4.1.1.
-_RCODES: Final = {"FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5}
+_RCODES: Final = {"FORMERR": 1, "NXDOMAIN": 3, "NOTIMP": 4, "REFUSED": 5}  # RFC 1035 section 4.1.1.
 DATAGRAMS_A_TURN: Final = 64  # A flood of queries leaves connections their turn.
 
 

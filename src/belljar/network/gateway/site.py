@@ -87,8 +87,7 @@ def warm_up(config: GuardConfig) -> None:
 # A frame of zstd, whose reader is imported late.
 _WARM_UP: Final = bytes.fromhex("28b52ffd200361 0900616263")
 MAX_SECRETS_BYTES: Final = 64 << 10  # Of one handshake; it has five lines of some 200 bytes.
-# More often, the events of limits would be a flood of their own.
-LIMIT_EVENTS_EVERY_S = 1.0
+LIMIT_EVENTS_EVERY_S = 1.0  # More often, the events of limits would be a flood of their own.
 RANGE_ENDED = "the range ended"  # Why something was cut off, when the range's end did it.
 
 

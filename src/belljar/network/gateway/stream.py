@@ -22,8 +22,7 @@ from belljar.network.stand_ins.web import RefusedRequestError, Stream, StreamApp
 from belljar.signals.values import Channel
 
 PIECE_BYTES: Final = 64 << 10
-# A client that sends on for longer, or more, gets a reset.
-LINGER_S: Final = 1.0
+LINGER_S: Final = 1.0  # A client that sends on for longer, or more, gets a reset.
 LINGER_BYTES: Final = 256 << 10
 
 

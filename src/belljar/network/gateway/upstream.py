@@ -48,8 +48,7 @@ _PARAMETER: Final = re.compile(
 # A part's name that is encoded, which few clients do. Without a step back: a body of blanks, or of
 # such names, would keep the gateway for half a minute.
 _ENCODED_PART: Final = re.compile(rb"(?i)\bname\s*+=\s*+\"?+[^\";\r\n%]{0,63}+%")
-# To decode one takes time in which the gateway does nothing else.
-MAX_FORM_BYTES: Final = 1 << 20
+MAX_FORM_BYTES: Final = 1 << 20  # To decode one takes time in which the gateway does nothing else.
 Fields = Iterable[tuple[bytes, bytes]]
 
 

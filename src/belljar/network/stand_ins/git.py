@@ -44,8 +44,7 @@ MAX_OBJECTS: Final = 50_000
 MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 _MAX_LISTED: Final = 50
 MAX_KEPT_FILES: Final = 1000
-# A side band's line has at most 65,520 bytes with its head.
-_BAND_BYTES: Final = 65_000
+_BAND_BYTES: Final = 65_000  # A side band's line has at most 65,520 bytes with its head.
 _ZERO: Final = b"0" * 40  # No object: its reference is made or removed
 _CAPABILITIES: Final = {
     "git-upload-pack": b"side-band-64k ofs-delta shallow no-progress"

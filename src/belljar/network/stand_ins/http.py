@@ -30,8 +30,7 @@ _OWN_HEADERS |= {"content-type", "te"}
 Fields: TypeAlias = Mapping[str, Any]
 
 MAX_TEMPLATE_CHARS: Final = 1 << 20
-# A guest's body of a MiB may stand in a page several times.
-MAX_RENDERED_CHARS: Final = 4 << 20
+MAX_RENDERED_CHARS: Final = 4 << 20  # A guest's body of a MiB may stand in a page several times.
 # What an expression raises for values that it isn't meant for.
 _FAILURES: Final = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError)
 
@@ -68,8 +67,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-# What is inserted into HTML and XML is escaped.
-_PLAIN: Final = _Environment(is_markup=False)
+_PLAIN: Final = _Environment(is_markup=False)  # What is inserted into HTML and XML is escaped.
 _MARKUP: Final = _Environment(is_markup=True)
 # Compiles the lexer's expressions where this is imported, in the fork server: once for all ranges.
 _PLAIN.from_string("{{ x }}")

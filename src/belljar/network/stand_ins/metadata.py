@@ -11,8 +11,7 @@ from belljar.network.stand_ins import web
 from belljar.signals.decoys import KEY_BYTES, RandomStream, make_credentials
 from belljar.units import iso_time
 
-# Six hours, as Amazon has it.
-MAX_TTL_S: Final = 21_600
+MAX_TTL_S: Final = 21_600  # Six hours, as Amazon has it.
 _REGION: Final = "eu-west-1"
 _ROLES: Final = ("app-server", "web-backend", "batch-worker", "ci-runner")
 _TOKEN: Final = "x-aws-ec2-metadata-token"  # noqa: S105 - a field's name
@@ -89,8 +88,7 @@ class _Metadata(web.Service):
             "placement": {"availability-zone": f"{_REGION}a", "region": _REGION},
             "security-groups": "default",
         }
-        # Texts, and mappings of names to more.
-        at: Any = {"meta-data": data}
+        at: Any = {"meta-data": data}  # Texts, and mappings of names to more.
         for part in parts[1:]:
             at = at.get(part) if isinstance(at, dict) else None
         if at is None or isinstance(at, str):

@@ -15,12 +15,10 @@ from belljar.network.stand_ins import web
 
 MAX_LINE_BYTES: Final = 12_288  # Of a command; RFC 4954 asks for this much for AUTH
 MAX_MESSAGE_BYTES: Final = 50 << 20
-# As Postfix has it; their addresses must fit into one event.
-MAX_RECIPIENTS: Final = 1000
+MAX_RECIPIENTS: Final = 1000  # As Postfix has it; their addresses must fit into one event.
 # With or without angle brackets; parameters (RFC 5321 section 4.1.2) are not looked at.
 _PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?: +.*)?|([^<> \x00-\x1f]{1,512})(?: +.*)?")
-# With enhanced codes (RFC 3463), as EHLO offers them.
-_OK: Final = b"250 2.0.0 Ok\r\n"
+_OK: Final = b"250 2.0.0 Ok\r\n"  # With enhanced codes (RFC 3463), as EHLO offers them.
 _UNKNOWN: Final = b"500 5.5.2 Error: command not recognized\r\n"
 _WRONG: Final = b"503 5.5.1 Error: bad sequence of commands, or syntax\r\n"
 _OFFERS: Final = (

@@ -23,8 +23,7 @@ from belljar.units import printable
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
-# Parsing costs as many objects as there are fields, whatever their size.
-MAX_FIELDS: Final = 1000
+MAX_FIELDS: Final = 1000  # Parsing costs as many objects as there are fields, whatever their size.
 # Templates and records walk a value recursively; Python's limit is near 1,000.
 MAX_JSON_DEPTH: Final = 128
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
@@ -43,8 +42,7 @@ class Stream(Protocol):
 # `(stream, cell)`. The connection is closed when it returns, raises or exceeds a bound.
 StreamApp: TypeAlias = Callable[[Stream, str], Awaitable[None]]
 
-# Beyond it a request is answered 413 and no stand-in is called.
-MAX_BODY_BYTES: Final = 64 << 20
+MAX_BODY_BYTES: Final = 64 << 20  # Beyond it a request is answered 413 and no stand-in is called.
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
 MAX_ASKED_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20  # Of a question to the owner, and of its answer.
