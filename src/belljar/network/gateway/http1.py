@@ -62,18 +62,18 @@ class RequestParser:
         fields, version = list(request.headers), request.http_version
         lengths = _LENGTH.findall(head)  # h11 merges equal ones
         is_coded = any(name == b"transfer-encoding" for name, _ in fields)
-        if version not in (b"1.0", b"1.1"):
-            raise RefusedRequestError("another version of HTTP than 1.0 and 1.1", 505)
-        if len(fields) > self._bounds.headers:
-            raise RefusedRequestError("too many header fields", 431)
-        if len(lengths) > 1 or any(b"," in length for length in lengths):
-            raise RefusedRequestError("more than one Content-Length", 400)
-        # Parsers disagree about these, which is request smuggling (RFC 9112 section 6.1).
-        if is_coded and (lengths or version == b"1.0"):
-            problem = "both Content-Length and Transfer-Encoding, or the latter in HTTP/1.0"
-            raise RefusedRequestError(problem, 400)
-        if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in fields):
-            raise RefusedRequestError("an upgrade to HTTP/2", 400)
+        is_http2 = any(name == b"upgrade" and b"h2c" in value.lower() for name, value in fields)
+        both = "both Content-Length and Transfer-Encoding, or the latter in HTTP/1.0"
+        for is_wrong, problem, status in (
+            (version not in (b"1.0", b"1.1"), "another version of HTTP than 1.0 and 1.1", 505),
+            (len(fields) > self._bounds.headers, "too many header fields", 431),
+            (is_http2, "an upgrade to HTTP/2", 400),
+            # Parsers disagree about these, which is request smuggling (RFC 9112 section 6.1).
+            (b"," in b",".join(lengths), "more than one Content-Length", 400),
+            (is_coded and (lengths or version == b"1.0"), both, 400),
+        ):
+            if is_wrong:
+                raise RefusedRequestError(problem, status)
         del self.held[:stop]
         self._scanned = 0
         self.is_body_over = False

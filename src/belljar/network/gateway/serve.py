@@ -141,10 +141,10 @@ class Front:
         self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler
     ) -> None:
         address, task = source[0], asyncio.current_task()
-        peer = Peer(cell=self._site.cells.get(address, ""), address="", port=0)
+        cell, number = self._site.cells.get(address, ""), next(self._site.connections)
+        peer = Peer(cell=cell, source_port=source[1], number=number, address="", port=0)
+        self._connections.add(task)
         try:
-            peer = replace(peer, source_port=source[1], number=next(self._site.connections))
-            self._connections.add(task)
             sock.setblocking(False)  # noqa: FBT003 - the library's signature
             # Answers are written whole: to wait for more would only delay their ends.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -31,15 +31,12 @@ LEFT: Final = "the connection ended"
 # h11 adds none of its own.
 PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 _BODILESS: Final = frozenset({204, 304})  # RFC 9110 sections 15.3.5 and 15.4.5
-# Any other refusal is `_MISDIRECTED`.
 _STATUS: Final[Mapping[str, int]] = {
-    Refusal.CONNECT: 405,
-    Refusal.NO_HOST: 400,
-    Refusal.HOST_IS_NO_NAME: 400,
-    Refusal.TARGET_IS_NO_PATH: 400,
-    Refusal.METHOD_NOT_TAKEN: 405,
+    **dict.fromkeys((Refusal.CONNECT, Refusal.METHOD_NOT_TAKEN), 405),
+    **dict.fromkeys((Refusal.NO_HOST, Refusal.HOST_IS_NO_NAME, Refusal.TARGET_IS_NO_PATH), 400),
 }
-_MISDIRECTED: Final = 421  # RFC 9110 section 15.5.20: not for this connection's name or place
+# Of others, RFC 9110 section 15.5.20: not for this connection's name or place
+_MISDIRECTED: Final = 421
 # For the next byte of a body: one that waits longer would keep one of the gateway's few exchanges.
 _BODY_WAIT_S: Final = 20.0
 

@@ -42,12 +42,9 @@ _NO_USES: Final = (
 )
 # What Wireshark needs to decrypt a connection, by NSS's names for it.
 _NEEDED_SECRETS: Final = {
-    "TLSv1.2": frozenset({b"CLIENT_RANDOM"}),
-    "TLSv1.3": frozenset(
-        f"{side}_{what}".encode()
-        for side in ("CLIENT", "SERVER")
-        for what in ("HANDSHAKE_TRAFFIC_SECRET", "TRAFFIC_SECRET_0")
-    ),
+    "TLSv1.2": {b"CLIENT_RANDOM"},
+    "TLSv1.3": {b"CLIENT_HANDSHAKE_TRAFFIC_SECRET", b"SERVER_HANDSHAKE_TRAFFIC_SECRET"}
+    | {b"CLIENT_TRAFFIC_SECRET_0", b"SERVER_TRAFFIC_SECRET_0"},
 }
 
 
