@@ -73,17 +73,14 @@ class ScanSpec:
     bounds: ScanBounds = ScanBounds()
 
     def __post_init__(self) -> None:
-        if len(self.values) > MAX_VALUES:
-            raise ValueError(f"{len(self.values)} known values; at most {MAX_VALUES}")
-        total = 0
-        for value in self.values:
-            size = len(value.text.encode(errors="surrogatepass"))
+        sizes = [len(value.text.encode(errors="surrogatepass")) for value in self.values]
+        for value, size in zip(self.values, sizes, strict=True):
             if not MIN_VALUE_BYTES <= size <= MAX_VALUE_BYTES:
                 bounds = f"{MIN_VALUE_BYTES} to {MAX_VALUE_BYTES}"
                 raise ValueError(f"{value.id}: {size} bytes; a known value has {bounds}")
-            total += size
-        if total > MAX_VALUES_BYTES:
-            raise ValueError(f"known values of {total} bytes; at most {MAX_VALUES_BYTES}")
+        if len(sizes) > MAX_VALUES or sum(sizes) > MAX_VALUES_BYTES:
+            what = f"{len(sizes)} known values of {sum(sizes)} bytes"
+            raise ValueError(f"{what}; at most {MAX_VALUES}, of {MAX_VALUES_BYTES}")
 
     def digest(self, found: bytes) -> str:
         return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
@@ -110,63 +107,58 @@ class Scanned:
         return not self.problem
 
 
-def protected_values(item: Protected, content: bytes | None = None) -> tuple[KnownValue, ...]:
-    """Return an entry's values. Raises `PolicyError`."""
+def protected_values(item: Protected, content: bytes = b"") -> tuple[KnownValue, ...]:
+    """Return an entry's values. Raises `ValueError`, `csv.Error`."""
     values: dict[str, KnownValue] = {}
     for text in _texts(item, content) if item.file else (item.value,):
         stripped = text.strip()
         size = len(stripped.encode())
         if size > MAX_VALUE_BYTES:
-            raise _refused(item, f"a protected value has at most {MAX_VALUE_BYTES} bytes")
+            raise ValueError(f"a protected value has at most {MAX_VALUE_BYTES} bytes")
         # Short ones are left out, not refused: a column of names has some.
         if size >= MIN_VALUE_BYTES and stripped not in values:
             name = f"{item.id}/{len(values) + 1}" if item.file else item.id
             known = KnownValue(id=name, text=stripped, source=ValueSource.PROTECTED)
             values[stripped] = replace(known, case_sensitive=False)
         if len(values) > MAX_VALUES:
-            raise _refused(item, f"more than {MAX_VALUES} protected values")
+            raise ValueError(f"more than {MAX_VALUES} protected values")
     if not values:
-        raise _refused(item, f"nothing in it is {MIN_VALUE_BYTES} bytes or longer")
+        raise ValueError(f"nothing in it is {MIN_VALUE_BYTES} bytes or longer")
     return tuple(values.values())
 
 
-def _refused(item: Protected, what: str) -> PolicyError:
-    hint = "a protected file is CSV or a value a line, regular, and below the policy's directory"
-    where = printable(item.file) or f"guard.protect {item.id}"
-    return PolicyError(what, where=where, hint=hint if item.file else "")
-
-
-def _texts(item: Protected, content: bytes | None) -> Iterator[str]:
-    if content is None or len(content) > MAX_VALUES_BYTES:
-        raise _refused(item, f"a protected file has at most {MAX_VALUES_BYTES >> 20} MiB")
+def _texts(item: Protected, content: bytes) -> Iterator[str]:
+    if len(content) > MAX_VALUES_BYTES:
+        raise ValueError(f"a protected file has at most {MAX_VALUES_BYTES >> 20} MiB")
     if item.file.endswith((".jsonl", ".ndjson")):  # else each line would be one value
-        raise _refused(item, "JSON lines are not read")
-    try:
-        text = content.decode("utf-8-sig")
-        if not item.columns:
-            yield from text.splitlines()
-            return
-        rows = csv.DictReader(text.splitlines(), strict=True)
-        if missing := [name for name in item.columns if name not in (rows.fieldnames or ())]:
-            raise _refused(item, f"there is no column {missing[0]!r}")
-        for row in rows:
-            yield from (row[column] or "" for column in item.columns)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _refused(item, f"it can't be read: {error}") from error
+        raise ValueError("JSON lines are not read")
+    lines = content.decode("utf-8-sig").splitlines()
+    if not item.columns:
+        yield from lines
+        return
+    rows = csv.DictReader(lines, strict=True)
+    if missing := [name for name in item.columns if name not in (rows.fieldnames or ())]:
+        raise ValueError(f"there is no column {missing[0]!r}")
+    for row in rows:
+        yield from (row[column] or "" for column in item.columns)
 
 
 def read_protected(loaded: LoadedPolicy) -> tuple[KnownValue, ...]:
     """Return all that a policy protects. Raises `PolicyError`."""
     values: list[KnownValue] = []
     for item in loaded.policy.guard_rules.protect:
-        content = None
-        if item.file:
-            if loaded.base is None:
-                raise _refused(item, "a policy without a directory has no protected files")
-            try:
+        try:
+            content = b""
+            if item.file:
+                if loaded.base is None:
+                    raise ValueError("a policy without a directory has no protected files")
                 content = read_regular(loaded.base, item.file, MAX_VALUES_BYTES + 1)
-            except (OSError, ValueError) as error:
-                reason = getattr(error, "strerror", None) or str(error)
-                raise _refused(item, f"the protected file can't be read: {reason}") from error
-        values += protected_values(item, content)
+            values += protected_values(item, content)
+        except (OSError, ValueError, csv.Error) as error:
+            what = f"can't be used: {getattr(error, 'strerror', None) or error}"
+            hint = (
+                "a protected file is CSV or a value a line, regular, below the policy's directory"
+            )
+            where = printable(item.file) or f"guard.protect {item.id}"
+            raise PolicyError(what, where=where, hint=hint if item.file else "") from error
     return tuple(values)
