@@ -283,21 +283,16 @@ _TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
 
 def promising(data: bytes) -> bool:
     odd = len(data) - data.translate(_IS_TEXT).count(1)
-    if odd * 8 < len(data):
+    if odd * 8 < len(data) or b"a" * MIN_RUN in data.translate(IS_ENCODED):
         return True
     if _ZLIB.search(data, 0, WINDOW) or _STARTS.search(data):
         return True
-    if b"a" * MIN_RUN in data.translate(IS_ENCODED):
-        return True
-    if len(data.translate(None, _CONTROL)) < len(data):
-        return False
     try:
         return data.decode().isprintable()
     except UnicodeDecodeError:
         return False
 
 
-_CONTROL: Final = bytes((*range(32), 127))
 # Two bytes, which any longer data has somewhere by chance: looked for near the beginning only.
 _ZLIB: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name == "zlib"))
 # Three or four bytes: rare enough to be looked for anywhere.

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import compress
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ahocorasick  # type: ignore[import-not-found] # a compiled module without stubs
 
@@ -19,14 +19,11 @@ from belljar.signals.detectors import WEAK, Patterns
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, KnownValue, Scanned, ScanSpec
 
-# --- known values: one automaton over letters and digits in lower case ---
-#
-# One pass finds a value as it is, in other case, cut, backwards and by rot13.
+# Known values are found by one automaton over letters and digits in lower case: as they are, in
+# other case, cut, backwards and by rot13.
 
-# Letters, digits and all beyond ASCII: what is left of a value that was split, quoted or
-# reformatted.
+# Letters, digits and all beyond ASCII: what is left of a value that was split or quoted.
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
-# The rest: punctuation, blanks and controls, which split or reformat a value and aren't part of it.
 _DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
 # ASCII alone: bytes beyond it are parts of characters, not letters.
 _LOWER: Final = bytes(range(256)).lower()
@@ -40,14 +37,10 @@ MAX_SEPARATORS: Final = 3
 OVERLAP: Final = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
+class _Form(NamedTuple):
     value: KnownValue
-    plain: bytes
     text: bytes
     names: tuple[str, ...]
-    inner: bytes
-    size: int
 
 
 def fold(data: bytes) -> bytes:
@@ -65,10 +58,9 @@ class KnownValues:
             read |= {("unicode",): normal} if normal != plain else {}
             for names, text in read.items():
                 folded = fold(text)
-                form = _Form(value, plain, text, names, text.strip(_DROPPED), len(folded))
                 is_long = len(folded) >= MIN_FOLDED
                 needle, forms = (folded, all_folded) if is_long else (text, all_exact)
-                forms.setdefault(needle, []).append(form)
+                forms.setdefault(needle, []).append(_Form(value, text, names))
         self._folded, self._exact = _automaton(all_folded), _automaton(all_exact)
 
     def find(
@@ -86,7 +78,7 @@ class KnownValues:
         for last, form in _matches(self._folded, fold(piece)):
             if places is None:  # the offset of each kept byte
                 places = array("I", compress(range(len(piece)), piece.translate(_IS_KEPT)))
-            left = places[last + 1 - form.size]
+            left = places[last + 1 - len(fold(form.text))]
             right = places[last] + 1
             if begin + right <= start:
                 continue
@@ -94,14 +86,14 @@ class KnownValues:
             if names is None:
                 continue
             if names == form.names:  # as it is: with the punctuation around it
-                left -= form.text.find(form.inner)
+                left -= len(form.text) - len(form.text.lstrip(_DROPPED))
                 right = left + len(form.text)
             yield form, (begin + left, begin + right), names
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
     """Return the undone steps, or None."""
-    inner = form.inner
+    inner = form.text.strip(_DROPPED)
     if piece == inner:
         return form.names
     same_case = not form.value.case_sensitive
@@ -227,7 +219,8 @@ class _Scan:
             for form, place, names in self._known.find(view.data, at, at + SLICE):
                 view.known.append(place)
                 about = {"value_id": form.value.id, "source": form.value.source.value}
-                self._add(view, place, names, form.plain, cls=form.value.cls, **about)
+                plain = form.value.text.encode(errors="surrogatepass")
+                self._add(view, place, names, plain, cls=form.value.cls, **about)
 
     def _decode(self, view: _View) -> None:
         for decoded in self._decoded(view):
