@@ -19,7 +19,6 @@ from belljar.compose.document import (
     DIRECTORY_KEY,
     READ_HERE,
     ServiceBuild,
-    as_document,
     beside,
     builds_of,
     dockerfile_document,
@@ -35,12 +34,12 @@ from belljar.compose.values import CannotKeepError
 from belljar.dataclass import dataclass, field, replace
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import BelljarError, PolicyError
+from belljar.policy.fields import wrong_fields
 from belljar.policy.files import check_below
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.loaded import PRESETS, LoadedPolicy
 from belljar.policy.merge import NO_NETWORK, TASK
 from belljar.policy.network import Network
-from belljar.policy.refusals import wrong_fields
 from belljar.policy.sections import Rights, TaskData
 from belljar.policy.stand_ins import CellStandIn, ServiceProgram
 from belljar.units import printable
@@ -353,7 +352,9 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     if kind == OURS and isinstance(config, BelljarConfig):
         return config
     if isinstance(config, BaseModel) and (kind != OURS or isinstance(config, ComposeConfig)):
-        document = as_document(config)
+        document = config.model_dump(by_alias=True, exclude_none=True)
+        # A task's own words must not name a directory to read files from.
+        document.pop(DIRECTORY_KEY, None)
     elif isinstance(config, str):
         path = (directory / config).absolute()
         check_below(path, directory)

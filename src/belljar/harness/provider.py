@@ -301,7 +301,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         The new machine is probed, and without `to` prepared as Inspect prepared the first: the
         service's program, the sample's files, its set-up.
         """
-        from belljar.cell.revert import RevertibleCell
+        from belljar.cell.range import RevertibleCell
 
         cell = self.cell
         if not isinstance(cell, RevertibleCell):
