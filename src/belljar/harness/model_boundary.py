@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 import anyio.to_thread
-from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
+from inspect_ai.hooks import BeforeModelGenerate, Hooks, RunEnd, hooks
 from inspect_ai.model import (
     ChatMessageUser,
     ContentReasoning,
@@ -63,6 +63,13 @@ class LookAtMessages(Hooks):
         choice = getattr(data.tool_choice, "name", "")
         rest = {**data.config.model_dump(exclude_none=True), "tool_choice": choice}
         await _look_at(data.model_name, data.input, data.tools, rest)
+
+    @override
+    async def on_run_end(self, data: RunEnd) -> None:
+        session = current_session()
+        # For evaluations without our sandboxes, and runs that only a model opened
+        if session.models.opened and not session.users:
+            await session.leave()
 
 
 async def _look_at(

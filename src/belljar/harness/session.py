@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import anyio.to_thread
-from inspect_ai.hooks import Hooks, RunEnd, hooks
 from inspect_ai.util import LimitExceededError
-from typing_extensions import override
 
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
@@ -256,7 +254,7 @@ class Session:
 
     async def leave(self) -> None:
         """Count a task out; the last closes the run."""
-        self.users = max(0, self.users - 1)  # `CloseModels` leaves without having entered
+        self.users = max(0, self.users - 1)  # `on_run_end` leaves without having entered
         if not self.users:
             self.breaches += await self.models.close()
         if self.users or self.own is None:
@@ -351,18 +349,3 @@ def session_scope(session: Session) -> Iterator[Session]:
 
 def current_session() -> Session:
     return _given.get() or _process
-
-
-@hooks(name="belljar_model_cells", description="Closes the model cells of an evaluation.")
-class CloseModels(Hooks):
-    """It serves evaluations without our sandboxes."""
-
-    @override
-    def enabled(self) -> bool:
-        return bool(current_session().models.opened)
-
-    @override
-    async def on_run_end(self, data: RunEnd) -> None:
-        session = current_session()
-        if not session.users:
-            await session.leave()
