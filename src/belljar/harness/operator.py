@@ -65,26 +65,6 @@ class Operator:
     settings: Settings = field(default_factory=lambda: host_settings.read_settings())
 
 
-def _permitted(loaded: LoadedPolicy, operator: Operator) -> LoadedPolicy:
-    from belljar.plan.explain import announcements
-
-    made = host_settings.within_settings(loaded, operator.settings)
-    upstreams = made.policy.network.upstreams if made.policy.network is not None else ()
-    is_allowed = operator.allow_upstreams or operator.settings.upstreams is Upstreams.ALLOW
-    is_named = operator.run_policy or operator.policy
-    if upstreams and not is_named and not is_allowed:
-        raise PolicyError(
-            f"the task's own policy reaches real hosts: {', '.join(announcements(made))}",
-            where=printable(loaded.source),
-            hint="allow it with `belljar run --allow-upstreams`, or in the settings with "
-            "`upstreams: allow`; or use your own policy",
-        )
-    return made
-
-
-# ---- a sample's policy
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePolicy:
     policy: LoadedPolicy
@@ -106,26 +86,32 @@ def within(ours: BelljarConfig, operator: Operator) -> SamplePolicy:
         base = resolve_policy(named or DEFAULT_POLICY)
         floor = resolve_policy(operator.policy) if operator.policy else None
         made, found = above_floor(base, asked, floor)
-    changed: list[tuple[str, str, str]] = []
+    facts, changed = [*ours.differences, *found], DifferenceKind.CHANGED
     if ours.is_generic:  # it asks for plain Docker
         detail = f"the policy's image `{made.policy.image}` instead of `{INSPECTS_IMAGE}`"
         # All presets name it, so that a policy counts as naming an image where it names another.
         if made.policy.image == DEFAULT_IMAGE:
             made, detail = with_changes(made, {"image": GENERIC_IMAGE}), GENERIC_DETAIL
-        changed.append((TASK, "image", printable(detail, max_chars=400)))
-    done = _permitted(with_tier(made, operator.tier), operator)
+        detail = printable(detail, max_chars=400)
+        facts.append(Difference(kind=changed, where=TASK, key="image", detail=detail))
     settings, risk = operator.settings, made.policy.risk
+    done = host_settings.within_settings(with_tier(made, operator.tier), settings)
+    upstreams = done.policy.network.upstreams if done.policy.network is not None else ()
+    is_allowed = operator.allow_upstreams or settings.upstreams is Upstreams.ALLOW
+    if upstreams and not (is_allowed or operator.run_policy or operator.policy):
+        from belljar.plan.explain import announcements
+
+        raise PolicyError(
+            f"the task's own policy reaches real hosts: {', '.join(announcements(done))}",
+            where=printable(done.source),
+            hint="use `belljar run --allow-upstreams`, or `upstreams: allow` in the settings",
+        )
     if risk < settings.least_risk:
         where = printable(settings.least_risk_from)
         detail = f"`{risk}` is raised to `{settings.least_risk}`, as {where} says"
-        changed.append(("policy", "risk", detail))
-    kind = DifferenceKind.CHANGED
-    more = (Difference(kind=kind, where=at, key=key, detail=why) for at, key, why in changed)
-    return SamplePolicy(
-        policy=replace(done, data=ours.data),
-        asked=ours,
-        differences=(*ours.differences, *found, *more),
-    )
+        facts.append(Difference(kind=changed, where="policy", key="risk", detail=detail))
+    policy = replace(done, data=ours.data)
+    return SamplePolicy(policy=policy, asked=ours, differences=tuple(facts))
 
 
 def sample_policy(
