@@ -75,7 +75,6 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """Return a policy's possible networks: none, or its stand-ins' names."""
         return EnvironmentCapabilities(
             disable_internet=True,
             network_allowlist=True,
@@ -296,10 +295,7 @@ class BelljarEnvironment(BaseEnvironment):  # type: ignore[misc] # known with Py
 
 
 def _names_public(environment_dir: Path) -> bool:
-    """Return whether the task itself asks for the Internet, or is not there to say.
-
-    Harbor's own default is public, too, and reaches an environment in the same way.
-    """
+    """Harbor's own default is public, too: the task must ask."""
     for directory in environment_dir.parents:  # a step's verifier lies deeper than the task's
         try:
             task = tomllib.loads((directory / "task.toml").read_text())
@@ -313,7 +309,6 @@ def _names_public(environment_dir: Path) -> bool:
 
 
 def _allowed(network: Network, hosts: frozenset[str]) -> Network:
-    """Return the policy's stand-ins with these names, and nothing real."""
     kept = dict[str, Any]()
     for name, item in network.stand_ins.items():
         if names := tuple(each for each in item.names if each in hosts):

@@ -269,10 +269,7 @@ class Head:
     def _fail(
         self, running: _Running, why: str, *, began: bool = True, is_bad: bool = False
     ) -> None:
-        """End a unit of which nothing counts; it is tried elsewhere unless it `is_bad`.
-
-        So is one of which a record came: that may be of a breach, and nothing may stand for it.
-        """
+        """A unit is tried elsewhere unless its record came: that may be a breach's."""
         self._running.remove(running)
         self._engine.cancel(running.handle)
         with suppress(OSError):  # a full disk: what was written is there
@@ -365,7 +362,6 @@ class Head:
         return RunOutcome(findings=findings, dropped=dropped, path=run.path)
 
     def _merge(self, findings: RunFindings, *, require_contained: bool) -> list[str]:
-        """Write the one log with verdicts; return the samples outside metrics."""
         if not any(each.findings for each in self.tries):
             return []
         folder = self._run.inspect_log_dir
@@ -384,7 +380,6 @@ class Head:
         return dropped
 
     def _parts(self) -> Iterator[LogPart]:
-        """Yield each counting unit's log, unpacked while it is read."""
         counted: dict[str, tuple[units.Try, set[tuple[str, int]]]] = {}
         for key, (tried, row) in units.counted_rows(self.tries).items():
             if row.is_logged:

@@ -122,7 +122,6 @@ def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict
 
 
 def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: bytes) -> str:
-    """Write a piece of an image's file; return why not."""
     file = _folder(fleet) / digest / "rootfs.sqfs"
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -139,10 +138,7 @@ def take_piece(fleet: str, digest: str, offset: int, size_bytes: int, piece: byt
 def take_image(
     fleet: str, digest: str, document: bytes, names: Sequence[str], origins: Sequence[str]
 ) -> str:
-    """Take the image that came into the store; return why not: other bytes than its digest's.
-
-    A digest that names another image here goes on to name it: two builds can have one origin.
-    """
+    """Return why the store did not take it; known digests keep their image."""
     folder, store = _folder(fleet) / digest, Store(belljar_home())
     try:
         (folder / "image.json").write_bytes(document)
@@ -156,10 +152,7 @@ def take_image(
 def run_unit(
     fleet: str, unit: str, words: Sequence[str], settings: Mapping[str, str], *, lease: str = LEASE
 ) -> Iterator[dict[str, Any] | bytes]:
-    """Run a unit: yields its run directory as a tar stream, and how it ended.
-
-    The record is sent however the process ended: it may be that of a breach.
-    """
+    """Its record is sent however it ended: it may be a breach's."""
     folder = _folder(fleet)
     noted = folder / f"{unit}.run"
     lease_s = _LEASE * silence_s(settings)
@@ -218,8 +211,6 @@ CALLED: Final[tuple[Callable[..., Any], ...]] = (
 
 
 class HeadWatch:
-    """It takes the head's heartbeats on a node, and renews its units' leases."""
-
     def __init__(self, fleet: str, lease: str = LEASE) -> None:
         self._lease = _folder(fleet) / lease
 

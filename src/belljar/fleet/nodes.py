@@ -165,7 +165,6 @@ def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list
 def send_images(
     engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
 ) -> tuple[list[Sent], dict[str, str]]:
-    """Return what was sent, and why some nodes didn't take it."""
     sent, failed = list[Sent](), dict[str, str]()
     for name in sorted({name for names in lacking.values() for name in names}):
         nodes = [node for node, names in lacking.items() if name in names and node not in failed]

@@ -50,10 +50,7 @@ class Shown:
 
 @contextmanager
 def unpacked(run: Path, tried: Try, *, only: str = "") -> Iterator[Path]:
-    """Unpack a unit's archive into a temporary directory. Raises `LedgerError`, `OSError`.
-
-    The run directory may come from anywhere: links in it are refused.
-    """
+    """Refuses links in the run directory. Raises `LedgerError`, `OSError`."""
     path = archive_of(run, tried.unit)
     with (
         tempfile.TemporaryDirectory(prefix="belljar-unit-") as made,
@@ -157,10 +154,9 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
 
 
 def is_whole(archive: Path) -> bool:
-    """Return whether an archive ends with two zero blocks (POSIX pax)."""
     try:
         with archive.open("rb") as file:
-            file.seek(-1024, os.SEEK_END)
+            file.seek(-1024, os.SEEK_END)  # two zero blocks end a tar archive (POSIX pax)
             return not any(file.read())
     except OSError:  # none, or one that has hardly begun
         return False

@@ -98,7 +98,6 @@ class SlurmEngine(Engine):
     def on_each(
         self, nodes: Sequence[str], call: partial[Any], *, within_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Run a job on each node, or a step of a unit's job."""
         running = _output(["squeue", "--me", "--noheader", f"--name={JOB}", "--format=%N|%A"])
         jobs = dict(line.split("|") for line in running)
         request = BytesIO()
@@ -205,7 +204,6 @@ def _srun(name: str, words: Sequence[str]) -> list[str]:
 
 
 def answer_of(words: Sequence[str], content: bytes, within_s: float) -> Any:  # noqa: ANN401
-    """Run a program on this input; return its one frame."""
     # What sends more than one answer is ended by its limit of file size.
     bounded = ["prlimit", f"--fsize={_HEAD.size + MAX_ANSWER_BYTES}", *words]
     with TemporaryFile() as back, TemporaryFile() as said:

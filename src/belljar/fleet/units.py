@@ -92,10 +92,7 @@ def excused(findings: RunFindings) -> frozenset[ReasonCode]:
 
 
 def may_replace(row: Row, findings: RunFindings) -> bool:
-    """Return whether another attempt may stand for this sample: infrastructure took its evidence.
-
-    Or it was cut: a node without disk or memory, or interrupted, ends the evaluation.
-    """
+    """Return whether infrastructure took the evidence, or cut the sample."""
     codes = {reason.code for reason in row.reasons}
     is_cut = bool(row.transcript.error) and (findings.failure_code or findings.interrupted)
     return codes <= excused(findings) and bool(codes or is_cut)
@@ -135,11 +132,7 @@ def another_try(
 def deadline_s(
     unit: Unit, epochs: int, cells: int, time_limit_s: float | None, *, retries: int = 0
 ) -> float | None:
-    """Return a unit's time limit on its node; None without a task limit.
-
-    Rounds of parallel samples, each doubled for scoring and proof of its end. `retries`: attempts
-    at a sample after an error.
-    """
+    """Each round leaves time for scoring and proof of its end."""
     if time_limit_s is None:
         return None
     rounds = math.ceil(len(unit.samples) * epochs / cells) * (1 + retries)
@@ -256,10 +249,7 @@ def _ended_early(tried: Try) -> bool:
 
 
 def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]:
-    """Return the attempt that counts for each sample and epoch.
-
-    A later one replaces only what infrastructure took: no verdict and no score is exchanged.
-    """
+    """No verdict and no score is exchanged, but for what infrastructure took."""
     found: dict[tuple[str, int], tuple[Try, Row]] = {}
     for each in tries:
         for row in each.findings.rows if each.findings is not None else ():
@@ -278,7 +268,6 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
 
 
 def _forged(asked: Asked, tries: Iterable[Try], rows: Iterable[Row]) -> Iterator[Reason]:
-    """Yield a unit's claims of samples not given or run twice."""
     for tried in tries:
         due = set(product(tried.unit.samples, range(1, asked.epochs + 1)))
         for row in tried.findings.rows if tried.findings is not None else ():

@@ -55,10 +55,7 @@ _active: Session | None = None
 
 @contextmanager
 def controlled(session: Session) -> Iterator[None]:
-    """Keep other providers and refused tools out inside the block; the use of one stops `session`.
-
-    Raises `HostError` for an unknown Inspect, or when another run is active.
-    """
+    """Raises `HostError` for an unknown Inspect, or beside another run."""
     from inspect_ai.hooks._hooks import get_all_hooks
 
     global _active

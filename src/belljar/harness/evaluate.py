@@ -127,10 +127,7 @@ def _controlled(session: Session) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _stops(session: Session) -> Iterator[None]:
-    """Raise what stopped the session, whatever a task's code made of it while it was loaded.
-
-    Raises `PolicyError` for its `sys.exit`, whose 0 would read as "contained".
-    """
+    """Raise what stopped the session, or a `PolicyError` for `sys.exit`."""
     try:
         yield
     except BaseException as error:
@@ -265,10 +262,7 @@ def _files_of(named: Iterable[str]) -> list[str]:
 
 
 def _set_active_model(options: click.Context, *, is_needed: bool) -> list[LoadedPolicy]:
-    """Set the model and its roles, for which a task may ask; return the policies of those in cells.
-
-    None of several models is set. With `is_needed`, raises what is wrong with the model.
-    """
+    """Return the policies of models in cells; `is_needed`: raises what is wrong."""
     from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
     from inspect_ai._util.error import PrerequisiteError
     from inspect_ai._util.generate_config_args import config_from_locals
@@ -339,7 +333,6 @@ def invoke(
     session: Session,
     run: RunDirectory,
 ) -> bool:
-    """Run Inspect's own `eval`; return whether a person interrupted it."""
     options.params |= {
         "tasks": tuple(tasks),
         "log_dir": str(run.inspect_log_dir),

@@ -335,7 +335,6 @@ def _evidence(
 def _begun_elsewhere(
     path: Path, record: RunRecord, logs: Sequence[LogRecord], key: str | None
 ) -> dict[str, frozenset[str]]:
-    """Return the samples that began in neighbouring runs of the same key."""
     if record.kind == EVALUATION:
         return {}
     named = {each.judged_by for log in logs for each in log.transcripts} - {record.run_id}

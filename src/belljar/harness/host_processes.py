@@ -62,10 +62,7 @@ _beside = ""  # the directory of a package whose own work is Belljar's
 
 @contextmanager
 def watched_host(*, beside: str = "") -> Iterator[HostActivity]:
-    """Count the block's program starts, except Belljar's or Inspect's own, and all connections.
-
-    `beside`: a package that works for Belljar.
-    """
+    """`beside`: a package whose own work is Belljar's."""
     global _watching, _beside  # a hook can't be taken away, so one stays and looks here
     platform.processor()  # starts `uname`, once in a process: OpenAI's client asks for it
     _install()

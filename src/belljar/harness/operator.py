@@ -199,7 +199,6 @@ def read_dotenv(environ: Mapping[str, str]) -> str:
 
 
 def restore_start() -> None:
-    """Undo what a `.env` file made of this host's variables."""
     # That reads it unjudged. A program of someone's own that calls Inspect may set them.
     if not sys.argv[0].endswith(("/inspect", "/inspect_ai/__main__.py")):
         return

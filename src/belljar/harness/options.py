@@ -237,10 +237,7 @@ class SelectedTask:
 def select_task(
     request: RunRequest, loaded: tuple[click.Context, list[Task], list[Preview]]
 ) -> SelectedTask:
-    """Select the samples of the one task that `load_only` loaded.
-
-    Raises a sample's own error; `PolicyError` for what can't be run in parts.
-    """
+    """Raises a sample's error; `PolicyError` for what has no parts."""
     options, tasks, previews = loaded
     for each in previews:
         if each.error is not None and not isinstance(each.error, HostError):

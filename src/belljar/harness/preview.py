@@ -67,7 +67,6 @@ def with_images(
 
 
 def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
-    """Group each task's samples by outcome, in order, whatever their environment."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
         policy, error = each.policy, each.error
@@ -95,8 +94,6 @@ MISSING_CODE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The outcome of `samples`, which is that of `first`; a `HostError` is this host's."""
-
     first: Preview
     samples: tuple[str, ...]
     missing: tuple[MissingImage, ...] = ()

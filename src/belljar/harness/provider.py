@@ -59,10 +59,7 @@ NOT_RUN: Final = 126
 
 
 def decode_tail(data: bytes, limit_bytes: int) -> str:
-    """Decode UTF-8, cut at the front to *encode* to at most `limit_bytes`.
-
-    A broken byte becomes three: cut before decoding, Inspect would count too much.
-    """
+    """Cut what *encodes* to more: a broken byte becomes three."""
     text = data[-limit_bytes:].decode("utf-8", "replace") if limit_bytes else ""
     encoded = text.encode()
     return text if len(encoded) <= limit_bytes else encoded[-limit_bytes:].decode("utf-8", "ignore")

@@ -138,7 +138,6 @@ class SampleCell:
         return lambda: content
 
     def beside(self, cell: Cell) -> Self:
-        """Return another cell of this range, which ends with it."""
         own = (self._session, self.identity, AsyncExitStack(), self.policy)
         environment = type(self)(self.range, cell, *own)
         environment.is_own = False
@@ -338,10 +337,7 @@ def _brief(report: ProbeReport) -> dict[str, JsonValue]:
 def bind_end(
     containment: Containment, watches: Iterable[HealthWatch], identity: SampleIdentity
 ) -> None:
-    """Put the cell's verdict and damage into the ending sample's metadata and its scores'.
-
-    Inspect makes the logged sample from this state after the clean-up.
-    """
+    """Inspect makes the logged sample from this state after the clean-up."""
     from inspect_ai.solver._task_state import sample_state
 
     state = sample_state()

@@ -231,7 +231,6 @@ class Session:
             await self.await_end()
 
     async def await_end(self) -> None:
-        """Wait for cancellation after a breach, up to a timeout."""
         # Inspect's control server takes the signal, closes, and only then passes it on; its log
         # stays unfinished when a sample fails in between.
         # Without `stop`, as under `inspect eval`, nothing would cancel this wait.

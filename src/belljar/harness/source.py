@@ -170,10 +170,7 @@ class RealCells:
 
 @asynccontextmanager
 async def start_slot(home: Path) -> AsyncIterator[None]:
-    """Wait until fewer than `BELLJAR_MAX_STARTS` cells of this store start, in all processes.
-
-    Raises `HostError`.
-    """
+    """Wait until fewer than `BELLJAR_MAX_STARTS` cells of this store start."""
     text = os.environ.get(MAX_STARTS) or "0"
     if not text.isdecimal():
         raise HostError(f"{MAX_STARTS} is no number", hint="unset it, or give a number of cells")

@@ -34,10 +34,7 @@ _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BR
 
 
 def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bool) -> list[str]:
-    """Write the verdicts into every log of a run.
-
-    With `require_contained` metrics count contained samples only; returns the others, `id #epoch`.
-    """
+    """Return the samples that metrics leave out, `id #epoch`."""
     # By uuid: ids and epochs repeat in the logs of several tasks. None is for a sample without.
     rows = {row.transcript.uuid: row for row in findings.rows if row.transcript.uuid}
     dropped: list[str] = []
