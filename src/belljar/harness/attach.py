@@ -257,7 +257,6 @@ def _connected(home: Path | None, *, timeout_s: float = 5.0) -> Iterator[tuple[s
 
 
 def login_command(cell_id: str, user: str | None) -> str:
-    # The script beside this Python: PATH may name another installation.
-    script = Path(sys.executable).with_name("belljar")
-    launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]
-    return shlex.join([*launcher, "attach", cell_id, *(["--user", user] if user else [])])
+    # Of this Python: PATH may name another installation.
+    words = [sys.executable, "-m", "belljar", "attach", cell_id]
+    return shlex.join([*words, *(["--user", user] if user else [])])

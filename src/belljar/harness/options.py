@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 
 _PREFIX: Final = "INSPECT_EVAL"  # Click reads an option also from a variable with this prefix
-OWN_PREFIX: Final = "BELLJAR_"
-_IN_A_CELL: Final = f"{OURS}/"
-
-
 # Belljar sets these itself, whatever another source says; typed, they are refused with this hint.
 TAKEN: Final[Mapping[str, str]] = {
     "sandbox": "the sandbox is Belljar's; --policy says what it may be",
@@ -84,16 +80,15 @@ def read_options(arguments: Sequence[str]) -> click.Context:
         from inspect_ai._cli.eval import eval_command
         from inspect_ai._util.dotenv import init_dotenv
     except ImportError as error:
-        raise HostError(
-            "Inspect AI is not installed", hint="pip install 'belljar-sandbox[inspect]'"
-        ) from error
+        hint = "pip install 'belljar-sandbox[inspect]'"
+        raise HostError("Inspect AI is not installed", hint=hint) from error
     init_dotenv()
     if dotenv:
         print_status(f"belljar: {dotenv}")
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
     for option, hint in TAKEN.items():
-        accepted = OURS if option == "sandbox" else False
-        if _is_typed(context, option) and context.params[option] != accepted:
+        is_ours = option == "sandbox" and context.params[option] == OURS
+        if _is_typed(context, option) and not is_ours:
             name = next(each.opts[0] for each in context.command.params if each.name == option)
             raise click.UsageError(f"{name} can't be used with belljar run: {hint}", context)
         if context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:
@@ -105,7 +100,7 @@ def read_options(arguments: Sequence[str]) -> click.Context:
         # `--env` writes `-` as `_`, and sets the variable only when Inspect starts: unchecked.
         name = str(text).partition("=")[0].strip().replace("-", "_")
         # They select this host's programs, the store or the log's place.
-        if name.startswith((OWN_PREFIX, "LD_")) or name in ("PATH", LOG_PATTERN):
+        if name.startswith(("BELLJAR_", "LD_")) or name in ("PATH", LOG_PATTERN):
             what = f"--env {printable(name)} can't be used with belljar run"
             raise PolicyError(what, hint="set it in the environment of belljar run")
     return context
@@ -149,11 +144,8 @@ def explicit_arguments(context: click.Context, log_dir: Path) -> Iterator[None]:
 def unknown_inspect(what: str) -> HostError:
     from importlib.metadata import version
 
-    return HostError(
-        f"inspect-ai {version('inspect-ai')} is not known to Belljar: {what}",
-        hint="install a version of inspect-ai that this Belljar was tested with: pip install "
-        "'belljar-sandbox[inspect]'",
-    )
+    hint = "install one that this Belljar was tested with: pip install 'belljar-sandbox[inspect]'"
+    return HostError(f"inspect-ai {version('inspect-ai')} is not known: {what}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,9 +244,8 @@ def select_task(
     kinds = {each.policy: each.sample for each in previews if each.policy is not None}
     if not samples or not kinds:
         raise PolicyError("no sample is selected", where=printable(task.name))
-    own, rest = _words(request, spec)
     params = options.params
-    words = (f"{Path(path).name}{at}{name}" if root else spec, *own, *rest)
+    words = (f"{Path(path).name}{at}{name}" if root else spec, *_words(request, spec))
     epochs = params.get("epochs") or task.epochs or 1
     limit = params.get("time_limit") or task.time_limit
     return SelectedTask(
@@ -274,19 +265,16 @@ def select_task(
     )
 
 
-def _words(request: RunRequest, spec: str) -> tuple[list[str], list[str]]:
-    own = [
-        *(["--policy", request.policy] if request.policy else []),
-        *(["--allow-upstreams"] if request.allow_upstreams else []),
-        *(["--tier", request.tier] if request.tier else []),
-    ]
-    rest, words = list[str](), iter(request.inspect_args)
+def _words(request: RunRequest, spec: str) -> Iterator[str]:
+    yield from ("--policy", request.policy) if request.policy else ()
+    yield from ("--allow-upstreams",) if request.allow_upstreams else ()
+    yield from ("--tier", request.tier) if request.tier else ()
+    words = iter(request.inspect_args)
     for word in words:
         if word in _CHOSEN:
             next(words, None)
         elif word != spec and not word.startswith(tuple(f"{option}=" for option in _CHOSEN)):
-            rest.append(word)
-    return own, rest
+            yield word
 
 
 def _memory_mib(policy: Policy | PresetPolicy) -> int:
@@ -320,7 +308,7 @@ def _check_shared(options: click.Context, selection: Selection, tasks: Sequence[
     is_one = len(tasks) == len(options.params["tasks"]) == 1
     for is_wrong, where, hint in (
         (not is_one, ", ".join(task.name for task in tasks), "name one task, as in file.py@task"),
-        ("," in model or model.startswith(_IN_A_CELL), "--model", "name one, of a provider"),
+        ("," in model or model.startswith(f"{OURS}/"), "--model", "name one, of a provider"),
         (is_count, "--fail-on-error", "give no number: the first error ends the evaluation"),
         (selection.shuffle is True, "--sample-shuffle", "give it a seed: --sample-shuffle 42"),
     ):
