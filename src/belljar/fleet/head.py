@@ -130,10 +130,10 @@ class Head:
 
     def _step(self, workspace: str) -> None:
         now, task = time.monotonic(), self._task
-        if by_handle := {id(each.handle): each for each in self._running}:
-            handles = [each.handle for each in self._running]
-            for handle, item in self._engine.ready(handles, timeout_s=POLL_S):
-                self._take(by_handle[id(handle)], item)
+        by_handle = {id(each.handle): each for each in self._running}
+        handles = [each.handle for each in self._running]
+        for handle, item in self._engine.ready(handles, timeout_s=POLL_S) if handles else ():
+            self._take(by_handle[id(handle)], item)
         # A copy, as `_lose` removes entries.
         for node_id, heard_s in list(self._engine.last_heard_s.items()):
             if now - heard_s > self._silence_s:
@@ -160,9 +160,8 @@ class Head:
                 unit = self._again.pop(0)
             else:
                 # Without any node the rest is one unit, which ends below.
-                size = left = len(self._waiting)
-                if room:
-                    size = units.next_size(left, slots=room, side_by_side=wide)
+                left = len(self._waiting)
+                size = units.next_size(left, slots=room, side_by_side=wide) if room else left
                 self._count += 1
                 unit = units.Unit(number=self._count, samples=tuple(self._waiting[:size]))
                 del self._waiting[:size]
@@ -171,12 +170,9 @@ class Head:
                 self._end(units.Try(unit=unit, node="-", why="no node is left for it"))
                 continue
             words = self._task.unit_words(unit.samples, cells=self._cells)
-            handle = self._engine.start(
-                (workspace, unit.name, words, settings_of(os.environ)),
-                cells=self._cells,
-                memory_mib=self._cells * self._task.memory_mib,
-                nodes=allowed,
-            )
+            arguments = (workspace, unit.name, words, settings_of(os.environ))
+            room_for = {"cells": self._cells, "memory_mib": self._cells * self._task.memory_mib}
+            handle = self._engine.start(arguments, **room_for, nodes=allowed)
             # "x": no archive is ever written over.
             part, now = archive_of(self._run.path, unit).open("xb"), time.monotonic()
             self._running.append(_Running(unit=unit, handle=handle, part=part, began_s=now))

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-MAX_CLIENTS: Final = 8  # people at terminals of one cell
-_OPENING_S: Final = 10.0  # a client that says nothing must not keep one of the few places
+BACKLOG: Final = 8  # people who wait for a cell's terminal
+_OPENING_S: Final = 10.0  # a client that says nothing must not stay
 # An image may lack bash, but a cell's every image has a shell there.
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 # A reader holds one frame at most, so a broken peer costs no more memory.
@@ -95,7 +95,7 @@ class AttachSocket:
         with short_path(path) as name:
             self._listening.bind(name)
             Path(name).chmod(0o600)  # nobody can connect before `listen`, whatever the umask was
-        self._listening.listen(MAX_CLIENTS)
+        self._listening.listen(BACKLOG)
 
     async def close(self) -> None:
         self._closed = True
@@ -121,7 +121,6 @@ class AttachSocket:
         if self._closed:
             return
         self._ended = anyio.Event()
-        self._terminals = anyio.CapacityLimiter(MAX_CLIENTS)
 
         async def session(stream: SocketStream) -> None:
             async with stream:
@@ -153,9 +152,8 @@ class AttachSocket:
                 self.released = True
                 await stream.send(frame(FrameKind.EXIT, b"0"))
             elif kind is FrameKind.OPEN:
-                async with self._terminals:
-                    status = await _terminal(stream, incoming, cell, json.loads(payload))
-                    await stream.send(frame(FrameKind.EXIT, status.encode()))
+                status = await _terminal(stream, incoming, cell, json.loads(payload))
+                await stream.send(frame(FrameKind.EXIT, status.encode()))
 
 
 async def _terminal(

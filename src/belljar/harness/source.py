@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 from belljar.differences import Difference, DifferenceKind
 from belljar.errors import HostError
 from belljar.events import Actor
+from belljar.image.config import image_differences
+from belljar.image.store import Store, find_images, missing_images
 from belljar.plan.make import granted
 from belljar.policy.limits import demanded_tier
 from belljar.store.home import belljar_home
@@ -78,19 +80,14 @@ class RealCells:
         build_missing(builds, images, self.store, report=print_status)
 
     def missing_images(self, policies: Iterable[LoadedPolicy]) -> tuple[MissingImage, ...]:
-        from belljar.image.store import Store, missing_images
-
         names = (name for each in policies for name in each.policy.images)
-        return tuple(missing_images(Store(self.store), names))
+        return missing_images(Store(self.store), names)
 
     def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
-        from belljar.image.config import image_differences
-        from belljar.image.store import Store
-
         store, found = Store(self.store), list[Difference]()
         rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
         for name in policy.policy.images:
-            # A missing image has no configuration; and is refused.
+            # A missing image has no configuration, and is refused.
             with contextlib.suppress(HostError):
                 image = store.find(name)
                 facts = [*image_differences(image.config)]
@@ -148,8 +145,6 @@ class RealCells:
 
     def check_unchanged(self, policy: LoadedPolicy) -> None:
         """Raise `HostError` for a replaced image."""
-        from belljar.image.store import Store, find_images
-
         for name, image in find_images(Store(self.store), policy.policy.images).items():
             self._check(name, image.digest)
 
