@@ -23,6 +23,7 @@ from anyio.abc import AnyByteReceiveStream, SocketAttribute, SocketListener, Soc
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from belljar.errors import BelljarError, CellError
+from belljar.store.home import belljar_home
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -67,8 +68,6 @@ async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind
 
 
 def attach_directory(home: Path | None) -> Path:
-    from belljar.store.home import belljar_home
-
     return (home or belljar_home()) / "attach"
 
 

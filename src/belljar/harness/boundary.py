@@ -15,9 +15,17 @@ from importlib.util import find_spec
 from inspect import signature, unwrap
 from typing import Any, Final, NoReturn
 
+from inspect_ai._util.registry import RegistryInfo
+from inspect_ai.agent._bridge.sandbox import service
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, SampleAttemptStart, hooks
+from inspect_ai.hooks._hooks import get_all_hooks
+from inspect_ai.model import _call_tools
 from inspect_ai.tool import ToolDef, ToolInfo
 from inspect_ai.util import SandboxEnvironment
+from inspect_ai.util._sandbox import registry
+from inspect_ai.util._sandbox.context import sandbox_environments_context_var
+from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 from typing_extensions import override
 
 from belljar.errors import BelljarError, HostError
@@ -56,8 +64,6 @@ _active: Session | None = None
 @contextmanager
 def controlled(session: Session) -> Iterator[None]:
     """Raises `HostError` for an unknown Inspect, or beside another run."""
-    from inspect_ai.hooks._hooks import get_all_hooks
-
     global _active
     with ExitStack() as stack:
         if not _lock.acquire(blocking=False):
@@ -84,8 +90,6 @@ class LookAtSamples(Hooks):
 
     @override
     async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
-        from inspect_ai.util._sandbox.context import sandbox_environments_context_var
-
         if (session := _active) is None:  # read once: the end of the run may take it away meanwhile
             return
         where = f"sample {data.summary.id}"
@@ -148,9 +152,6 @@ class _Closed(type):
 
 
 def _patch_registry(session: Session, stack: ExitStack) -> None:
-    from inspect_ai._util.registry import RegistryInfo
-    from inspect_ai.util._sandbox import registry
-
     # Not what is registered under our name: a task may have registered another there.
     own = RegistryInfo(type="sandboxenv", name=f"{OURS}/{OURS}")
 
@@ -179,9 +180,6 @@ def _patch_registry(session: Session, stack: ExitStack) -> None:
 
 
 def _patch_base_class(session: Session, stack: ExitStack) -> None:
-    from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
-    from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
-
     def check(kind: type) -> None:
         if not issubclass(kind, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
             what = f"a sandbox of the provider {kind.__name__} was about to be made"
@@ -254,9 +252,6 @@ def _replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]
 
 
 def _patch_calls(session: Session, stack: ExitStack) -> None:
-    from inspect_ai.agent._bridge.sandbox import service
-    from inspect_ai.model import _call_tools
-
     def make_call(original: Any) -> Any:
         async def call_tool(*given: Any, **more: Any) -> Any:
             tools, _, _, call = given[:4]

@@ -9,12 +9,30 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError, first_of
+
+try:
+    import belljar.harness._registry  # noqa: F401 - also where no entry point is installed
+except ImportError as error:
+    hint = "pip install 'belljar-sandbox[inspect]'"
+    raise HostError("Inspect AI is not installed", hint=hint) from error
+
+from inspect_ai import Task
+from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
+from inspect_ai._eval.list import tasks_in_dir
+from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
+from inspect_ai._eval.task.util import task_run_dir
+from inspect_ai._util.error import PrerequisiteError
+from inspect_ai._util.generate_config_args import config_from_locals
+from inspect_ai.model import GenerateConfig
+from inspect_ai.model._model import init_active_model, init_model_roles, resolve_models
+from inspect_ai.model._util import resolve_model_roles
+from rich.text import Text
+
 from belljar.harness.config import Preview, adapt_task
 from belljar.harness.evidence import check_ledger, own_evidence, put_on_record
 from belljar.harness.host_processes import watched_host
@@ -29,9 +47,11 @@ from belljar.harness.options import (
 from belljar.harness.preview import preview, summary, with_images
 from belljar.harness.session import Session, session_scope
 from belljar.harness.source import hold_required_gap, standard_output_to_error
+from belljar.harness.verdicts import bind_verdicts
 from belljar.host.settings import resolve_here
 from belljar.image.store import refuse_missing
 from belljar.interrupts import termination_as_interrupt
+from belljar.ledger.rundir import RunDirectory
 from belljar.ledger.verification import Status
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.policy.limits import demanded_tier
@@ -43,12 +63,6 @@ from belljar.report.verdict import Evidence, judge
 from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
-
-if TYPE_CHECKING:
-    from inspect_ai import Task
-    from inspect_ai._util.error import PrerequisiteError
-
-    from belljar.ledger.rundir import RunDirectory
 
 # Names a file that gets the run directory: a fleet's node sends the record of a dead process.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
@@ -192,8 +206,6 @@ def _run_tasks(
 
 def _evidence_in_log(run: RunDirectory, *, require_contained: bool) -> tuple[Evidence, list[str]]:
     """Write verdicts into the log; return also the samples outside metrics."""
-    from belljar.harness.verdicts import bind_verdicts
-
     evidence = own_evidence(run)
     try:
         logs = run.inspect_log_dir
@@ -211,9 +223,6 @@ def load_tasks(
     options: click.Context, session: Session, selection: Selection, *, runs: bool = False
 ) -> tuple[list[Task], list[Preview]]:
     """Raises `PolicyError` for an invalid task when `runs` or alone."""
-    from inspect_ai._cli.util import parse_cli_config
-    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
-    from inspect_ai._eval.task.util import task_run_dir
 
     params = options.params
     names = "name a file, file@task or package/task"
@@ -249,8 +258,6 @@ def load_tasks(
 
 
 def _files_of(named: Iterable[str]) -> list[str]:
-    from inspect_ai._eval.list import tasks_in_dir
-
     specs: list[str] = []
     for spec in named:
         path, at, name = spec.partition("@")
@@ -263,13 +270,6 @@ def _files_of(named: Iterable[str]) -> list[str]:
 
 def _set_active_model(options: click.Context, *, is_needed: bool) -> list[LoadedPolicy]:
     """Return the policies of models in cells; `is_needed`: raises what is wrong."""
-    from inspect_ai._cli.util import parse_cli_config, parse_model_role_cli_args
-    from inspect_ai._util.error import PrerequisiteError
-    from inspect_ai._util.generate_config_args import config_from_locals
-    from inspect_ai.model import GenerateConfig
-    from inspect_ai.model._model import init_active_model, init_model_roles, resolve_models
-    from inspect_ai.model._util import resolve_model_roles
-
     params = options.params
     name = model_of(options) or "none"
     if not isinstance(name, str):
@@ -309,8 +309,6 @@ def _explained(what: str) -> Iterator[None]:
         raise
     # A task's `sys.exit(0)` would read as "contained"
     except (Exception, SystemExit) as error:
-        from inspect_ai._util.error import PrerequisiteError
-
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, PrerequisiteError):
             message = _unmarked(error)
@@ -320,8 +318,6 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _unmarked(error: PrerequisiteError) -> str:
-    from rich.text import Text
-
     words = Text.from_markup(str(error.message)).plain.split()
     return printable(" ".join(words).removeprefix("ERROR: "), max_chars=2000)
 
@@ -346,8 +342,6 @@ def invoke(
     if options.get_parameter_source("display") is click.core.ParameterSource.DEFAULT:
         display = "rich" if sys.stdout.isatty() else "plain"
         options.params["display"] = "none" if request.quiet else display
-    from inspect_ai._util.error import PrerequisiteError
-
     try:
         with explicit_arguments(options, run.inspect_log_dir):
             options.command.invoke(options)

@@ -28,6 +28,7 @@ from inspect_ai.model import (
     get_model,
 )
 from inspect_ai.util import LimitExceededError
+from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 from pydantic import BaseModel
 from typing_extensions import override
 
@@ -219,8 +220,6 @@ async def _scanned_text(text: str, guard: GuardedRecorder, cell_id: str, operati
 
 
 def sample_environment() -> SampleCell | None:
-    from inspect_ai.util._sandbox.context import sandbox_environments_context_var
-
     for environment in (sandbox_environments_context_var.get(None) or {}).values():
         ours = getattr(environment, "_sandbox", environment)
         if isinstance(ours, SampleCell):

@@ -75,13 +75,10 @@ def read_options(arguments: Sequence[str]) -> click.Context:
     Raises `click.UsageError`, `HostError` without Inspect, and `PolicyError` for what `--env`, a
     run configuration or a `.env` file may not set.
     """
-    try:
-        dotenv = read_dotenv(os.environ)  # before Inspect sets what is in it
-        from inspect_ai._cli.eval import eval_command
-        from inspect_ai._util.dotenv import init_dotenv
-    except ImportError as error:
-        hint = "pip install 'belljar-sandbox[inspect]'"
-        raise HostError("Inspect AI is not installed", hint=hint) from error
+    dotenv = read_dotenv(os.environ)  # before Inspect sets what is in it
+    from inspect_ai._cli.eval import eval_command
+    from inspect_ai._util.dotenv import init_dotenv
+
     init_dotenv()
     if dotenv:
         print_status(f"belljar: {dotenv}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 import anyio
+from inspect_ai.model._model import active_model
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -26,6 +27,9 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from belljar.cell.health import HealthWatch, may_be_broken
+from belljar.cell.range import RevertibleCell
+from belljar.cell.targets import serve, words_to_run
+from belljar.channel import FileTooLargeError
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.differences import sentences
@@ -37,7 +41,9 @@ from belljar.harness.operator import SamplePolicy, sample_policy, within
 from belljar.harness.sample import SampleCell, SampleIdentity, identify
 from belljar.harness.session import Session, as_prerequisite_error, current_session, plain
 from belljar.host.cgroups import cell_bytes, free_bytes
+from belljar.isolation.reap import reap
 from belljar.plan.explain import announcements
+from belljar.plan.network import StandInPlan
 from belljar.policy.guarding import OWN_CELL
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import LoadedPolicy
@@ -118,9 +124,6 @@ async def start_program(cell: Cell, service: str, program: ServiceProgram | None
     Ready: healthy where there is a check; else `SETTLE_S` of running, or exit status 0. `program`:
     None for the image's.
     """
-    from belljar.cell.targets import serve, words_to_run
-    from belljar.plan.network import StandInPlan
-
     settings = {} if program is None else program.model_dump(mode="json", exclude_none=True)
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
     is_needed = settings.get("health") or settings.get("directories")
@@ -189,8 +192,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
         """Raises `ContainmentBreach` when a probe found a way out."""
-        from inspect_ai.model._model import active_model
-
         session = current_session()
         await session.check_running()
         own = configs.of_active_sample(config, session.directories)
@@ -280,8 +281,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
     @override
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        from belljar.isolation.reap import reap
-
         for name in await anyio.to_thread.run_sync(release_cells, id):
             print_status(f"belljar: {name} released; its owner destroys it")
         for reaped in await reap(None, cell_id=id):
@@ -298,8 +297,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         The new machine is probed, and without `to` prepared as Inspect prepared the first: the
         service's program, the sample's files, its set-up.
         """
-        from belljar.cell.range import RevertibleCell
-
         cell = self.cell
         if not isinstance(cell, RevertibleCell):
             await cell.revert(to=to)  # refuses by name
@@ -392,8 +389,6 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
 
     @override
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        from belljar.channel import FileTooLargeError
-
         try:
             async with self._operation(FileNotFoundError, IsADirectoryError, FileTooLargeError):
                 contents = await self.cell.read_file(

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 import anyio
 import anyio.to_thread
+from inspect_ai.log import transcript
+from inspect_ai.log._samples import sample_active
+from inspect_ai.solver._task_state import sample_state
 from inspect_ai.util import SandboxUnavailableError
 
 from belljar.cell.health import HealthWatch
@@ -106,8 +109,6 @@ class SampleCell:
 
     async def _probe_noted(self, opened: Range, phase: Literal["start", "end"]) -> ProbeReport:
         """Probe the range's cells; log and return the worst report."""
-        from inspect_ai.log import transcript
-
         cells = [opened.cell] if phase == "start" else opened.cells.values()
         reports = {cell.id: await self._probe(opened, cell, phase) for cell in cells}
         report = max(reports.values(), key=lambda each: each.verdict.badness)
@@ -251,8 +252,6 @@ class SampleIdentity:
 
 
 def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
-    from inspect_ai.log._samples import sample_active
-
     active = sample_active()
     named = str(metadata.get("__sample_id__", ""))
     if active is None:
@@ -270,8 +269,6 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
 
 def is_preparing() -> bool:
     """Return whether Inspect prepares this sample, and logs no end."""
-    from inspect_ai.log._samples import sample_active
-
     active = sample_active()
     return active is not None and active.started is None
 
@@ -338,8 +335,6 @@ def bind_end(
     containment: Containment, watches: Iterable[HealthWatch], identity: SampleIdentity
 ) -> None:
     """Inspect makes the logged sample from this state after the clean-up."""
-    from inspect_ai.solver._task_state import sample_state
-
     state = sample_state()
     if state is None or not identity.uuid or state.uuid != identity.uuid:
         return

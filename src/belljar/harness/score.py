@@ -6,6 +6,7 @@ import anyio.to_thread
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
 from inspect_ai.solver import TaskState
 
+from belljar.cell.range import RevertibleCell
 from belljar.errors import CellError
 from belljar.harness.model_boundary import sample_environment
 from belljar.harness.session import current_session
@@ -44,8 +45,6 @@ async def signals_so_far() -> SampleSignals:
         what = "there are no signals: the sample's sandbox is not Belljar's"
         hint = "run the task with `belljar run`, or with `--sandbox belljar`"
         raise CellError(what, where="belljar_signals", hint=hint)
-    from belljar.cell.range import RevertibleCell
-
     cells = {*environment.containment.machines, *(c.id for c in environment.range.cells.values())}
     if isinstance(environment.cell, RevertibleCell):
         await environment.cell.machines.flush()

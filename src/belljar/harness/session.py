@@ -18,20 +18,27 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import anyio
 import anyio.to_thread
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.util import LimitExceededError
+from rich.markup import escape
 
 from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.attach import login_command, remove_dead_sockets
 from belljar.harness.config import BelljarConfig
+from belljar.harness.evidence import own_evidence, put_on_record
 from belljar.harness.host_processes import HostActivity
 from belljar.harness.operator import Operator, restore_start, within
 from belljar.harness.source import RealCells
+from belljar.isolation.hold import killed_error, read_order
 from belljar.model.serve import ModelCell, open_model
 from belljar.policy.limits import Tier, demanded_tier
 from belljar.policy.loaded import with_tier
 from belljar.probe.witness import sweep_watches
+from belljar.report.samples import headline
+from belljar.report.verdict import judge
+from belljar.store.home import belljar_home
 from belljar.units import printable
 from belljar.waiting import print_status
 
@@ -220,9 +227,6 @@ class Session:
 
     async def end_if_killed(self) -> None:
         # Inspect has no entry for a sample whose own error meets the cancellation for another's.
-        from belljar.isolation.hold import killed_error, read_order
-        from belljar.store.home import belljar_home
-
         run = self.ensure_run().run_id
         killed = killed_error(read_order(self.home or belljar_home(), run), where=f"run {run}")
         if killed is not None:
@@ -258,10 +262,6 @@ class Session:
             self.breaches += await self.models.close()
         if self.users or self.own is None:
             return
-        from belljar.harness.evidence import own_evidence, put_on_record
-        from belljar.report.samples import headline
-        from belljar.report.verdict import judge
-
         run = self.ensure_run()
         run.finish("failed", exit_code=2)  # until it is judged
         try:
@@ -326,9 +326,6 @@ def plain(error: BelljarError) -> str:
 
 
 def as_prerequisite_error(error: BelljarError) -> Exception:
-    from inspect_ai._util.error import PrerequisiteError
-    from rich.markup import escape
-
     # Inspect prints the text as rich's markup, where brackets are styles.
     return PrerequisiteError(escape("\n".join(printable(line) for line in str(error).splitlines())))
 
