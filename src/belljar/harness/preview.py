@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.document import is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import references
 from belljar.dataclass import dataclass, replace
-from belljar.differences import Difference, samples_named, sentences
-from belljar.errors import BelljarError, PolicyError
+from belljar.differences import Difference, DifferenceKind, samples_named, sentences
+from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.config import (
     BelljarConfig,
     Preview,
@@ -23,6 +24,10 @@ from belljar.harness.config import (
     settled,
 )
 from belljar.harness.operator import Operator, SamplePolicy, for_sample, within
+from belljar.image.config import image_differences as config_differences
+from belljar.image.store import Store, missing_images
+from belljar.plan.make import granted, make_plan
+from belljar.policy.limits import demanded_tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -64,6 +69,28 @@ def with_images(
     return [
         replace(each, differences=(*each.differences, *known(each.policy))) for each in previews
     ]
+
+
+def image_differences(store: Store, policy: LoadedPolicy) -> tuple[Difference, ...]:
+    found = list[Difference]()
+    rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
+    for name in policy.policy.images:
+        # A missing image has no configuration, and is refused.
+        with suppress(HostError):
+            image = store.find(name)
+            facts = [*config_differences(image.config)]
+            if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
+                kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
+                detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
+                if image.setuid_programs == "removed":
+                    hint = "import it again with --keep-setuid"
+                    detail = "its programs lost the bit at import: `su` and `sudo` gain nothing"
+                elif granted(rights, tier).setuid_programs:
+                    kind, hint = DifferenceKind.GRANTED, ""
+                    detail = "its programs gain their owner's rights, at most the cell's root's"
+                facts.append(Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint))
+            found += [replace(fact, where=f"image {name}") for fact in facts]
+    return tuple(found)
 
 
 def grouped(previews: Iterable[Preview]) -> list[list[Preview]]:
@@ -153,20 +180,18 @@ def outlooks(
     facts: Callable[[], HostFacts],
     image_of: Callable[[str], ImageFacts | None],
 ) -> list[Outlook]:
-    from belljar.harness.source import RealCells
     from belljar.image.missing import command_of
     from belljar.network.stand_ins.author import check_stand_ins
-    from belljar.plan.make import make_plan
 
-    facts, cells = cache(facts), RealCells(home)
-    whole = with_images(previews, cells.image_differences)
+    facts, store = cache(facts), Store(home)
+    whole = with_images(previews, partial(image_differences, store))
     found: list[Outlook] = []
     for same in grouped(whole):
         missing: list[MissingImage] = []
         first, plan = same[0], None
         if (loaded := first.policy) is not None:
             builds = {each.image: each for each in first.asked.builds}
-            for each in cells.missing_images([loaded]):
+            for each in missing_images(store, loaded.policy.images):
                 if each.image in builds:
                     missing.append(each._replace(command=command_of(builds[each.image])))
                 elif PLACEHOLDER not in each.image:  # else only a sample's metadata names it

@@ -8,17 +8,22 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from belljar.differences import Difference, DifferenceKind
+import anyio
+import anyio.to_thread
+
+from belljar.cell.open import open_range
+from belljar.cell.parts import prepare
+from belljar.differences import Difference
 from belljar.errors import HostError
 from belljar.events import Actor
-from belljar.image.config import image_differences
+from belljar.harness.preview import image_differences
+from belljar.image.missing import build_missing
 from belljar.image.store import Store, find_images, missing_images
-from belljar.plan.make import granted
-from belljar.policy.limits import demanded_tier
+from belljar.ledger.rundir import RunDirectory
+from belljar.probe.run import breach_of, probe_cell
 from belljar.store.home import belljar_home
 from belljar.store.locks import locked
 from belljar.units import printable
@@ -29,7 +34,6 @@ if TYPE_CHECKING:
     from belljar.cell.range import Range
     from belljar.compose.document import ServiceBuild
     from belljar.image.store import MissingImage
-    from belljar.ledger.rundir import RunDirectory
     from belljar.policy.loaded import LoadedPolicy
     from belljar.probe.judge import Router
     from belljar.probe.model import ProbeReport
@@ -70,13 +74,9 @@ class RealCells:
     def start_run(
         self, kind: str, argv: list[str], *, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
-        from belljar.ledger.rundir import RunDirectory
-
         return RunDirectory(self.store, kind, argv, what=what)
 
     def build_images(self, builds: Iterable[ServiceBuild], images: Set[str]) -> None:
-        from belljar.image.missing import build_missing
-
         build_missing(builds, images, self.store, report=print_status)
 
     def missing_images(self, policies: Iterable[LoadedPolicy]) -> tuple[MissingImage, ...]:
@@ -84,31 +84,9 @@ class RealCells:
         return missing_images(Store(self.store), names)
 
     def image_differences(self, policy: LoadedPolicy) -> tuple[Difference, ...]:
-        store, found = Store(self.store), list[Difference]()
-        rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
-        for name in policy.policy.images:
-            # A missing image has no configuration, and is refused.
-            with contextlib.suppress(HostError):
-                image = store.find(name)
-                facts = [*image_differences(image.config)]
-                if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:
-                    kind, hint = DifferenceKind.DROPPED, "run it with --tier microvm"
-                    detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
-                    if image.setuid_programs == "removed":
-                        hint = "import it again with --keep-setuid"
-                        detail = "its programs lost the bit at import: `su` and `sudo` gain nothing"
-                    elif granted(rights, tier).setuid_programs:
-                        kind, hint = DifferenceKind.GRANTED, ""
-                        detail = "its programs gain their owner's rights, at most the cell's root's"
-                    facts.append(Difference(kind=kind, key="set-user-ID", detail=detail, hint=hint))
-                found += [replace(fact, where=f"image {name}") for fact in facts]
-        return tuple(found)
+        return image_differences(Store(self.store), policy)
 
     async def prepare(self, policy: LoadedPolicy, run: RunDirectory) -> None:
-        import anyio.to_thread
-
-        from belljar.cell.parts import prepare
-
         await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
         # Before the template is made: it would be of another image than earlier samples have.
         self.check_unchanged(policy)
@@ -120,8 +98,6 @@ class RealCells:
     @asynccontextmanager
     async def open_range(self, policy: LoadedPolicy, run: RunDirectory) -> AsyncIterator[Range]:
         """Raises `HostError` for a replaced image."""
-        from belljar.cell.open import open_range
-        from belljar.probe.run import breach_of
 
         # before its own program runs
         async def on_target(target: Cell, router: Router | None) -> None:
@@ -158,8 +134,6 @@ class RealCells:
     async def probe(
         self, cell: Cell, router: Router | None, *, run: RunDirectory, phase: str
     ) -> ProbeReport:
-        from belljar.probe.run import probe_cell
-
         return await probe_cell(cell, recorder=run.recorder, router=router, phase=phase)
 
 
@@ -169,8 +143,6 @@ async def start_slot(home: Path) -> AsyncIterator[None]:
     text = os.environ.get(MAX_STARTS) or "0"
     if not text.isdecimal():
         raise HostError(f"{MAX_STARTS} is no number", hint="unset it, or give a number of cells")
-    import anyio  # not for `check`, which only reads
-
     with contextlib.ExitStack() as stack:
         for number in itertools.cycle(range(int(text))):
             with contextlib.suppress(BlockingIOError):
