@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from inspect_ai.model import modelapi
-from inspect_ai.util import sandboxenv
-
-if TYPE_CHECKING:
-    from belljar.harness.model_api import BelljarModelAPI
-    from belljar.harness.provider import BelljarSandboxEnvironment
+from inspect_ai.model import ModelAPI, modelapi
+from inspect_ai.util import SandboxEnvironment, sandboxenv
 
 
 @sandboxenv(name="belljar")
-def belljar() -> type[BelljarSandboxEnvironment]:
+def belljar() -> type[SandboxEnvironment]:
     from belljar.harness.provider import BelljarSandboxEnvironment
 
     return BelljarSandboxEnvironment
 
 
 @modelapi(name="belljar")
-def belljar_model() -> type[BelljarModelAPI]:
+def belljar_model() -> type[ModelAPI]:
     from belljar.harness.model_api import BelljarModelAPI
 
     return BelljarModelAPI
