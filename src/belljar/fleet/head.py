@@ -105,8 +105,6 @@ class Head:
     def record(self, kind: Kind, **data: Any) -> None:  # noqa: ANN401 - an event's data
         self._run.recorder.record(Event(kind=kind, data=data))
 
-    # --- running
-
     def run_all(self, workspace: str, *, require_contained: bool) -> RunOutcome:
         try:
             for node in self._nodes:
@@ -328,8 +326,6 @@ class Head:
     def _record_node(self, node: units.Node, state: str, why: str) -> None:
         about = {"node": node.name, "key": node.key, "cells": node.cells}
         self.record(Kind.FLEET_NODE, **about, state=state, reason=why)
-
-    # --- the end
 
     def _finish(self, *, require_contained: bool) -> RunOutcome:
         task, run = self._task, self._run

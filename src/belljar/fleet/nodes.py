@@ -159,9 +159,6 @@ def _to_send(store: Store, task: SelectedTask, said: _Checked) -> dict[str, list
     return {node: names for node, names in found.items() if names}
 
 
-# --- images that a node lacks: sent once, piece by piece, and checked there by digest
-
-
 def send_images(
     engine: Engine, store: Store, fleet: str, lacking: Mapping[str, Sequence[str]]
 ) -> tuple[list[Sent], dict[str, str]]:
@@ -210,9 +207,6 @@ def _send(
 def last_words(error: object) -> str:
     """Return an error's last line: a node's includes its traceback."""
     return printable(str(error).strip().rpartition("\n")[2], max_chars=300)
-
-
-# --- keys
 
 
 def pinned_keys(home: Path) -> dict[str, str]:

@@ -112,9 +112,6 @@ class LookAtSamples(Hooks):
             await session.end_sample(error, where="tools")
 
 
-# --- other providers
-
-
 def _refuse(session: Session, what: str, *, where: str = "inspect") -> NoReturn:
     what = f"{what}; under belljar run a task's commands run in cells only"
     hint = "let the task name no sandbox but its own: belljar run puts a cell in its place"
@@ -209,9 +206,6 @@ def _patch_base_class(session: Session, stack: ExitStack) -> None:
 
 def _new(cls: type, *_args: Any, **_more: Any) -> Any:
     return object.__new__(cls)
-
-
-# --- tools that act outside of a cell
 
 
 def _check_tool(session: Session, tool: str, where: Outside | None) -> None:

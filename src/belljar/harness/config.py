@@ -166,9 +166,6 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
     return stand_in(spec, directory=Path.cwd(), where=where)  # Inspect works in the task's then
 
 
-# ---- compose files
-
-
 def named_document(path: Path) -> dict[str, Any] | None:
     """Return None for another name than a compose file's or Dockerfile's."""
     if is_dockerfile_name(str(path)):
@@ -259,9 +256,6 @@ def _of_cell(words: Mapping[str, Any]) -> dict[str, Any]:
     return {**words, "rights": rights, **({"env": env} if env else {})}
 
 
-# ---- samples
-
-
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
     """Return metadata as Inspect's variables: `SAMPLE_METADATA_<KEY>`, blanks as underscores."""
     return {
@@ -306,9 +300,6 @@ def check_own_files(ours: BelljarConfig) -> None:
         what = "its network or data are of more than the services of a compose file"
         hint = "put stand-ins and files into a policy, and name that"
         raise PolicyError(what, where="the task's sandbox", hint=hint)
-
-
-# ---- tasks of `belljar run`, and samples of `inspect eval`
 
 
 def adapt_task(task: Task, *, directory: Path) -> list[Preview]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from belljar.errors import LedgerError, breach_stands
 from belljar.events import JsonValue
 from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import INSPECT_LOGS
+from belljar.ledger.rundir import INSPECT_LOGS, RunDirectory
 from belljar.ledger.schema import Line
 from belljar.ledger.verification import Status, Verification, verify
 from belljar.probe.model import Verdict, worst
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from inspect_ai.event import Event
     from inspect_ai.log import EvalSample
     from inspect_ai.scorer import Score
-
-    from belljar.ledger.rundir import RunDirectory
 
 
 # A scorer's metadata key that worsens a verdict; in a sample's metadata: what its cell proved.

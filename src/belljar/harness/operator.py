@@ -142,8 +142,6 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
     return with_changes(loaded, changes) if changes else loaded
 
 
-# ---- `.env` files
-
 # Nobody writes more variables; a longer file is something else by that name.
 MAX_BYTES: Final = 1 << 20
 

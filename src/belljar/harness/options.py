@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.errors import HostError, PolicyError
-from belljar.harness.config import OURS
+from belljar.harness.config import OURS, Preview
 from belljar.harness.operator import Operator, read_dotenv
 from belljar.harness.source import RealCells
 from belljar.host.cgroups import cell_bytes
@@ -29,7 +29,6 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from inspect_ai import Task
 
-    from belljar.harness.config import Preview
     from belljar.policy.loaded import PresetPolicy
     from belljar.policy.model import Policy
 
@@ -187,8 +186,6 @@ def read_selection(options: click.Context) -> Selection:
         shuffle=True if shuffle == -1 else shuffle or None,
     )
 
-
-# --- a fleet runs the samples in parts
 
 # Options by which the samples are chosen: a unit's words name its own.
 _CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")

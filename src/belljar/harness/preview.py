@@ -25,14 +25,13 @@ from belljar.harness.config import (
 )
 from belljar.harness.operator import Operator, SamplePolicy, for_sample, within
 from belljar.image.config import image_differences as config_differences
-from belljar.image.store import Store, missing_images
+from belljar.image.store import MissingImage, Store, missing_images
 from belljar.plan.make import granted, make_plan
 from belljar.policy.limits import demanded_tier
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.host.model import HostFacts
-    from belljar.image.store import MissingImage
     from belljar.plan.model import ImageFacts, Plan
     from belljar.policy.loaded import LoadedPolicy
 

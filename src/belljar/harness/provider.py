@@ -27,9 +27,9 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from belljar.cell.health import HealthWatch, may_be_broken
-from belljar.cell.range import RevertibleCell
+from belljar.cell.range import Range, RevertibleCell
 from belljar.cell.targets import serve, words_to_run
-from belljar.channel import FileTooLargeError
+from belljar.channel import ExecOutput, FileTooLargeError
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.descriptors import NO_ROOM, os_error_below
 from belljar.differences import sentences
@@ -55,8 +55,6 @@ from belljar.waiting import print_status
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell, Snapshot
-    from belljar.cell.range import Range
-    from belljar.channel import ExecOutput
 
 
 # A shell's exit codes, which Inspect's tools and a model know.

@@ -34,7 +34,7 @@ from belljar.harness.source import RealCells
 from belljar.isolation.hold import killed_error, read_order
 from belljar.model.serve import ModelCell, open_model
 from belljar.policy.limits import Tier, demanded_tier
-from belljar.policy.loaded import with_tier
+from belljar.policy.loaded import LoadedPolicy, PresetPolicy, with_tier
 from belljar.probe.witness import sweep_watches
 from belljar.report.samples import headline
 from belljar.report.verdict import judge
@@ -45,7 +45,6 @@ from belljar.waiting import print_status
 if TYPE_CHECKING:
     from belljar.compose.document import ServiceBuild
     from belljar.ledger.rundir import RunDirectory
-    from belljar.policy.loaded import LoadedPolicy, PresetPolicy
     from belljar.policy.model import Policy
     from belljar.report.reasons import ReasonCode
 

@@ -21,7 +21,7 @@ from belljar.errors import HostError
 from belljar.events import Actor
 from belljar.harness.preview import image_differences
 from belljar.image.missing import build_missing
-from belljar.image.store import Store, find_images, missing_images
+from belljar.image.store import MissingImage, Store, find_images, missing_images
 from belljar.ledger.rundir import RunDirectory
 from belljar.probe.run import breach_of, probe_cell
 from belljar.store.home import belljar_home
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.range import Range
     from belljar.compose.document import ServiceBuild
-    from belljar.image.store import MissingImage
     from belljar.policy.loaded import LoadedPolicy
     from belljar.probe.judge import Router
     from belljar.probe.model import ProbeReport
