@@ -96,7 +96,9 @@ class CellOrigin:
     parts: Parts
     since: FileClock
     machine: Callable[..., AbstractAsyncContextManager[Range]]
-    fork: Callable[[Snapshot], AbstractAsyncContextManager[Range]]
+
+    def fork(self, snapshot: Snapshot) -> AbstractAsyncContextManager[Range]:
+        return revertible(self.machine, first=partial(self.machine, snapshot=snapshot))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
