@@ -1,8 +1,7 @@
 """Belljar without `async`: the same names, which wait.
 
-Each opened cell, pool or range has a thread of its own with an event loop. A call that is
-interrupted (Ctrl-C, or another signal handler that raises) is cancelled, waited for and then
-raised, so that nothing of it goes on behind the caller's back.
+Each opened cell, pool or range has a thread of its own with an event loop. An interrupted call
+is cancelled, waited for and then raised: nothing of it goes on.
 """
 
 from __future__ import annotations

@@ -45,10 +45,8 @@ _CLEAN_UP_S: Final = 10.0
 class FileInfo:
     """One entry of a cell's file system, as the guest says.
 
-    Attributes:
-        name: bytes that are no UTF-8 are surrogate escapes; escape it where it is shown.
-        kind: `other` is a socket, pipe or device.
-        mode: permissions with set-user-ID, set-group-ID and sticky.
+    Bytes of the name that are no UTF-8 are surrogate escapes. `other` is a socket, pipe or
+    device. `mode` has set-user-ID, set-group-ID and sticky.
     """
 
     name: str
@@ -187,11 +185,7 @@ class FileOperations(CellBase):
         owner: str = "",
         timeout_s: float | None = None,
     ) -> Transfer:
-        """Put records into a directory; all or nothing. Their iterator fills the manifest.
-
-        `mode` is that of made directories. With `times` files have their records' times, and
-        made directories the newest of these.
-        """
+        """Put records into a directory; all or nothing. Their iterator fills the manifest."""
         options, staging = self._options(user, timeout_s), f".{secrets.token_hex(8)}"
         who, limit_s, client = options["user"], options["timeout_s"], self._live.client
         body = frames.place(who, options["cwd"], directory or ".", overwrite | times << 1)
@@ -297,10 +291,7 @@ class FileOperations(CellBase):
         return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
 
     async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
-        """Remove a file or link; with `recursive` also a directory with all that is in it.
-
-        Raise as `write_file`, and `ValueError` for `/`, `.` or `..`.
-        """
+        """Remove a file, or with `recursive` a directory. Raise as `write_file`, `ValueError`."""
         if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
             raise ValueError(f"{path!r} can't be removed; name a file or a directory")
         options = self._options(user) | {"recursive": recursive}

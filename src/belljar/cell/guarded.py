@@ -1,7 +1,4 @@
-"""The recorder of one cell or range that scans what it records, in a thread.
-
-A finding is recorded as the guest's act, with the number of its event.
-"""
+"""The recorder of a cell or range that scans in a thread what it has recorded."""
 
 from __future__ import annotations
 

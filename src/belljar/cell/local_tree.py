@@ -42,12 +42,7 @@ KIND_NAMES: Final = {kind: kind.name.lower() for kind in RecordKind} | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """A copy into a cell or out of one.
-
-    Attributes:
-        sha256: the digest of the recorded list of entries.
-        skipped: paths left out by `skip_unsafe`.
-    """
+    """A copy; `sha256` is of its recorded list, `skipped` what `skip_unsafe` left out."""
 
     files: int
     directories: int

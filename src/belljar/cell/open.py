@@ -135,11 +135,7 @@ async def ready_cell(
     part_of: str = "",
     snapshot: Snapshot | None = None,
 ) -> AsyncIterator[Cell]:
-    """Open one cell of these parts, with the policy's files, or continued from `snapshot`.
-
-    `place` is its `range` and `name`; `part_of` the range, or the first cell of one without
-    network. Raise as `open_cell`.
-    """
+    """Open one cell; `place` is its `range` and `name`. Raise as `open_cell`."""
     run_id, home = opening.run.run_id, opening.home
     async with _sandbox(
         parts,

@@ -1,7 +1,6 @@
 """`Cell.snapshot`: a cell in use at one moment, and other cells that go on from there.
 
-A microVM is saved whole (`isolation.microvm.stream`); of a container the files, as tar packed in
-the cell and never read here, without /dev/shm and extended attributes.
+A microVM is saved whole; of a container the files, as tar packed in the cell and never read here.
 """
 
 from __future__ import annotations

@@ -85,10 +85,7 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 
 
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
-    """Start the target's program, and run one that `completes` to its end.
-
-    The result waits until it is healthy, or has run for `SETTLE_S`. Both raise `CellError`.
-    """
+    """Start the program; the result waits until it is healthy or settled. Raise `CellError`."""
     settings = stand_in.settings
     if stand_in.kind == "python":
         packed = await anyio.to_thread.run_sync(server_archive)

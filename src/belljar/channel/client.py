@@ -1,7 +1,7 @@
 """The host's client of a guest agent: commands and files over one stream.
 
-At most 64 operations run, or as many as the guest takes; more queue. After the cell's death or a
-`ProtocolViolation` each raises `CellError`. It belongs to the event loop that used it first.
+At most 64 operations run; more queue. After the cell's death or a `ProtocolViolation` each raises
+`CellError`. It belongs to the event loop that used it first.
 """
 
 from __future__ import annotations
@@ -160,10 +160,7 @@ class GuestClient:
         *,
         max_touches: int = 0,
     ) -> Answer:
-        """Have the guest agent report opens and reads of these files, instead of earlier ones.
-
-        `on_touched` must not raise: the task that reads the channel calls it.
-        """
+        """Have touches of these files reported, by the task that reads the channel."""
 
         def make() -> bytes:
             if paths:

@@ -1,8 +1,7 @@
 """The socket's pump, and one live operation as its task sees it.
 
-Without a background task the first waiting operation *leads*: it reads the socket for all, lets
-the wire check, and hands each event to its mailbox. The others *follow*: each waits on its own
-event, set for an arrival or to lead. While any waits, one leads or has been woken to lead.
+Without a background task the first waiting operation *leads*: it reads the socket for all. The
+others *follow*: each waits on its own event, set for an arrival or to lead.
 """
 
 from __future__ import annotations
