@@ -21,7 +21,7 @@ import anyio
 from belljar.capture import Keep
 from belljar.channel import frames, operations
 from belljar.channel.frames import Answer, FrameType, GuestEvent, OpKind, Touched
-from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, Pump, SocketPipe
+from belljar.channel.operations import Contents, OnOutput, Operation, OwnReads, Pump
 from belljar.channel.outcomes import ExecOutput, ExecRequest, FileTooLargeError, captures, exec_body
 from belljar.dataclass import replace
 from belljar.errors import CellError, first_of
@@ -50,7 +50,7 @@ class GuestClient:
         self._answers: dict[FrameType, Answer] = {}
         self._pings_sent = self._pongs_seen = 0
         self._on_touched: Callable[[Touched], None] | None = None
-        self._pump = Pump(SocketPipe(sock), self)
+        self._pump = Pump(sock, self)
         self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._held: anyio.Event | None = None
@@ -104,7 +104,7 @@ class GuestClient:
 
     def check_idle(self) -> None:
         """Raise `BusyError` while a command runs."""
-        if self._held is not None or self._pump.wire.live_ops:
+        if self._held is not None or self._pump.wire.live:
             raise BusyError
 
     @asynccontextmanager
