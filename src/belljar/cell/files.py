@@ -265,7 +265,8 @@ class FileOperations(CellBase):
         guard = self.guard
         if guard is None:
             return
-        for path in copy.files():
+        written = (Path(at, name) for at, _, names in os.walk(copy.stage) for name in names)
+        for path in (path for path in written if not path.is_symlink()):
             with path.open("rb") as file:
                 content = file.read(MAX_SCANNED_FILE_BYTES)
             missing_bytes = path.stat().st_size - len(content)

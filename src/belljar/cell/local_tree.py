@@ -189,8 +189,8 @@ class TreeDestination:
         self._file: tuple[int, TreeRecord] | None = None
         above = target if target.is_dir() else target.parent
         # Beside its place: rename(2) can't cross file systems.
-        self._stage = Path(tempfile.mkdtemp(prefix=".download-", dir=above))
-        self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
+        self.stage = Path(tempfile.mkdtemp(prefix=".download-", dir=above))
+        self._open = [(os.open(self.stage, _DIRECTORY), 0o700)]
 
     def take(self, items: Iterable[TreeRecord | bytes]) -> None:
         """Take the guest's next items. Raise `OSError`; `ValueError`: not accepted."""
@@ -246,16 +246,9 @@ class TreeDestination:
             self._file = None
             self.manifest.add(record, self._digest.hexdigest())
 
-    def files(self) -> Iterator[Path]:
-        for directory, _, names in os.walk(self._stage):
-            for name in names:
-                path = Path(directory, name)
-                if not path.is_symlink():
-                    yield path
-
     def place(self) -> None:
         """Move it to its place. Raise `FileExistsError`."""
-        made = self._stage / _ROOT
+        made = self.stage / _ROOT
         is_there, is_directory = os.path.lexists(self._target), self._target.is_dir()
         if is_directory and made.is_dir():
             with (
@@ -279,7 +272,7 @@ class TreeDestination:
         while self._open:
             os.close(self._open.pop()[0])
         with suppress(FileNotFoundError):
-            shutil.rmtree(self._stage)
+            shutil.rmtree(self.stage)
 
 
 @contextmanager

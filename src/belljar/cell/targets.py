@@ -242,7 +242,10 @@ async def _wait_healthy(
         output = await cell.exec(argv, timeout_s=min(timeout_s, left_s))
         if output.success:
             return
-        last, tries = _last_line(output), tries + 1
+        said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
+        # HTTP clients print progress before the last line
+        last = "it took too long" if output.timed_out else (said or "the check failed")
+        last, tries = printable(last.splitlines()[-1].strip(), max_chars=300), tries + 1
         if program is not None:
             await program.check_runs()
         await anyio.sleep(float(health["interval"]))
@@ -262,13 +265,6 @@ async def log_tail(cell: Cell) -> str:
         if shown := written[-_LOG_BYTES:].decode("utf-8", "replace").strip():
             return f"; its output ends with: {printable(shown, max_chars=_LOG_BYTES)}"
     return ""
-
-
-def _last_line(output: ExecOutput) -> str:
-    """Return the last line; HTTP clients print progress before it."""
-    said = output.why_not_started or output.stderr_text.strip() or output.stdout_text.strip()
-    last = "it took too long" if output.timed_out else (said or "the check failed").splitlines()[-1]
-    return printable(last.strip(), max_chars=300)
 
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
