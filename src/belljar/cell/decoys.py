@@ -21,8 +21,7 @@ from belljar.dataclass import asdict, replace
 from belljar.errors import BelljarError, PolicyError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.isolation.touches import Access
-from belljar.signals.credentials import KEY_BYTES
-from belljar.signals.decoys import Minted, MintedFile, digests, mint, mint_service
+from belljar.signals.decoys import KEY_BYTES, Minted, MintedFile, digests, mint, mint_service
 from belljar.units import printable
 
 if TYPE_CHECKING:

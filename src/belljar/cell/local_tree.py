@@ -26,7 +26,7 @@ from belljar.channel import FileTooLargeError
 from belljar.channel.trees import RecordKind, TreeRecord, encode
 from belljar.dataclass import dataclass
 from belljar.events import JsonValue
-from belljar.policy.files import Entry, EntryKind, Tree, link_stays, list_tree, open_regular
+from belljar.policy.files import Entry, Tree, link_stays, list_tree, open_regular
 
 # Read at once; of a large file no more is in memory.
 _PIECE_BYTES: Final = 256 << 10
@@ -124,10 +124,10 @@ def records_of(tree: Tree, name: str, manifest: TreeManifest) -> Iterator[bytes]
         while depth > above:
             yield encode(TreeRecord(path="", kind=RecordKind.LEAVE))
             depth -= 1
-        if entry.kind is EntryKind.FILE:
+        if entry.kind == "file":
             yield from _file_records(tree, entry, entry.path, manifest)
             continue
-        is_link = entry.kind is EntryKind.LINK
+        is_link = entry.kind == "link"
         record = TreeRecord(
             path=entry.path,
             kind=RecordKind.LINK if is_link else RecordKind.ENTER,
