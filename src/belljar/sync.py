@@ -300,11 +300,8 @@ class CellStream(_Facade[AsyncCellStream]):
 
     def receive(self, max_bytes: int = 65536) -> bytes:
         """See `belljar.CellStream.receive`; it returns `b""` at the end."""
-        return self._loop.call(self._receive, max_bytes)
-
-    async def _receive(self, max_bytes: int) -> bytes:
         try:
-            return await self._inner.receive(max_bytes)
+            return self._loop.call(self._inner.receive, max_bytes)
         except anyio.EndOfStream:
             return b""
 

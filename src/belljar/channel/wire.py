@@ -163,7 +163,10 @@ class HostConnection:
             payload.violated(f"a {kind.name} that was not asked for")
         self._awaited.discard(kind)
         if kind is FrameType.RENEWED:
-            return self._on_renewed(payload)
+            self._renewed, done = True, payload.number(4)
+            if done & ~_RENEWED_BITS:
+                payload.violated(f"done bits {done:#x}")
+            return Answer(kind=kind, done=frames.RenewedBit(done), detail=payload.text())
         code = payload.errno()
         detail = payload.text() if kind is FrameType.CONFIGURED else ""
         return Answer(kind=kind, errno=code, detail=detail)
@@ -187,13 +190,6 @@ class HostConnection:
         version, ours = payload.number(2), frames.PROTOCOL_VERSION
         if version != ours:
             payload.violated(f"the agent speaks version {version}, this host {ours}")
-
-    def _on_renewed(self, payload: Payload) -> Answer:
-        self._renewed = True
-        done = payload.number(4)
-        if done & ~_RENEWED_BITS:
-            payload.violated(f"done bits {done:#x}")
-        return Answer(kind=FrameType.RENEWED, done=frames.RenewedBit(done), detail=payload.text())
 
     def _on_watched(self, payload: Payload) -> Answer:
         if not self._watches:
