@@ -65,15 +65,15 @@ class TreeManifest:
     """One tree's entries: JSON lines sorted by path."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, tuple[TreeRecord, str]] = {}
+        self.entries: dict[str, tuple[TreeRecord, str]] = {}
         self.skipped: list[str] = []
 
     def add(self, record: TreeRecord, sha256: str = "") -> None:
-        self._entries[record.path] = (record, sha256)
+        self.entries[record.path] = (record, sha256)
 
     def content(self) -> bytes:
         lines = list[str]()
-        for path, (record, sha256) in sorted(self._entries.items()):
+        for path, (record, sha256) in sorted(self.entries.items()):
             line: dict[str, object] = {"path": path, "kind": KIND_NAMES[record.kind]}
             line |= {"mode": f"{record.mode:04o}", "bytes": record.size_bytes}
             line |= {"link": record.link} if record.kind is RecordKind.LINK else {}
@@ -82,7 +82,7 @@ class TreeManifest:
         return "".join(lines).encode()
 
     def transfer(self) -> Transfer:
-        records = [record for record, _ in self._entries.values()]
+        records = [record for record, _ in self.entries.values()]
         kinds = [record.kind for record in records]
         return Transfer(
             files=kinds.count(RecordKind.FILE),
