@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from enum import StrEnum
 from itertools import chain
 from typing import Any, Final
@@ -72,7 +72,7 @@ _UPLOADS: Final = frozenset({"push", "publish", "change"})
 _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
 
-def carried(event: Event) -> Iterator[Carried]:
+def carried(event: Event, upstreams: Container[str] = ()) -> Iterator[Carried]:
     if event.kind in _OUTPUTS:
         names, operation = _OUTPUTS[event.kind]
         for body in event.bodies:
@@ -91,7 +91,9 @@ def carried(event: Event) -> Iterator[Carried]:
             to = found.to or other  # also short pieces: their flow joins them
             flow = f"{named.get('range', '')}/{named.get('cell', '')}/{found.channel}/{to}"
             is_first = _is_scanned_first(event, found.part)
-            yield replace(found, flow=flow, to=to, where=where, is_scanned_first=is_first)
+            found = replace(found, flow=flow, to=to, where=where, is_scanned_first=is_first)
+            is_real = found.place is Place.RANGE and to in upstreams
+            yield replace(found, place=Place.UPSTREAM) if is_real else found
 
 
 def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
