@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from belljar.dataclass import dataclass, field
+from belljar.dataclass import dataclass, field, replace
 from belljar.policy.guarding import SERVICE_PORTS
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.values import KnownValue, ValueSource
@@ -186,7 +186,7 @@ class Minted:
     id: str
     kind: str
     cell_id: str
-    place: str
+    place: str = ""
     files: tuple[MintedFile, ...] = ()
     login: Login | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -416,32 +416,28 @@ def mint(
         # A program makes the first two at once: a key pair, credentials and settings.
         own_s = age_s - (stream.below(DAY_S) if index > 1 else 0)
         files.append(MintedFile(path=path, content=text.encode(), mode=mode, age_s=own_s))
-    return _minted(cell_id, decoy, values, place=files[0].path, files=tuple(files))
+    minted = _minted(cell_id, decoy, values)
+    return replace(minted, place=files[0].path, files=tuple(files))
 
 
 def mint_service(key: bytes, scope: str, decoy: DecoySpec) -> Minted:
     stream = RandomStream(key, _label(scope, decoy))
     login, settings, values = _DRAW_SERVICE[decoy.kind](stream, decoy)
     place = f"{decoy.host}:{decoy.port}"
-    return _minted(scope, decoy, values, place=place, login=login, settings=settings)
+    return replace(_minted(scope, decoy, values), place=place, login=login, settings=settings)
 
 
 def _label(cell_id: str, decoy: DecoySpec) -> str:
     return f"decoy\0{cell_id}\0{decoy.id}\0{decoy.kind.value}"
 
 
-def _minted(
-    cell_id: str,
-    decoy: DecoySpec,
-    named: Mapping[str, str],
-    **about: Any,  # noqa: ANN401 - `Minted`'s
-) -> Minted:
+def _minted(cell_id: str, decoy: DecoySpec, named: Mapping[str, str]) -> Minted:
     kind = f"decoy_{decoy.kind}"
     values = tuple(
         KnownValue(id=f"{decoy.id}/{name}", text=text, source=ValueSource.DECOY, kind=kind)
         for name, text in named.items()
     )
-    return Minted(id=decoy.id, kind=decoy.kind.value, cell_id=cell_id, values=values, **about)
+    return Minted(id=decoy.id, kind=decoy.kind.value, cell_id=cell_id, values=values)
 
 
 def digests(key: bytes, minted: Minted) -> Mapping[str, str]:

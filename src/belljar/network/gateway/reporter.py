@@ -55,13 +55,11 @@ def die_without_memory() -> NoReturn:
 
 class Reporter:
     def __init__(
-        self,
-        sock: socket.socket,
-        bounds: Bounds,
-        on_lost: Callable[[], NoReturn] = lambda: os._exit(OWNER_GONE),
+        self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] | None = None
     ) -> None:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
-        self._sock, self._bounds, self._on_lost = sock, bounds, on_lost
+        self._sock, self._bounds = sock, bounds
+        self._on_lost = on_lost or (lambda: os._exit(OWNER_GONE))
         self.end_requested = asyncio.Event()
         self.end_within_s = 0.0
         self.posted = 0

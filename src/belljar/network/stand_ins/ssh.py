@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partialmethod
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import asyncssh
 
@@ -32,17 +32,14 @@ _PROHIBITED: Final = "administratively prohibited"
 _REFUSAL: Final = b"This account is currently not available.\n"  # What nologin(8) prints
 # Without the groups that take a core's time.
 _KEX: Final = ("curve25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256")
+_Options: TypeAlias = asyncssh.SSHServerConnectionOptions
 # Text that a client chose would reach the gateway's standard error.
 asyncssh.set_log_level(logging.CRITICAL)
 
 
 class _SshConnection(asyncssh.SSHServerConnection):
     def __init__(
-        self,
-        options: asyncssh.SSHServerConnectionOptions,
-        context: StandInContext,
-        cell: str,
-        tasks: asyncio.TaskGroup,
+        self, options: _Options, context: StandInContext, cell: str, tasks: asyncio.TaskGroup
     ) -> None:
         super().__init__(asyncio.get_running_loop(), options)
         self._context, self._cell, self.tasks = context, cell, tasks
@@ -218,7 +215,7 @@ def make(context: StandInContext) -> StreamApp:
     os.environ.setdefault("HOME", "/")
     seed = base64.b64decode(str(context.settings["host_key"]))
     key = asyncssh.import_private_key(openssh_private(seed, bytes(4), b""))
-    options = asyncssh.SSHServerConnectionOptions(
+    options = _Options(
         server_factory=_Server,
         server_host_keys=[key],
         server_version=VERSION,
