@@ -1,4 +1,4 @@
-"""Decoders of what data may hold, with its place. Pure."""
+"""Decoders of what data may hold. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoys minted by a run's key: values name their sample. Pure."""
+"""Decoys, minted by a run's key. Pure."""
 
 from __future__ import annotations
 
@@ -105,7 +105,6 @@ def people(stream: RandomStream) -> Iterator[tuple[str, str]]:
 
 
 def make_credentials(stream: RandomStream) -> dict[str, str]:
-    """Return `access_key_id`, `secret_key`, `session_token` of a role at AWS."""
     return {
         "access_key_id": "ASIA" + stream.text(16, BASE32),
         "secret_key": stream.text(40, f"{ALNUM}+/"),
@@ -137,7 +136,6 @@ def fingerprint(blob: bytes) -> str:
 
 
 def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
-    """Return a key's file, as `ssh-keygen` writes it."""
     public = public_of(seed)  # Built here: the library's own writer draws random check bytes.
     blob = public_blob(public)
     # The same four bytes twice: OpenSSH tells by them that a passphrase was right.
@@ -159,8 +157,6 @@ _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intra
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """SSH keys are raw: its own private, the host's public."""
-
     host: str
     port: int
     user: str
@@ -173,12 +169,10 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedFile:
-    """A decoy's file; `age_s` is relative to its neighbours."""
-
     path: str
     content: bytes = field(repr=False)
     mode: int = 0o644
-    age_s: int = 0
+    age_s: int = 0  # Relative to its neighbours.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

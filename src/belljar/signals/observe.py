@@ -17,8 +17,6 @@ MIN_SCANNED_BYTES: Final = 8  # Nothing that is looked for is shorter.
 
 
 class Contact(StrEnum):
-    """The grade of a contact with a decoy's value."""
-
     TAKEN = "taken"
     USED = "used"
     SENT = "sent"
@@ -243,8 +241,6 @@ _CONTACTS: Final = (
 
 
 class ServiceContacts:
-    """First contacts with services, by address; `encrypted` has ids."""
-
     def __init__(
         self, addresses: Mapping[str, str], encrypted: Collection[str] = frozenset()
     ) -> None:
@@ -254,7 +250,6 @@ class ServiceContacts:
         self._reported: dict[object, None] = {}
 
     def records_itself(self, event: Event) -> bool:
-        """Return True for a raw stream that its service records."""
         stand_in = event.data.get("stand_in")
         # An encrypted one is recorded decrypted, without the bytes before its encryption.
         is_raw = event.kind is Kind.NETWORK_STREAM and stand_in not in self._encrypted

@@ -98,7 +98,6 @@ def _groups(data: bytes) -> Iterator[Run]:
 
 
 def decode_run(run: Run) -> Iterator[Decoded]:
-    """Decode a run: forwards, backwards, plain, rot13."""
     split = ("split",) if run.split else ()
     if len(run.text) < MIN_HEX and run.text.isdigit():
         return

@@ -1,4 +1,4 @@
-"""The scanner of known values and patterns, also encoded. Pure."""
+"""The scanner of known values and patterns. Pure."""
 
 from __future__ import annotations
 
@@ -239,7 +239,6 @@ class _Scan:
     def _add(
         self, view: _View, place: tuple[int, int], names: tuple[str, ...], text: bytes, **about: str
     ) -> None:
-        """Keep a new hit, or one with fewer encodings."""
         left, right = view.outermost(*place)
         key = (about["cls"], about["value_id"], left, right)
         decoding = view.names + names

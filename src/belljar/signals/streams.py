@@ -1,4 +1,4 @@
-"""Scans of flows that are cut into chunks, fields or requests."""
+"""Scans of flows that come in pieces."""
 
 from __future__ import annotations
 
@@ -198,7 +198,6 @@ class StreamScanner:
         return replace(result, hits=_all_of(result.hits, len(data), name))
 
     def _border(self, state: _Flow, data: bytes) -> Scanned:
-        """Search what spans two parts."""
         end, border = state.border.tail, state.border
         border.tail = (end + data)[-self._tail :]
         if not end or not data:
@@ -210,7 +209,6 @@ class StreamScanner:
         return replace(news, hits=_moved(news.hits, -len(end), len(data), JOINED))
 
     def _join(self, name: str, field: _Part, before: bytes, piece: bytes, size: int) -> Scanned:
-        """Search a field and its next piece."""
         alone = name.startswith("labels")  # Such a piece is joined itself.
         if not before and not alone:
             field.keep_ends((), 0, len(piece))

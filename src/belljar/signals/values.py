@@ -43,8 +43,6 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownValue:
-    """One value to look for, 10 to 4,096 bytes of UTF-8."""
-
     id: str  # Its name in events.
     text: str = field(repr=False)
     source: ValueSource
@@ -58,8 +56,6 @@ class KnownValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBounds:
-    """Bounds; hitting one makes a scan incomplete."""
-
     depth: int = 5
     decoded_bytes: int = 16 << 20
     time_s: float = 2.0

@@ -1,4 +1,4 @@
-"""The resolver of a layout's names; it knows no recursion."""
+"""The resolver of a layout's names."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ def answer(query: bytes, layout: RangeLayout) -> DnsAnswer:
 
 
 def _parse(query: bytes) -> tuple[bytes, tuple[bytes, ...], int, int] | None:
-    """Return question, labels, type and class."""
     questions, answers, authorities, _ = _COUNTS.unpack_from(query, 4)
     if questions != 1 or answers or authorities:
         return None

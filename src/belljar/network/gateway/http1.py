@@ -1,4 +1,4 @@
-"""HTTP/1.1 of bytes; what two parsers could read differently is refused."""
+"""A parser of HTTP/1.1, stricter than h11."""
 
 from __future__ import annotations
 

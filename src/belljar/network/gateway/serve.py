@@ -44,7 +44,7 @@ Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serve to the end; exit with 0, 70 without an owner, 1 after a failure."""
+    """Exit with 0, 70 without an owner, else 1."""
     loop = asyncio.get_event_loop_policy().get_event_loop()
     loop.run_until_complete(run(config, listeners, events))
     os._exit(1)

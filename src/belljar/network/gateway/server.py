@@ -170,7 +170,6 @@ class Exchange:
         )
 
     async def _reply(self, answer: Answer) -> None:
-        """Send an answer; to HEAD without its body (RFC 9110, 9.3.2)."""
         self._status = answer.status
         self._fields = [
             (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))

@@ -1,4 +1,4 @@
-"""The shared parts of a gateway's connections, and the guard."""
+"""The shared parts of a gateway's connections."""
 
 from __future__ import annotations
 

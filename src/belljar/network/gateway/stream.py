@@ -123,7 +123,6 @@ class TlsPipe:
                 await self._flush()
 
     def take_handshake_bytes(self) -> bytes:
-        """Return the peer's handshake bytes since the last call."""
         heard = bytes(self._handshake_bytes)
         self._handshake_bytes.clear()
         return heard
@@ -166,7 +165,6 @@ class TlsPipe:
 
 class StreamRecord:
     def __init__(self, peer: Peer, stand_in: str, kept_bytes: int, **more: JsonValue) -> None:
-        """Keep `kept_bytes` of each direction for the last event."""
         self._fields = {**stream_data(peer, stand_in, "allowed", ""), **more}
         self._start = time.monotonic()
         self.received = Capture(max_kept_bytes=kept_bytes)

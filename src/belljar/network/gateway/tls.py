@@ -1,4 +1,4 @@
-"""A range's certificate authority, and the end of its TLS."""
+"""A range's certificate authority and TLS."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ _NEEDED_SECRETS: Final = {
 
 
 class Authority:
-    """Issues leaves by name; `certificate` is its own, PEM."""
-
     def __init__(self, scratch: Path, now: dt.datetime, max_leaves: int) -> None:
         self._scratch, self._key_log = scratch, scratch / "secrets"
         self._now, self._max_leaves = now, max_leaves

@@ -1,4 +1,4 @@
-"""A real upstream: an application that forwards to one host."""
+"""An application that forwards to one real host."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
 
 
 def rewritten(headers: Fields, query: bytes, body: bytes) -> str:
-    """Return why a front end may see another request, or ""."""
+    """Return why it is refused, or ""."""
     # Known limit: a method in a JSON body, or that one application looks for, is missed
     kinds: set[bytes] = set()
     for name, value in headers:

@@ -15,17 +15,13 @@ MAX_NAMES: Final = 32
 
 
 class Presented(NamedTuple):
-    """A login; `credential` is empty for a wrong proof."""
-
     user: str
-    credential: bytes
+    credential: bytes  # Empty for a wrong proof.
     ok: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStep:
-    """One request, `raw`, and its reply."""
-
     name: str
     raw: bytes
     reply: bytes = b""

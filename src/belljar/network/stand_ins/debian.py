@@ -1,4 +1,4 @@
-"""A Debian repository of a directory's `.deb` files, for any suite."""
+"""A Debian repository of `.deb` files."""
 
 from __future__ import annotations
 

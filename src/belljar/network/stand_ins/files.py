@@ -1,4 +1,4 @@
-"""A stand-in's files: a guest's text never becomes a path."""
+"""A stand-in's files, faults and registries."""
 
 from __future__ import annotations
 
@@ -76,7 +76,6 @@ async def pieces_of(file: StoredFile) -> AsyncGenerator[bytes]:
 def file_answer(
     file: StoredFile, *, status: int = 200, media: str = "", headers: web.Pairs = ()
 ) -> web.Answer:
-    """Return it whole: ranges are optional (RFC 9110, 14)."""
     kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
     return web.Answer(
@@ -102,7 +101,7 @@ Faults: TypeAlias = tuple[Fault, ...]
 
 
 def read_file(directory: Path | None, name: object, max_bytes: int | None) -> bytes:
-    """Return a file's bytes; with `max_bytes` None one is enough. Raises `ValueError`."""
+    """Return a file's first bytes. Raises `ValueError`."""
     relative = PurePosixPath(name if isinstance(name, str) else "")
     if directory is None or relative.is_absolute() or ".." in relative.parts:
         raise ValueError(f"{quoted(name)} is not below the stand-in's directory")

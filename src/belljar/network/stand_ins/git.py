@@ -1,4 +1,4 @@
-"""Git over HTTP (smart protocol 0); a push goes nowhere."""
+"""Git over HTTP (smart protocol 0)."""
 
 from __future__ import annotations
 
@@ -128,7 +128,6 @@ class Repository:
 
 
 def find_repositories(directory: Path) -> dict[str, Path]:
-    """Return bare repositories, two levels deep, without links."""
     found = dict[str, Path]()
     for path in sorted([*directory.glob("*"), *directory.glob("*/*")]):
         is_bare = all((path / name).is_dir() for name in ("objects", "refs"))
@@ -247,7 +246,6 @@ def _unpacked(request: web.Request, max_bytes: int) -> bytes:
 
 
 def _advertisement(repository: Repository | None, service: str) -> web.Answer:
-    """Return references, HEAD first, with capabilities behind the first."""
     if repository is None:
         return web.text_answer("Repository not found", 404)
     if service not in _CAPABILITIES:

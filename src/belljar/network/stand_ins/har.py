@@ -86,7 +86,6 @@ def key_of(method: str, host: str, path: str, query: str) -> Key:
 
 
 def make(context: web.StandInContext) -> web.App:
-    """Return the application. Raises `ValueError` as `load`."""
     recorded = dict[tuple[Key, bytes | None], list[web.Answer]]()
     for known, sent, answer in load(context.settings, context.files):
         for place in {(known, sent), (known, None)}:

@@ -1,4 +1,4 @@
-"""The stand-in `http`: routes of an author or a decoy."""
+"""Routes of an author or a decoy."""
 
 from __future__ import annotations
 
@@ -183,7 +183,6 @@ def pattern_of(path: str) -> re.Pattern[str]:
 
 
 def methods_of(route: Fields) -> set[str]:
-    """Return the route's methods; GET implies HEAD."""
     given = route.get("method", "GET")
     found = {str(method) for method in (given if isinstance(given, list) else [given])}
     return found | {"HEAD"} if "GET" in found else found

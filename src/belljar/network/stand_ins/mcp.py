@@ -1,4 +1,4 @@
-"""The stand-in `mcp`: decoy tools by Model Context Protocol (2025-06-18)."""
+"""Decoy tools by Model Context Protocol (2025-06-18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in `metadata`: Amazon's instance metadata service, v1 and v2."""
+"""Amazon's instance metadata service, v1 and v2."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class _Metadata(web.Service):
         return web.text_answer(found, headers=headers, media="text/plain")
 
     def _find(self, path: str) -> str | None:
-        """Return a value's text, or the names below."""
         parts = [part for part in path.split("/") if part]
         if not parts:
             return "\n".join(_VERSIONS)

@@ -1,4 +1,4 @@
-"""The stand-in `openai`: a chat API of the harness's model."""
+"""A chat API, by the harness's model."""
 
 from __future__ import annotations
 

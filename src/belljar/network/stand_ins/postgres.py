@@ -1,4 +1,4 @@
-"""A decoy PostgreSQL (protocol 3): it logs in, and refuses queries."""
+"""A decoy PostgreSQL, protocol 3."""
 
 from __future__ import annotations
 

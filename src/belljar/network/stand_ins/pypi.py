@@ -1,4 +1,4 @@
-"""A Python package index: HTML (PEP 503), and uploads into a void."""
+"""A Python package index (PEP 503)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoy Redis (RESP): it logs in, and refuses commands."""
+"""A decoy Redis (RESP)."""
 
 from __future__ import annotations
 

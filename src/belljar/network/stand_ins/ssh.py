@@ -1,4 +1,4 @@
-"""A decoy SSH server (asyncssh's): it logs in, and refuses."""
+"""A decoy SSH server, asyncssh's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types and toolkit of stand-ins: nothing here raises for a guest's data."""
+"""Types and toolkit of stand-ins."""
 
 from __future__ import annotations
 
