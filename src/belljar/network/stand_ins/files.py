@@ -1,26 +1,18 @@
-"""A stand-in's files, faults and registries."""
+"""A stand-in's files, and an author's faults."""
 
 from __future__ import annotations
 
-import hashlib
-import lzma
 import mimetypes
 import os
-import re
 import stat
-import tarfile
-import zlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Final, NamedTuple, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, TypeAlias
 
 from anyio.lowlevel import checkpoint
 
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
-from belljar.events import JsonValue
 from belljar.network.stand_ins import web
 from belljar.policy.files import read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
@@ -113,67 +105,3 @@ def read_file(directory: Path | None, name: object, max_bytes: int | None) -> by
     if max_bytes is not None and len(data) > most:
         raise ValueError(f"larger than {format_size(most)}")
     return data
-
-
-# How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
-_BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
-# An archive of millions of empty files would be read for minutes before it says what it is.
-_MAX_MEMBERS: Final = 50_000
-MAX_MEMBER_BYTES: Final = 1 << 20
-
-
-class Registry(web.Service):
-    name = ""
-    algorithms: tuple[str, ...] = ()  # hashlib's, of a file's digests
-    max_body_bytes, writes_wait = web.MAX_BODY_BYTES, True
-
-    def __init__(self, context: web.StandInContext) -> None:
-        super().__init__(context)
-        self._digests: dict[str, Mapping[str, str]] = {}
-
-    @cached_property
-    def files(self) -> Sequence[StoredFile]:
-        return list_files(self.context.files)
-
-    async def digests(self, file: StoredFile) -> Mapping[str, str]:
-        """Return hexadecimal digests by algorithm. Raises `OSError`."""
-        if file.name not in self._digests:
-            hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self.algorithms}
-            async for chunk in pieces_of(file):
-                for running in hashes.values():
-                    running.update(chunk)
-            self._digests[file.name] = {name: each.hexdigest() for name, each in hashes.items()}
-        return self._digests[file.name]
-
-    async def record(self, request: web.Request, what: str, content: bytes, **words: str) -> None:
-        is_upload = what == "publish"
-        body = web.kept_body("file-0" if is_upload else "request", content)
-        data: dict[str, JsonValue] = {"registry": self.name, "cell": request.cell, "what": what}
-        data |= web.credentials(request.header("authorization"))
-        data |= {name: web.word(text) for name, text in words.items()}
-        if is_upload:
-            data |= {"size_bytes": body.total_bytes, "sha256": body.sha256}
-        await self.context.record(data, *([body] if content else ()))
-
-
-def tar_member(source: IO[bytes], pattern: str) -> bytes:
-    """Return the first file of matching name. Raises `ValueError`."""
-    try:
-        with tarfile.open(fileobj=source, mode="r|*") as stream:
-            for entry in islice(stream, _MAX_MEMBERS):
-                if entry.isfile() and re.fullmatch(pattern, entry.name):
-                    opened = stream.extractfile(entry)
-                    content = opened.read(MAX_MEMBER_BYTES + 1) if opened else b""
-                    if len(content) <= MAX_MEMBER_BYTES:
-                        return content
-    except (OSError, *_BROKEN) as error:
-        raise ValueError(str(error)) from None
-    raise ValueError("no such file of at most a MiB")
-
-
-def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
-    try:
-        what = "" if list_files(directory) else "empty, or no directory"
-    except (ValueError, OSError) as error:
-        what = str(error)
-    return (Fault(what, file=str(directory)),) if what else ()
