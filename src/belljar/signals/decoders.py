@@ -44,8 +44,6 @@ IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
 ROT13: Final = bytes.maketrans(_LETTERS, codecs.encode(string.ascii_letters, "rot13").encode())
 
 
-# --- escapes: marked within text ---
-
 # One character of UTF-8 beyond ASCII.
 _WIDE: Final = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
@@ -181,8 +179,7 @@ def _unescaped(
     return Decoded((escape.name,), b"".join(out), start, end, locate)
 
 
-# RFC 1952, RFC 1950 at each level of zlib's with the usual window, RFC 8878, and a zip's local
-# header.
+# RFC 1952, RFC 1950 with the usual window, RFC 8878, and a zip's local header.
 MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
     ("gzip", b"\x1f\x8b\x08"),
     *(("zlib", b"\x78" + level) for level in (b"\x9c", b"\x01", b"\xda", b"\x5e")),

@@ -78,7 +78,6 @@ def card(stream: RandomStream) -> str:
 
 def iban(stream: RandomStream) -> str:
     """Return a German number of no bank."""
-    # A bank code of eight digits, then an account of ten.
     account = "00" + stream.text(16, string.digits)
     # ISO 13616: DE as 13 and 14, and 00 for the check digits to be found.
     check = 98 - int(account + "131400") % 97
@@ -144,7 +143,6 @@ def openssh_private(seed: bytes, check: bytes, comment: bytes) -> str:
     private += bytes(range(1, -len(private) % 8 + 1))
     whole = b"openssh-key-v1\0" + _prefixed(b"none") * 2 + _prefixed(b"") + (1).to_bytes(4, "big")
     encoded = base64.b64encode(whole + _prefixed(blob) + _prefixed(private)).decode()
-    # In lines of 70 characters, as ssh-keygen writes them.
     lines = "\n".join(encoded[at : at + 70] for at in range(0, len(encoded), 70))
     return f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n"
 
@@ -284,7 +282,6 @@ def _text(stream: RandomStream, place: str, spec: DecoySpec, login: Login | None
     return ((place, text, 0o640),), values
 
 
-# Where a decoy is whose policy names no place, and what draws it.
 FILES: Final[Mapping[K, tuple[str, Draw]]] = {
     K.AWS_CREDENTIALS: ("~/.aws/credentials", _aws),
     K.SSH_KEY: ("~/.ssh/id_ed25519", _ssh),

@@ -54,8 +54,7 @@ USUAL_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE
 _CREDENTIAL_HEADER: Final = rb"(?i)auth|cookie|token|key|secret|session|credential"
 # Parts of names, as in `db_password` or `api-key-id`.
 _NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
-# Before a value that a form, query or JSON presents as a credential. Uploaded files have such lines
-# too (`aws_secret_access_key = …`): their values are sent, not used.
+# Before a value that is presented as a credential; a line of an uploaded file is none.
 _PRESENTED: Final = (
     rb"(?i)(?:(?:^|[?&;])[a-z0-9_.%%\[\]-]*%s[\]%%a-z0-9]{0,3}=|%s[\"']\s*:\s*[\"']?"
     rb"|name=\"[^\"]*%s\"\s*\r?\n\r?\n)$" % (_NAME, _NAME, _NAME)
@@ -64,9 +63,7 @@ _PRESENTED: Final = (
 _SMTP_LOGIN: Final = (
     rb"(?i)(?:^|\n)AUTH[ \t]+[A-Z0-9-]+(?:[ \t]+[A-Za-z0-9+/=]*)?(?:\r?\n[A-Za-z0-9+/=]*){0,2}$"
 )
-# Attempts of stand-ins that take what is given them.
 _UPLOADS: Final = frozenset({"push", "publish", "change"})
-# Attempts with a credential: its decoy was used.
 _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
 
@@ -120,7 +117,6 @@ def _from_network(event: Event) -> Iterator[Carried]:
         yield Carried(Channel.STREAM, str(data["operation"]), user, part="user")
 
 
-# Of bodies that a cell sent, or that an attempt was given.
 _CHANNELS: Final = {
     Kind.NETWORK_DNS: Channel.DNS,
     Kind.NETWORK_HTTP: Channel.HTTP,

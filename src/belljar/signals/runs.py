@@ -60,10 +60,8 @@ def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
     return Run(text, pieces[0][0], sum(pieces[-1]))
 
 
-# Characters of a group, and how many groups must follow each other, with one character between
-# them: single characters, hex pairs, base64's groups of four and short lines.
+# Characters of a group, and how many groups must follow each other.
 _SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4}
-# The marks to look for, and what is read from there on.
 _GROUPS: Final = [
     (
         (b"a" * size + b" ") * times,

@@ -19,8 +19,7 @@ from belljar.signals.detectors import WEAK, Patterns
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, KnownValue, Scanned, ScanSpec
 
-# Known values are found by one automaton over letters and digits in lower case: as they are, in
-# other case, cut, backwards and by rot13.
+# One automaton over letters and digits in lower case finds values in other case, cut, turned.
 
 # Letters, digits and all beyond ASCII: what is left of a value that was split or quoted.
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
@@ -134,8 +133,7 @@ MAX_HITS: Final = 10_000  # Of one scan.
 MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.
 _TURNED: Final = frozenset({"reversed", "rot13"})
 SLICE: Final = 1 << 20  # How much is searched between two looks at the clock.
-# A scan has a limit of processor time; by the clock it may take so many times as long, as the host
-# may be busy.
+# By the clock a scan may take so many times its processor time, as the host may be busy.
 WALL_FACTOR: Final = 15
 
 
@@ -269,8 +267,7 @@ class _Scan:
         depth = parent.depth + len(names) - ("split" in names and len(names) > 1)
         if size < MIN_DECODED or depth > self._spec.bounds.depth:
             return None
-        # Larger ones are too much to keep: the budget of decoded bytes bounds how often they are
-        # searched.
+        # Larger ones are too much to keep; the budget of decoded bytes bounds their searches.
         names = parent.names + names
         if size < SLICE and not _is_new(self._seen, decoded.data, depth, names):
             return None

@@ -31,8 +31,7 @@ MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next
 # A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
 MAX_REPEATED: Final = 3
 JOINED: Final = "joined"  # The first decoding of a find that no single piece holds.
-# A part is scanned alone, over its border and joined with others: all of it has this many scans'
-# time, whatever a guest sends.
+# A part is scanned alone, over its border and joined: all of it has so many scans' time.
 _SCANS_A_FEED: Final = 4
 
 

@@ -92,6 +92,5 @@ def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
     )
 
 
-# Bound to 0.0.0.0 in the range's namespace, by port or name: `dns_udp`, `sink`, and `cells`, which
-# takes connections to cells; `dialled` brings their other halves from the supervisor.
+# By port or name: `dns_udp`, `sink`, `cells`; `dialled` brings the other halves to cells.
 Listeners: TypeAlias = Mapping[str, socket.socket]

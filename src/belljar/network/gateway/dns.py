@@ -22,8 +22,7 @@ from belljar.units import printable
 
 TTL_S: Final = 30
 MAX_QUERY_BYTES: Final = 4096
-# NXDOMAIN even where unknown names are simulated: Mozilla's canary (Firefox leaves DoH off), RFC
-# 9462 (no encrypted resolver), WPAD.
+# Never simulated: Mozilla's canary (Firefox leaves DoH off), RFC 9462, WPAD.
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
 _HEADER_BYTES: Final = 12  # RFC 1035 sections 4.1.1 and 2.3.4.
 _MAX_NAME_BYTES, _MAX_LABEL_BYTES = 255, 63

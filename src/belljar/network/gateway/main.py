@@ -29,8 +29,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     document = ipc.from_file(fds[2])
     config = from_json(GatewayConfig, document["config"])
     random.seed()
-    # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel
-    # is within no limit of a process.
+    # The last descriptors it makes: what one holds in the kernel is within no limit of a process.
     asyncio.set_event_loop(asyncio.SelectorEventLoop())
     # The supervisor makes its namespace first, and reports where the kernel's limit is reached.
     found, more = dict[str, socket.socket](), True
@@ -121,7 +120,6 @@ def _make_root(directories: Mapping[str, str]) -> None:
         name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         for name, path in directories.items()
     }
-    # Directories to mount on are all that it holds.
     root, options = "/tmp", "mode=0755,size=64k,nr_inodes=1024"  # noqa: S108
     syscalls.mount("tmpfs", root, "tmpfs", bare, options)
     for name, fd in sources.items():

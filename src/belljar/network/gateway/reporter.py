@@ -124,8 +124,7 @@ class Reporter:
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
         unreported += self._at_turn + sum(begins for begins, _ in self._queue)
-        # The rest of a message that is half sent: without it the owner could read nothing that
-        # follows.
+        # The rest of a half sent message: without it the owner could read nothing that follows.
         self._queue = deque(itertools.takewhile(lambda queued: not queued[0], self._queue))
         self.post(Item(ENDED, {"unreported": unreported}))
         self._is_over = True
@@ -210,7 +209,6 @@ class Reporter:
                     end.close()
                 self._done(number, end)
                 return
-            # Its bytes follow, in datagrams of their own
             self._answer = (number, bool(message["ok"]), int(message["bytes"]), bytearray())
         number, is_ok, total, got = self._answer
         if len(got) >= total:

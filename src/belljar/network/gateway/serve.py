@@ -37,7 +37,6 @@ SETTLE_TURNS: Final = 16  # Of the loop, from bytes in a socket to an event of t
 _PAUSE_S: Final = 0.05
 CANCEL_BATCH: Final = 64  # Connections between two looks at the time.
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# No later accept can succeed.
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 Handler = Callable[[socket.socket, Peer], Awaitable[None]]
 Make = Callable[[str, StandInContext], Any]  # `stand_ins.make`
@@ -114,8 +113,7 @@ class Front:
         """Accept for ever; a dead listener raises `OSError`."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
-        # Its connections have it too: else an urgent byte is taken out of the stream, and in no
-        # read.
+        # Its connections have it too: else an urgent byte is in no read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         while True:
             try:

@@ -76,7 +76,6 @@ class Guard:
 
 def warm_up(config: GuardConfig) -> None:
     """Load what a scan imports, before confinement. Raises `HostError`."""
-    # The automaton is made once, by `Guard`
     Scanner(replace(config.spec, values=())).scan(_WARM_UP)
 
 

@@ -42,8 +42,7 @@ class TcpPipe:
         loop, fd = asyncio.get_running_loop(), self.sock.fileno()
         while True:
             try:
-                # Not the loop's own `sock_recv`: what that has read is lost if its caller is
-                # cancelled.
+                # Not the loop's `sock_recv`, which loses bytes where its caller is cancelled.
                 return self.sock.recv(max_bytes)
             except BlockingIOError:
                 ready = asyncio.Event()
@@ -282,7 +281,6 @@ class Proxy:
 
     def __init__(self, site: Site, dialled: socket.socket) -> None:
         self._site, self._from_supervisor = site, dialled
-        # By addresses and ports of client and target.
         self._halves: dict[Any, tuple[socket.socket, asyncio.TimerHandle]] = {}
         self._joined = 0
         self._targets = {
@@ -368,8 +366,7 @@ class _Relay:
     async def _pump(self, source: TcpPipe, to: TcpPipe, way: str) -> None:
         capture = self._record.received if way == "received" else self._record.sent
         while data := await source.receive():
-            # On record before they go on; at once: when the range ends, no byte is between a socket
-            # and an event.
+            # Recorded at once: when the range ends, no byte is between a socket and an event.
             items, record = list[Item](), self._record
             if not record.total_bytes:
                 items.append(record.item("opened", direction=way))

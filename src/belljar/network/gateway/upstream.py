@@ -31,22 +31,19 @@ HOP_BY_HOP: Final = frozenset(
     b"transfer-encoding upgrade".split()
 )
 _OURS: Final = frozenset({b"host", b"content-length"})  # Written anew, by what is sent
-# By these, and with these beginnings, front ends and frameworks take another method, host or
-# address than the judged one: refused.
+# By these front ends take another method, host or address than the judged one: refused.
 REWRITING: Final = frozenset(
     b"forwarded http-method-override method-override request-uri x-host x-host-override "
     b"x-http-destinationurl x-http-host-override x-http-method x-http-method-override "
     b"x-method x-method-override x-proxy-host x-proxy-url x-real-url x-request-uri".split()
 )
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
-# A method in a query or form: `_method` (Rails, Laravel) and the fields' names, in any case and
-# with `_` for `-`. Searched for in what was sent: a gateway has no memory for copies of it.
+# A method in a query or form, searched for in place: a gateway has no memory for copies.
 _PARAMETER: Final = re.compile(
     rb"(?i)(?<![a-z0-9])(?:(?:x[-_])?(?:http[-_])?method[-_]override|"
     rb"(?:x[-_](?:http[-_]|original[-_]|rewrite[-_])?|[-_])method)(?![a-z0-9_-])"
 )
-# A part's name that is encoded, which few clients do. Without a step back: a body of blanks, or of
-# such names, would keep the gateway for half a minute.
+# A part's encoded name, without a step back: blanks would keep the gateway for half a minute.
 _ENCODED_PART: Final = re.compile(rb"(?i)\bname\s*+=\s*+\"?+[^\";\r\n%]{0,63}+%")
 MAX_FORM_BYTES: Final = 1 << 20  # To decode one takes time in which the gateway does nothing else.
 Fields = Iterable[tuple[bytes, bytes]]

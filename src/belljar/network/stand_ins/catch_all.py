@@ -28,7 +28,6 @@ def make(context: web.StandInContext) -> web.App:
         if "json" in request.header("accept") + request.content_type or _API.search(request.url):
             if request.method == "DELETE":
                 return web.Answer(status=204)
-            # The same at each path, as of something that is there.
             place = f"{request.host}{request.raw_path}".encode()
             found = {"id": hashlib.sha256(place).hexdigest()[:16], "status": "ok"}
             return web.json_answer(found, 201 if request.method == "POST" else 200)

@@ -207,7 +207,6 @@ class _Http(web.Service):
         found, fields = next((pair for pair in fitting if pair[0]), (None, {}))
         if found is None:
             return web.plain_error(404)
-        # What templates and expressions see of a request.
         view = {
             "path": {name: text.replace("\0", "/") for name, text in found.groupdict().items()},
             "query": dict(reversed(request.query)),

@@ -40,7 +40,6 @@ class _Metadata(web.Service):
             is_number = ttl.isascii() and ttl.isdigit() and len(ttl) <= 5
             if not is_number or not 1 <= int(ttl) <= MAX_TTL_S:
                 return web.plain_error(400, _SERVER)
-            # One of the range, without an end: none is remembered.
             headers: web.Pairs = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
             return web.text_answer(self._token, headers=headers, media="text/plain")
         if request.method not in ("GET", "HEAD"):

@@ -11,8 +11,7 @@ from belljar.network.stand_ins.conversation import Conversation, Presented, Serv
 from belljar.network.stand_ins.web import StandInContext, StreamApp
 
 MAX_STARTUP_BYTES: Final = 10_000  # As the real server's.
-# A real server takes more. A longer message is refused as one that a real server finds too long.
-# A longer query is cut off: what came of it is on record, and the connection ends.
+# A real server takes more. A longer query is cut off: what came of it is on record.
 MAX_MESSAGE_BYTES: Final = 64 << 10
 PROTOCOL: Final = 3 << 16  # 3.0: the upper half is the major version
 # Versions that no protocol has: 1234.5679 and the next one.

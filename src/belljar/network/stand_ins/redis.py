@@ -84,7 +84,6 @@ class RedisSession(Conversation):
         if name == b"quit":
             reply = b"+OK\r\n"
         elif name == b"auth" and 1 <= len(arguments) <= 2:
-            # The user that a server has before others are made.
             user, password = (b"default", *arguments)[-2:]
             ok = hmac.compare_digest(password, self._password) and user == b"default"
             self._is_inside |= ok

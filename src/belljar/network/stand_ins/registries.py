@@ -164,8 +164,7 @@ class Npm(Registry):
             return _NOT_FOUND  # npm goes on without an audit, which changes nothing
         if request.method == "PUT" and len(parts) == 1:
             return await self._publish(request, parts[0])
-        # Tags, unpublishing, logins. A login's document has a password, which is never kept, and a
-        # logout's path the token that it ends.
+        # Tags, unpublishing, logins: a password, or the token in a path, is never kept.
         is_login = parts[:2] == ["-", "user"]
         path = "/-/user" if is_login else request.path
         about = {"method": request.method, "path": path, "refused": "not found"}
@@ -337,7 +336,6 @@ class Debian(Registry):
                 stanzas.append((read_control(file), file))
         stanzas.sort(key=lambda pair: (pair[0]["Package"], pair[0]["Version"]))
         for control, file in stanzas:
-            # A package's part of an index, with our place and digests.
             digests, package = await self.digests(file), control["Package"]
             start = package[:4] if package.startswith("lib") else package[0]
             version = control["Version"].rpartition(":")[2]
