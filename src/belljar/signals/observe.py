@@ -152,37 +152,31 @@ def _bodies(event: Event) -> Iterator[Carried]:
 
 def _is_scanned_first(event: Event, part: str) -> bool:
     data = event.data
-    match event.kind:
-        case Kind.NETWORK_HTTP:
-            return data.get("complete") is True
-        case Kind.NETWORK_STREAM:  # not the sink, nor between cells, nor what a refused one sent
-            is_gateways = bool(data.get("stand_in")) and data.get("verdict") == "allowed"
-            return is_gateways and data.get("between_cells") is not True
-        case Kind.NETWORK_DNS:
-            return part in {"label", "query"}
-        case _:
-            return False
+    if event.kind is Kind.NETWORK_HTTP:
+        return data.get("complete") is True
+    if event.kind is Kind.NETWORK_STREAM:  # not the sink, between cells, or of a refused one
+        is_gateways = bool(data.get("stand_in")) and data.get("verdict") == "allowed"
+        return is_gateways and data.get("between_cells") is not True
+    return event.kind is Kind.NETWORK_DNS and part in {"label", "query"}
 
 
 def contact_of(part: Carried, hit: Hit) -> Contact:
     if part.contact is not Contact.SENT:
         return part.contact
     # Bounded: the expressions below look for what stands directly before the value.
-    before = part.data[max(0, hit.start - 1024) : hit.start]
+    before, is_used = part.data[max(0, hit.start - 1024) : hit.start], False
     if part.channel is Channel.STREAM:
         name, is_field, _ = before.rpartition(b"\n")[2].partition(b":")  # HTTP between cells
-        is_used = re.search(_SMTP_LOGIN, before) or (
-            is_field and re.search(_CREDENTIAL_HEADER, name)
-        )
-        return Contact.USED if is_used else Contact.SENT
-    if part.channel is not Channel.HTTP:
-        return Contact.SENT
-    if part.part == HEADER:
+        is_used = bool(is_field and re.search(_CREDENTIAL_HEADER, name))
+        is_used = is_used or bool(re.search(_SMTP_LOGIN, before))
+    elif part.channel is Channel.HTTP and part.part == HEADER:
         name = part.data[part.data.rfind(b"\n", 0, hit.start) + 1 :].partition(b":")[0]
-        return Contact.USED if re.search(_CREDENTIAL_HEADER, name) else Contact.SENT
-    # A body with lines is a file: a form by fields has none, JSON and a form by parts have no `=`
-    is_file = before.endswith(b"=") and b"\n" in part.data.strip()
-    return Contact.USED if re.search(_PRESENTED, before) and not is_file else Contact.SENT
+        is_used = bool(re.search(_CREDENTIAL_HEADER, name))
+    elif part.channel is Channel.HTTP:
+        # A body with lines is a file: a form by fields has none, JSON and a form by parts no `=`
+        is_file = before.endswith(b"=") and b"\n" in part.data.strip()
+        is_used = bool(re.search(_PRESENTED, before)) and not is_file
+    return Contact.USED if is_used else Contact.SENT
 
 
 def event_of(

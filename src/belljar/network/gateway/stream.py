@@ -179,14 +179,8 @@ class StreamRecord:
 
     def closed(self, reason: str, **more: JsonValue) -> Item:
         bodies = self.received.bodies("received") + self.sent.bodies("sent")
-        return self.item(
-            "closed",
-            bodies,
-            reason=word(reason),
-            sent_bytes=self.sent.total_bytes,
-            duration_ms=since_ms(self._start),
-            **more,
-        )
+        more |= {"sent_bytes": self.sent.total_bytes, "duration_ms": since_ms(self._start)}
+        return self.item("closed", bodies, reason=word(reason), **more)
 
 
 class RecordedStream(StreamRecord):
@@ -263,13 +257,8 @@ async def sink(site: Site, sock: socket.socket, peer: Peer) -> None:
 
 
 def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[str, JsonValue]:
-    return {
-        **peer.place_fields(),
-        "stand_in": stand_in,
-        "verdict": verdict,
-        "reason": word(reason),
-        "bytes": 0,
-    }
+    data: dict[str, JsonValue] = {"stand_in": stand_in, "verdict": verdict, "bytes": 0}
+    return {**peer.place_fields(), **data, "reason": word(reason)}
 
 
 # A half that its client doesn't join: the client has gone before its connection was there.

@@ -17,12 +17,8 @@ _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 def make(context: web.StandInContext) -> web.App:
     async def app(request: web.Request) -> web.Answer:
         if request.method in _WRITES:
-            data: dict[str, JsonValue] = {
-                "what": "send",
-                "method": request.method,
-                "url": web.word(request.url, 1024),
-                "body_bytes": len(request.body),
-            }
+            data: dict[str, JsonValue] = {"what": "send", "method": request.method}
+            data |= {"url": web.word(request.url, 1024), "body_bytes": len(request.body)}
             sent = [web.kept_body("request", request.body)] if request.body else []
             await context.record(data, *sent)
         if "json" in request.header("accept") + request.content_type or _API.search(request.url):

@@ -101,19 +101,11 @@ async def record(
         if user != presented.user:
             whole = presented.user.encode("utf-8", "replace")
             bodies.append(web.kept_body("user", whole))
-        data |= {
-            "what": "login",
-            "operation": f"{service}.{steps[0].name}",
-            "user": user,
-            "ok": presented.ok,
-        }
+        data |= {"what": "login", "operation": f"{service}.{steps[0].name}"}
+        data |= {"user": user, "ok": presented.ok}
         body = web.kept_body("credential", presented.credential)
     else:
-        data |= {
-            "what": "command",
-            "operation": f"{service}.command",
-            "names": [web.word(step.name, 64) for step in steps[:MAX_NAMES]],
-            "count": len(steps),
-        }
+        data |= {"what": "command", "operation": f"{service}.command", "count": len(steps)}
+        data["names"] = [web.word(step.name, 64) for step in steps[:MAX_NAMES]]
         body = web.kept_body("command", b"".join(step.raw for step in steps))
     await context.record(data, body, *bodies)

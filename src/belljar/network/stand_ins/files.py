@@ -70,12 +70,9 @@ def file_answer(
 ) -> web.Answer:
     kind = mimetypes.guess_type(file.path.name)[0] or "application/octet-stream"
     kind = f"{kind}; charset=utf-8" if kind.startswith(_TEXT) else kind
-    return web.Answer(
-        status=status,
-        headers=(("content-type", media or kind), *headers),
-        stream=lambda: pieces_of(file),
-        length=file.size_bytes,
-    )
+    fields = (("content-type", media or kind), *headers)
+    size, stream = file.size_bytes, lambda: pieces_of(file)
+    return web.Answer(status=status, headers=fields, stream=stream, length=size)
 
 
 @dataclass(frozen=True, slots=True)

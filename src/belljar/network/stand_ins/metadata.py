@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -37,8 +38,7 @@ class _Metadata(web.Service):
             if request.method != "PUT":
                 return web.plain_error(405, _SERVER)
             ttl = request.header(f"{_TOKEN}-ttl-seconds")
-            is_number = ttl.isascii() and ttl.isdigit() and len(ttl) <= 5
-            if not is_number or not 1 <= int(ttl) <= MAX_TTL_S:
+            if not re.fullmatch("[1-9][0-9]{0,4}", ttl) or int(ttl) > MAX_TTL_S:
                 return web.plain_error(400, _SERVER)
             headers: web.Pairs = (*_SERVER, (f"{_TOKEN}-ttl-seconds", ttl))
             return web.text_answer(self._token, headers=headers, media="text/plain")

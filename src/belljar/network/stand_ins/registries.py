@@ -135,11 +135,8 @@ class Npm(Registry):
         for version, (file, manifest) in packages.items():
             digests = await self.digests(file)
             integrity = base64.b64encode(bytes.fromhex(digests["sha512"])).decode()
-            dist = {
-                "shasum": digests["sha1"],
-                "integrity": f"sha512-{integrity}",
-                "tarball": f"{base_url}/{name}/-/{_tarball(name, version)}",
-            }
+            dist = {"shasum": digests["sha1"], "integrity": f"sha512-{integrity}"}
+            dist["tarball"] = f"{base_url}/{name}/-/{_tarball(name, version)}"
             versions[version] = {**manifest, "_id": f"{name}@{version}", "dist": dist}
         tags = {"latest": list(packages)[-1]}
         document = {"_id": name, "name": name, "dist-tags": tags, "versions": versions}

@@ -248,11 +248,8 @@ def credentials(authorization: str) -> dict[str, JsonValue]:
         with suppress(binascii.Error, ValueError):
             name, _, secret = base64.b64decode(rest.strip(), validate=True).partition(b":")
             user = name.decode("utf-8", "replace")
-    return {
-        "credentials": word(scheme.lower(), 20),
-        "user": word(user),
-        "secret_sha256": hashlib.sha256(secret).hexdigest(),
-    }
+    digest = hashlib.sha256(secret).hexdigest()
+    return {"credentials": word(scheme.lower(), 20), "user": word(user), "secret_sha256": digest}
 
 
 def word(text: str | bytes, max_chars: int = 200) -> str:
