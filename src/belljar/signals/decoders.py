@@ -21,8 +21,7 @@ Locate = Callable[[int, int], tuple[int, int]]
 
 MIN_RUN: Final = 14  # Base64 of the shortest known value (10 bytes).
 WINDOW: Final = 4096  # Context on both sides of an escape: the longest known value.
-# Larger data isn't searched for what takes several passes: odd groups, reversed escapes.
-SMALL: Final = 64 << 10
+SMALL: Final = 64 << 10  # Larger data isn't searched for what takes several passes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,7 @@ def escapes(data: bytes) -> Iterator[Decoded]:
             at = text.find(_TEXT_RUN, end)
 
 
-# An escape in the shortest known value only makes it longer.
-_TEXT_RUN: Final = b"\1" * MIN_VALUE_BYTES
+_TEXT_RUN: Final = b"\1" * MIN_VALUE_BYTES  # An escape only makes a value longer.
 
 
 def _unescaped(
@@ -186,8 +184,7 @@ MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
     ("zstd", b"\x28\xb5\x2f\xfd"),
     ("zip", b"PK\x03\x04"),
 )
-# A small file may expand a thousandfold: it is read in pieces, up to the budget.
-CHUNK: Final = 64 << 10
+CHUNK: Final = 64 << 10  # A small file may expand a thousandfold.
 
 
 def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:

@@ -23,14 +23,12 @@ from belljar.signals.values import KnownValue, ValueSource
 if TYPE_CHECKING:
     from belljar.policy.model import DecoySpec
 
-# The size of HMAC-SHA256's output: a longer key would add little (RFC 2104, 3).
-KEY_BYTES: Final = 32
+KEY_BYTES: Final = 32  # As HMAC-SHA256's output: more would add little (RFC 2104, 3).
 ALNUM: Final = string.ascii_letters + string.digits
 BASE32: Final = string.ascii_uppercase + "234567"  # RFC 4648, 6: AWS's key ids are written in it.
 # In the order of GitHub's check digits.
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
-# `.internal` is reserved for private use: no such name leads to anybody.
-DOMAIN: Final = "corp.internal"
+DOMAIN: Final = "corp.internal"  # `.internal` is for private use: it leads to nobody.
 _TEXTS: Final = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 

@@ -100,10 +100,8 @@ def _is_jwt(text: bytes) -> bool:
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")  # RFC 4648, 5: the other alphabet of base64.
 
 
-# How American Express and Diners Club print their numbers.
-_OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
-# Cards are written in groups of four, some in five; longer groups are tables' columns.
-MAX_GROUP: Final = 5
+_OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])  # Of American Express and Diners Club.
+MAX_GROUP: Final = 5  # Longer groups of digits are tables' columns.
 
 
 def is_card(text: bytes) -> bool:
@@ -161,8 +159,7 @@ _DETECTORS: Final = [
     for rule in (*_RULES["token"], *_RULES["pattern"])
     for detector in _detectors(rule)
 ]
-# Named only where nothing more precise was found.
-WEAK: Final = frozenset({"secret", "url_password"})
+WEAK: Final = frozenset({"secret", "url_password"})  # Where nothing more precise was found.
 
 
 class Patterns:

@@ -24,16 +24,13 @@ from belljar.signals.values import Hit, KnownValue, Scanned, ScanSpec
 # Letters, digits and all beyond ASCII: what is left of a value that was split or quoted.
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
 _DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
-# ASCII alone: bytes beyond it are parts of characters, not letters.
-_LOWER: Final = bytes(range(256)).lower()
+_LOWER: Final = bytes(range(256)).lower()  # Bytes beyond ASCII are parts of characters.
 # A table for `translate` and `compress`: they find each kept byte's place.
 _IS_KEPT: Final = bytes(int(byte in _KEPT) for byte in range(256))
 MIN_FOLDED: Final = 8  # A value with fewer letters and digits is looked for as it is, only.
 MAX_SEPARATOR: Final = 16
-# Different ones within one value that was cut, beside its own punctuation.
-MAX_SEPARATORS: Final = 3
-# Searched again at a slice's border: a value of 4,096 bytes, cut by separators.
-OVERLAP: Final = 64 << 10
+MAX_SEPARATORS: Final = 3  # Different ones in one value, beside its own punctuation.
+OVERLAP: Final = 64 << 10  # A value of 4,096 bytes, cut by separators.
 
 
 class _Form(NamedTuple):
@@ -133,8 +130,7 @@ MAX_HITS: Final = 10_000  # Of one scan.
 MIN_DECODED: Final = 8  # Less holds no value, and no more encoding of one.
 _TURNED: Final = frozenset({"reversed", "rot13"})
 SLICE: Final = 1 << 20  # How much is searched between two looks at the clock.
-# By the clock a scan may take so many times its processor time, as the host may be busy.
-WALL_FACTOR: Final = 15
+WALL_FACTOR: Final = 15  # Times the processor time, as the host may be busy.
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,22 +17,18 @@ from belljar.signals.decoders import compressed, is_plain
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import MAX_VALUE_BYTES, Channel, Hit, Scanned
 
-# Of a piece's end, looked at once more with the next: a value may be cut in two.
-MIN_TAIL: Final = 512
+MIN_TAIL: Final = 512  # Looked at again with the next piece: a value may be cut in two.
 MAX_TAIL: Final = 8 * MAX_VALUE_BYTES  # URL encoding of base32 takes eight characters a byte.
 MAX_FLOW_BYTES: Final = 1 << 20
 MAX_BYTES: Final = 64 << 20  # Of all tails: the flow that was quiet for longest is dropped.
-# Likewise: each has objects beside its tails, and a connection may be a flow of its own.
-MAX_FLOWS: Final = 10_000
+MAX_FLOWS: Final = 10_000  # Likewise; a connection may be a flow of its own.
 MAX_PARTS: Final = 512  # Of one flow: names of parameters and headers are the sender's.
 MAX_JOINED: Final = 64 << 10  # Larger JSON isn't taken apart for joining its strings.
 MAX_REPORTED: Final = 10_000  # Finds of one part whose ends are remembered.
 MAX_FIELDS: Final = 64  # Of one request, that are joined with those of the next ones.
-# A longer piece that comes again is no piece of a value: none has four bytes twice in a row.
-MAX_REPEATED: Final = 3
+MAX_REPEATED: Final = 3  # No value has four bytes twice in a row.
 JOINED: Final = "joined"  # The first decoding of a find that no single piece holds.
-# A part is scanned alone, over its border and joined: all of it has so many scans' time.
-_SCANS_A_FEED: Final = 4
+_SCANS_A_FEED: Final = 4  # Of a part: alone, over its border, and joined.
 
 
 class _Part:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 MIN_VALUE_BYTES: Final = 10  # A shorter one would be found in what has nothing to do with it.
 MAX_VALUE_BYTES: Final = 4096
 MAX_VALUES: Final = 100_000  # All are looked for in each byte that leaves a cell.
-# Of all together: each is several forms in the automaton, which is held in memory.
-MAX_VALUES_BYTES: Final = 64 << 20
+MAX_VALUES_BYTES: Final = 64 << 20  # Each is several forms, held in memory.
 
 
 class ValueSource(StrEnum):

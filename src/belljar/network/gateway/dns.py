@@ -27,8 +27,7 @@ NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa
 _HEADER_BYTES: Final = 12  # RFC 1035 sections 4.1.1 and 2.3.4.
 _MAX_NAME_BYTES, _MAX_LABEL_BYTES = 255, 63
 _COUNTS: Final = struct.Struct("!HHHH")
-# A label shown byte for byte: no dot, backslash, space or control.
-_SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
+_SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")  # Byte for byte: no dot, backslash, space.
 _IN, _ANY_CLASS = 1, 255
 _A, _IXFR, _AXFR, _ANY = 1, 251, 252, 255
 # https://www.iana.org/assignments/dns-parameters; others are shown by number.

@@ -67,8 +67,7 @@ def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket
         ipc.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
 
 
-# A leaf's key and the secrets of a handshake (`gateway.tls`) take a few KiB.
-_SCRATCH_BYTES: Final = 1 << 20
+_SCRATCH_BYTES: Final = 1 << 20  # A leaf's key and a handshake's secrets take a few KiB.
 NO_CORE: Final = 1  # as in plan.jail
 _INNER_ID: Final = 1000  # Not 0, which gets capabilities again by execve
 

@@ -18,8 +18,7 @@ from belljar.network.gateway.config import Bounds
 from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
 from belljar.network.stand_ins.web import MAX_ASKED_BYTES, word
 
-# Together with a URL below `ipc.MAX_DATA_BYTES`, beyond which there is no event.
-MAX_RECORDED_HEADERS: Final = 64
+MAX_RECORDED_HEADERS: Final = 64  # With a URL below `ipc.MAX_DATA_BYTES`, or there is no event.
 MAX_RECORDED_HEADER_CHARS: Final = 512
 MAX_RECORDED_HEADERS_BYTES: Final = 16 << 10
 MAX_RECORDED_URL_CHARS: Final = 2048
@@ -39,8 +38,7 @@ def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list
     return kept, dropped
 
 
-# The gateway's exit status without its owner: nothing unrecorded may be answered.
-OWNER_GONE: Final = 70
+OWNER_GONE: Final = 70  # An exit status: without its owner nothing may be answered.
 
 
 class TooManyRequestsError(ValueError):

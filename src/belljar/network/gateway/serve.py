@@ -33,8 +33,7 @@ from belljar.plan.network import StandInPlan
 
 SETTLE_SHARE: Final = 0.25  # Of the time for the end: the most that what has arrived may take.
 SETTLE_TURNS: Final = 16  # Of the loop, from bytes in a socket to an event of them.
-# For descriptors or memory to become free: accepting at once would fail again.
-_PAUSE_S: Final = 0.05
+_PAUSE_S: Final = 0.05  # For descriptors or memory: accepting at once would fail again.
 CANCEL_BATCH: Final = 64  # Connections between two looks at the time.
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})

@@ -35,10 +35,8 @@ _STATUS: Final[Mapping[str, int]] = {
     **dict.fromkeys((Refusal.CONNECT, Refusal.METHOD_NOT_TAKEN), 405),
     **dict.fromkeys((Refusal.NO_HOST, Refusal.HOST_IS_NO_NAME, Refusal.TARGET_IS_NO_PATH), 400),
 }
-# Of others, RFC 9110 section 15.5.20: not for this connection's name or place
-_MISDIRECTED: Final = 421
-# For the next byte of a body: one that waits longer would keep one of the gateway's few exchanges.
-_BODY_WAIT_S: Final = 20.0
+_MISDIRECTED: Final = 421  # Not for this name or place (RFC 9110 section 15.5.20).
+_BODY_WAIT_S: Final = 20.0  # One that waits longer would keep one of the few exchanges.
 
 
 class Exchange:

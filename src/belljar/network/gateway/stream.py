@@ -261,8 +261,7 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
     return {**peer.place_fields(), **data, "reason": word(reason)}
 
 
-# A half that its client doesn't join: the client has gone before its connection was there.
-JOIN_TIMEOUT_S: Final = 10.0
+JOIN_TIMEOUT_S: Final = 10.0  # The client has gone before its connection was there.
 
 
 class Proxy:

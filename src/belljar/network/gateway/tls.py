@@ -31,8 +31,7 @@ AUTHORITY_NAME: Final = "Internal Root CA"  # Says neither whose it is nor what 
 # From a month before the range to a year after: below the 398 days beyond which clients refuse.
 LEAF_AGE: Final = dt.timedelta(days=30)
 LEAF_LIFE: Final = dt.timedelta(days=390)
-# HTTP/2 is not offered: clients fall back. One that asks for another protocol gets none.
-ALPN: Final = "http/1.1"
+ALPN: Final = "http/1.1"  # HTTP/2 is not offered: clients fall back.
 # Forward secrecy, no padding; the level refuses keys below 112 bits.
 _TLS_1_2_SUITES: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 _NO_USES: Final = (

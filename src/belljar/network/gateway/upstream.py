@@ -22,8 +22,7 @@ from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
 HANDSHAKE_BYTES: Final = 256 << 10
-# Of an answer. h11 takes the square of this for blanks that a control character follows: 1 s.
-MAX_HEAD_BYTES: Final = 16 << 10
+MAX_HEAD_BYTES: Final = 16 << 10  # h11 takes its square for blanks and a control: 1 s.
 # RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
 HOP_BY_HOP: Final = frozenset(
     b"alt-svc connection expect http2-settings keep-alive proxy-authenticate "

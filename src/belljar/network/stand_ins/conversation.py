@@ -10,8 +10,7 @@ from belljar.dataclass import dataclass
 from belljar.events import Body, JsonValue
 from belljar.network.stand_ins import web
 
-# One event names so many commands; the others are counted, and all stand in its body.
-MAX_NAMES: Final = 32
+MAX_NAMES: Final = 32  # In one event; the others are counted, and all are in its body.
 
 
 class Presented(NamedTuple):

@@ -21,8 +21,7 @@ from belljar.units import format_size, printable, quoted
 
 MAX_FILES: Final = 50_000
 MAX_DEPTH: Final = 64  # `os.walk` calls itself for each.
-# So long may one answer keep the others waiting: a millisecond of reading.
-CHUNK_BYTES: Final = 256 << 10
+CHUNK_BYTES: Final = 256 << 10  # A millisecond of reading, while others wait.
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 
 

@@ -34,13 +34,10 @@ from belljar.network.stand_ins import web
 from belljar.network.stand_ins.files import Fault, Faults
 
 MAX_REQUEST_BYTES: Final = 4 << 20  # Of a fetch: wants and haves, unpacked
-# Held whole, so that it is on record before any of it is looked at.
-MAX_PUSH_BYTES: Final = 32 << 20
+MAX_PUSH_BYTES: Final = 32 << 20  # Held whole, so that it is on record first.
 MAX_COMMANDS: Final = 1000
-# Of a fetch: `git` sends some 16,000 haves at once, and a want for each reference.
-MAX_LINES: Final = 50_000
-# An object costs some hundred bytes beside its content, so empty ones need a bound of their own.
-MAX_OBJECTS: Final = 50_000
+MAX_LINES: Final = 50_000  # `git` sends some 16,000 haves at once, and its wants.
+MAX_OBJECTS: Final = 50_000  # An empty one costs some hundred bytes, too.
 MAX_UNPACKED_BYTES: Final = 64 << 20  # All objects of a pack together, deltas carried out
 _MAX_LISTED: Final = 50
 MAX_KEPT_FILES: Final = 1000

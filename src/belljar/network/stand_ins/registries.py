@@ -31,8 +31,7 @@ from belljar.network.stand_ins.files import Fault, Faults, StoredFile, list_file
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
-# An archive of millions of empty files would be read for minutes before it says what it is.
-_MAX_MEMBERS: Final = 50_000
+_MAX_MEMBERS: Final = 50_000  # Millions of empty files would be read for minutes.
 MAX_MEMBER_BYTES: Final = 1 << 20
 
 
@@ -96,8 +95,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
 _NPM_VERSION: Final = re.compile(
     r"\d{1,16}\.\d{1,16}\.\d{1,16}(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?", re.ASCII
 )
-# Of a document: a value takes up to 300 bytes of the gateway's memory.
-_MAX_COMMAS: Final = 1 << 20
+_MAX_COMMAS: Final = 1 << 20  # A value takes up to 300 bytes of memory.
 _NOT_FOUND: Final = web.json_answer({"error": "Not found"}, 404)
 
 

@@ -18,14 +18,11 @@ from belljar.network.stand_ins.conversation import Presented, ServiceStep, recor
 from belljar.network.stand_ins.web import StandInContext, Stream, StreamApp
 from belljar.signals.decoys import fingerprint, openssh_private, public_line
 
-# What Debian 12 answers: a scan of versions finds an ordinary machine.
-VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"
+VERSION: Final = "OpenSSH_9.2p1 Debian-2+deb12u3"  # Debian 12's, as of an ordinary machine.
 MAX_ATTEMPTS: Final = 6  # As the real server's.
-# At one time, as the real server's `MaxStartups`: asyncssh holds a packet of 256 KiB for each.
-MAX_CONNECTIONS: Final = 100
+MAX_CONNECTIONS: Final = 100  # As the real server: asyncssh holds 256 KiB for each.
 MAX_SESSIONS: Final = 10  # Of one connection.
-# For the input of a session that is refused: what comes after the refusal can't be read.
-INPUT_WAIT_S: Final = 1.0
+INPUT_WAIT_S: Final = 1.0  # What comes after a refusal can't be read.
 _WINDOW_BYTES: Final = 64 << 10  # Of input that a session takes at once.
 _SETTLE_TURNS: Final = 16  # Of the loop, from a message to its record; asyncssh takes four.
 _PROHIBITED: Final = "administratively prohibited"

@@ -24,8 +24,7 @@ from belljar.units import printable
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_FIELDS: Final = 1000  # Parsing costs as many objects as there are fields, whatever their size.
-# Templates and records walk a value recursively; Python's limit is near 1,000.
-MAX_JSON_DEPTH: Final = 128
+MAX_JSON_DEPTH: Final = 128  # Walks are recursive; Python's limit is near 1,000.
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
