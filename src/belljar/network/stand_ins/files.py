@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mimetypes
-import os
-import stat
 from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, NamedTuple, TypeAlias
@@ -14,13 +12,12 @@ from anyio.lowlevel import checkpoint
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
 from belljar.network.stand_ins import web
-from belljar.policy.files import read_regular
+from belljar.policy.files import list_tree, read_regular
 from belljar.policy.yaml_tree import Path as FieldPath
 from belljar.policy.yaml_tree import field_name
 from belljar.units import format_size, printable, quoted
 
 MAX_FILES: Final = 50_000
-MAX_DEPTH: Final = 64  # `os.walk` calls itself for each.
 CHUNK_BYTES: Final = 256 << 10  # A millisecond of reading, while others wait.
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 
@@ -35,20 +32,13 @@ class StoredFile(NamedTuple):
 
 
 def list_files(directory: Path) -> tuple[StoredFile, ...]:
-    """Return regular files by name. Raises `ValueError` beyond the bounds."""
-    found, is_deep = list[StoredFile](), False
-    for place, folders, names in os.walk(directory):  # which follows no link
-        below = Path(place).relative_to(directory)
-        is_deep |= len(below.parts) > MAX_DEPTH
-        folders[:] = [name for name in folders if not (is_deep or name.startswith("."))]
-        for name in names:
-            if not name.startswith(".") and stat.S_ISREG((Path(place) / name).lstat().st_mode):
-                found.append(stored_file(Path(place) / name, str(below / name)))
-        if len(found) > MAX_FILES:
-            raise ValueError(f"more than {MAX_FILES} files")
-    if is_deep:
-        raise ValueError(f"more than {MAX_DEPTH} directories deep")
-    return tuple(sorted(found, key=lambda file: file.name))
+    """Return regular files, but for hidden ones. Raises `ValueError`, `OSError`."""
+    tree = list_tree(directory, ".", max_entries=MAX_FILES)
+    return tuple(
+        StoredFile(name=entry.path, path=directory / entry.path, size_bytes=entry.size_bytes)
+        for entry in tree.entries
+        if entry.kind == "file" and not any(part[:1] == "." for part in entry.path.split("/"))
+    )
 
 
 def stored_file(path: Path, name: str) -> StoredFile:

@@ -28,6 +28,7 @@ from packaging.version import Version
 from belljar.events import JsonValue
 from belljar.network.stand_ins import files, web
 from belljar.network.stand_ins.files import Fault, Faults, StoredFile, list_files, pieces_of
+from belljar.policy.files import reason
 
 # How broken archives end; `TypeError`: `tarfile`'s where a gzip header is cut.
 _BROKEN: Final = (*(tarfile.TarError, zlib.error, lzma.LZMAError, EOFError), TypeError, ValueError)
@@ -88,7 +89,7 @@ def check(_settings: Mapping[str, JsonValue], directory: Path) -> Faults:
     try:
         what = "" if list_files(directory) else "empty, or no directory"
     except (ValueError, OSError) as error:
-        what = str(error)
+        what = reason(error)
     return (Fault(what, file=str(directory)),) if what else ()
 
 
