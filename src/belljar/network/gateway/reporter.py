@@ -16,7 +16,7 @@ from belljar.capture import body_of
 from belljar.network import ipc
 from belljar.network.gateway.config import Bounds
 from belljar.network.ipc import ALIVE, ASK, DIAL, ENDED, MAX_DATAGRAM_BYTES, Item, encode_event
-from belljar.network.stand_ins.web import MAX_ASKED_BYTES, word
+from belljar.network.stand_ins.web import MAX_ASKED_BYTES, bounded, word
 
 MAX_RECORDED_HEADERS: Final = 64  # With a URL below `ipc.MAX_DATA_BYTES`, or there is no event.
 MAX_RECORDED_HEADER_CHARS: Final = 512
@@ -26,16 +26,13 @@ MAX_RECORDED_URL_CHARS: Final = 2048
 
 def printable_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[list[list[str]], int]:
     """Return bounded header fields, and how many were dropped."""
-    kept: list[list[str]] = []
-    left, dropped = MAX_RECORDED_HEADERS_BYTES, 0
-    for pair in headers:
-        name, value = (word(part, MAX_RECORDED_HEADER_CHARS) for part in pair)
-        left -= len(json.dumps([name, value]))
-        if left < 0 or len(kept) == MAX_RECORDED_HEADERS:
-            dropped += 1
-        else:
-            kept.append([name, value])
-    return kept, dropped
+    pairs = [*headers]
+    shown = (
+        [word(part, MAX_RECORDED_HEADER_CHARS) for part in pair]
+        for pair in pairs[:MAX_RECORDED_HEADERS]
+    )
+    kept = bounded(shown, MAX_RECORDED_HEADERS_BYTES)
+    return kept, len(pairs) - len(kept)
 
 
 OWNER_GONE: Final = 70  # An exit status: without its owner nothing may be answered.

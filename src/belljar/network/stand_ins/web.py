@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import parse_qsl
 
 from belljar.capture import body_of
@@ -21,6 +21,7 @@ from belljar.dataclass import dataclass
 from belljar.events import Body, JsonValue
 from belljar.units import printable
 
+_T = TypeVar("_T")
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_FIELDS: Final = 1000  # Parsing costs as many objects as there are fields, whatever their size.
@@ -260,8 +261,8 @@ def kept_body(name: str, content: bytes) -> Body:
     return body_of(name, content, MAX_KEPT_BODY_BYTES)
 
 
-def bounded(values: Iterable[JsonValue], max_json_bytes: int) -> list[JsonValue]:
-    kept, size = list[JsonValue](), 0
+def bounded(values: Iterable[_T], max_json_bytes: int) -> list[_T]:
+    kept, size = list[_T](), 0
     for value in values:
         size += len(json.dumps(value)) + 2
         if size > max_json_bytes:
