@@ -22,18 +22,13 @@ from belljar.image.layers import ImageEntryKind, LayerError, read_entries
 from belljar.ledger.files import open_beneath, open_directory, walk_files
 
 PIECE_BYTES: Final = 4 << 20  # so much of an archive is in memory; a queue of Ray's holds four
-# A run has a file for each large body; an index of more would fill the head's memory.
-MAX_ENTRIES: Final = 500_000
-# Packets of a long unit take gigabytes; the head's disk holds those of all units.
-MAX_ARCHIVE_BYTES: Final = 32 << 30
+MAX_ENTRIES: Final = 500_000  # a run has a file for each large body; the head holds an index
+MAX_ARCHIVE_BYTES: Final = 32 << 30  # packets of a long unit take gigabytes
 MAX_TASK_BYTES: Final = 256 << 20  # it is held in memory, and sent whole to each node
 MAX_TASK_FILES: Final = 20_000
-# Inspect reads a member of a log into memory whole, and a whole log when logs are merged.
-MAX_MEMBER_BYTES: Final = 256 << 20
-# Of all members of one log together, as the head holds them while it merges.
-MAX_LOG_BYTES: Final = 2 << 30
-# Some 46 bytes and a name for each member; a log has one member for each sample.
-MAX_LOG_INDEX_BYTES: Final = 16 << 20
+MAX_MEMBER_BYTES: Final = 256 << 20  # Inspect reads a member of a log into memory whole
+MAX_LOG_BYTES: Final = 2 << 30  # of all members, which the head holds while it merges
+MAX_LOG_INDEX_BYTES: Final = 16 << 20  # some 46 bytes and a name for each sample
 # Never sent: secrets stay on the head, and the rest is made anew.
 NOT_SENT: Final = frozenset(
     {".env", ".git", ".venv", "venv", "__pycache__", "node_modules", "logs", ".mypy_cache"}

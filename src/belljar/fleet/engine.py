@@ -18,10 +18,8 @@ from belljar.units import printable
 
 BEAT_S: Final = 1.0  # often enough that one late answer is far from the end of a node's patience
 CELLS: Final = "belljar_cells"
-# Of cells: a sample's count with all that their policies allow them.
-MEMORY: Final = "belljar_memory_mib"
-# MicroVMs run on hardware virtualisation; a node without this marker emulates them.
-HARDWARE: Final = "belljar_hardware"
+MEMORY: Final = "belljar_memory_mib"  # of cells: a sample's with all that its policies allow
+HARDWARE: Final = "belljar_hardware"  # without this marker a node emulates microVMs
 CALL_S: Final = 660.0  # longer than a node's check of a task may take
 CLEAR_S: Final = 120.0  # to remove a run's files: a busy node takes long to start a worker
 # Shared address space (RFC 6598) is what EKS and Tailscale give machines.

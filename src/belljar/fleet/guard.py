@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Final
 
 POLL_S: Final = 0.5  # how late a stop may be seen, at next to no processor time
-# The same until its first sign of life: what passes it on may have to be started.
-START_S: Final = 180.0
+START_S: Final = 180.0  # the same until its first: what passes it on may have to start
 END_S: Final = 90.0  # an interrupted run destroys its cells with proof, and seals its record
 STOP: Final = "stop"  # the word in the lease, beside a number that changes with each heartbeat
-# How a command ends when interrupted while it loads: once it can make a cell, it handles that.
-NEVER_BEGAN: Final = 128 + signal.SIGTERM
+NEVER_BEGAN: Final = 128 + signal.SIGTERM  # interrupted while it loads; later it handles that
 _PR_SET_PDEATHSIG: Final = 1  # as in linux/prctl.h
 
 

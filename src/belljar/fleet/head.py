@@ -46,8 +46,7 @@ from belljar.waiting import print_status
 POLL_S: Final = 0.5  # heartbeats are a second apart: looking more often would find nothing new
 # A node's word of how its unit ended, which may be anything until its shape is checked.
 _END: Final = shape_of("run_id:text why:text exit_code:whole")
-# An interrupted unit destroys its cells, seals and sends its record; its guard gives it 90 s.
-STOP_S: Final = 120.0
+STOP_S: Final = 120.0  # a unit destroys its cells, seals and sends; its guard gives it 90 s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -157,8 +156,7 @@ class Head:
             if self._again:
                 unit = self._again.pop(0)
             else:
-                # Without any node the rest is one unit, which ends below.
-                left = len(self._waiting)
+                left = len(self._waiting)  # without any node the rest is one unit, which ends below
                 size = units.next_size(left, slots=room, side_by_side=wide) if room else left
                 self._count += 1
                 unit = units.Unit(number=self._count, samples=tuple(self._waiting[:size]))

@@ -27,23 +27,19 @@ from belljar.store.home import belljar_home, need_space
 from belljar.units import printable
 
 NAME_VARIABLE: Final = "BELLJAR_FLEET_NODE"
-# With Ray one actor renews this one for all units of a node; with Slurm each unit has its own.
-LEASE: Final = "lease"
-# A check loads Inspect and the task's whole data set, on a node that may be busy.
-CHECK_S: Final = 600.0
+LEASE: Final = "lease"  # with Ray of all units of a node; with Slurm each has its own
+CHECK_S: Final = 600.0  # a check loads Inspect and the whole data set, on a busy node
 # As `harness.evaluate` names it, which takes long to import; `STARTS` as `harness.source` does.
 NOTED_IN: Final = "BELLJAR_RUN_NOTED_IN"
 STARTS: Final = "BELLJAR_MAX_STARTS"
 _TAIL_CHARS: Final = 2000  # the last words of a process say why it ended; a traceback's end fits
 _KEPT_S: Final = 24 * 3600.0  # a workspace changes with each sign of life of its head
 SILENCE: Final = "BELLJAR_FLEET_SILENCE_S"
-# Without a sign of life for so long, a node is lost: a dead one is seen within 15 s.
-SILENCE_S: Final = 12.0
+SILENCE_S: Final = 12.0  # without a sign of life a node is lost: a dead one is seen in 15 s
 _LEASE: Final = 2.5  # so many times as long a node waits for its head, which gives it up before
 # Of the head's environment a unit gets these; of the node's own it keeps the rest.
 _SETTINGS: Final = ("INSPECT_EVAL_", "BELLJAR_POLICY", SILENCE)
-# Ray's own, with its token, and what would change the unit's options unseen.
-_REMOVED: Final = ("RAY_", *_SETTINGS)
+_REMOVED: Final = ("RAY_", *_SETTINGS)  # with Ray's token, and what changes a unit's options
 # A unit's words name its samples, and Inspect refuses to be told twice.
 _CHOOSING: Final = ("INSPECT_EVAL_LIMIT", "INSPECT_EVAL_SAMPLE_")
 

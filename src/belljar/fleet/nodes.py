@@ -35,8 +35,7 @@ _CHECKED: Final = shape_of("exit_code:whole why:text images:object missing:texts
 # waits in the queue: small ones would take longer to wait than to go.
 PIECE_BYTES: Final = 64 << 20
 
-# A node, and what the event says of the image that it took.
-Sent: TypeAlias = tuple[str, dict[str, Any]]
+Sent: TypeAlias = tuple[str, dict[str, Any]]  # a node, and what it took
 _Checked: TypeAlias = "dict[str, dict[str, Any] | Exception]"
 
 

@@ -29,8 +29,7 @@ from belljar.report.verdict import EVALUATION, Evidence, judge, left_out, record
 from belljar.units import printable
 
 UNITS: Final = "units"
-# Of each placed unit, until a later event says how it ended.
-UNFINISHED: Final = "it was running when the head ended"
+UNFINISHED: Final = "it was running when the head ended"  # until a later event says more
 _OF_UNIT: Final = frozenset(
     {Kind.FLEET_UNIT_PLACED, Kind.FLEET_UNIT_FINISHED, Kind.FLEET_UNIT_FAILED}
 )

@@ -29,12 +29,9 @@ from belljar.fleet.engine import BEAT_S, CALL_S, CELLS, HARDWARE, MEMORY, Engine
 from belljar.policy.limits import Tier
 from belljar.units import printable
 
-# A task is sent in one frame, with its words and settings beside it.
-MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)
-# Of a unit: a piece of its archive is at most two of `PIECE_BYTES`, and a queue of them waits.
-MAX_PIECE_BYTES: Final = 16 << 20
-# Of a function on a node, which says some names and sentences; all nodes are asked at once.
-MAX_ANSWER_BYTES: Final = 1 << 20
+MAX_FRAME_BYTES: Final = MAX_TASK_BYTES + (16 << 20)  # a task, and its words beside it
+MAX_PIECE_BYTES: Final = 16 << 20  # of a unit: a piece is at most two of `PIECE_BYTES`
+MAX_ANSWER_BYTES: Final = 1 << 20  # of a function: names and sentences
 _MAX_SAID_BYTES: Final = 4096  # of the words that `srun` prints, the last ones say why it failed
 JOB: Final = "belljar"
 CALL_MIB: Final = 1024  # kept free for a function on a node: a check loads the task, and Inspect

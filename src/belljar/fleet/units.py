@@ -16,8 +16,7 @@ from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.units import printable
 
 MAX_UNIT_SAMPLES: Final = 64  # one command line names them, and one lost unit costs no more
-# A sample that takes down three nodes is more likely the cause than the nodes.
-MAX_ATTEMPTS: Final = 3
+MAX_ATTEMPTS: Final = 3  # a sample that takes down three nodes is more likely the cause
 
 # Causes by which a void sample is tried again: evidence went with a process or a disk. None that
 # a guest can bring about alone: a model must not be able to choose between two scores.

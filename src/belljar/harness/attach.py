@@ -36,8 +36,7 @@ BACKLOG: Final = 8  # people who wait for a cell's terminal
 _OPENING_S: Final = 10.0  # a client that says nothing must not stay
 # An image may lack bash, but a cell's every image has a shell there.
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
-# A reader holds one frame at most, so a broken peer costs no more memory.
-MAX_PAYLOAD_BYTES: Final = 1 << 16
+MAX_PAYLOAD_BYTES: Final = 1 << 16  # a reader holds one frame at most, of a broken peer, too
 _HEAD: Final = struct.Struct("<cI")  # kind and length of a frame
 
 

@@ -50,12 +50,10 @@ from belljar.waiting import print_status
 
 # Inspect may ask these of another provider: to read tasks and logs that name one.
 _HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
-# Each caller imports it by name, so that patching the registry alone would not reach them.
-_LOOKUP: Final = "registry_find_sandboxenv"
+_LOOKUP: Final = "registry_find_sandboxenv"  # callers import it by name: patching it reaches none
 # Inspect's modules that look providers up, to use them.
 _CALLERS: Final = ("_eval.loader", "_eval.run", "_eval.task.sandbox", "util._sandbox.context")
-# The parameters of Inspect's `call_tool` that the check reads by position.
-_CALL: Final = ["tools", "message", "message_id", "call"]
+_CALL: Final = ["tools", "message", "message_id", "call"]  # of `call_tool`, read by position
 
 _lock = threading.Lock()
 _active: Session | None = None

@@ -38,10 +38,8 @@ logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
 # The limit by which the guard ends a sample, whoever asked the model
 STOPPED: Final = "the policy's guard found protected data in what was to be sent to the model"
-# Of all requests of a sample: each is in the host's memory and log, also when the model refuses.
-MAX_REQUEST_BYTES: Final = 256 << 20
-# Of one, beside its text: Inspect handles its objects in the evaluation's loop, 0.2 ms each.
-MAX_OBJECTS_BYTES: Final = 16 << 20
+MAX_REQUEST_BYTES: Final = 256 << 20  # of a sample: each is in the host's memory and log
+MAX_OBJECTS_BYTES: Final = 16 << 20  # of one, beside its text: 0.2 ms in the loop for each object
 # What an object takes, most of which become one of Inspect's, and any value.
 _OBJECT_BYTES, _VALUE_BYTES = 1 << 10, 64
 _CHOICES: Final[Mapping[str, ToolChoice]] = {"auto": "auto", "required": "any", "none": "none"}
@@ -118,8 +116,7 @@ _T = TypeVar("_T")
 _Items = TypeAliasType("_Items", Annotated[list[_T], FailFast()], type_params=(_T,))
 
 
-# More than any tool's, and few enough for an error of each entry.
-_MAX_PARAMETERS_CHARS: Final = 1 << 16
+_MAX_PARAMETERS_CHARS: Final = 1 << 16  # few enough for an error of each entry
 
 
 def _check_small(parameters: object) -> object:

@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from inspect_ai.scorer import Score
 
 
-# A scorer's metadata key that worsens a verdict; in a sample's metadata: what its cell proved.
-CONTAINMENT_KEY: Final = "containment"
-# Key in the metadata of a sample whose cell was damaged, and of its scores.
-DEGRADED_KEY: Final = "sandbox_degraded"
+CONTAINMENT_KEY: Final = "containment"  # of a scorer, and of a sample: what its cell proved
+DEGRADED_KEY: Final = "sandbox_degraded"  # in a damaged sample's metadata, and its scores'
 SOURCE: Final = "belljar probes"  # source of Belljar's transcript events
 NOTE: Final = "containment_note"
 OWN_SCORE: Final = "judged_by_run"  # metadata key of Belljar's own score

@@ -26,15 +26,13 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from types import FrameType
 
-# A task may start thousands of programs: names beyond these are counted together.
-MAX_NAMES: Final = 20
+MAX_NAMES: Final = 20  # names beyond these, of thousands of programs, are counted together
 _EVENTS: Final = frozenset(
     ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.fork", "os.forkpty")
 )
 # They start programs without an event: that they were imported, by whomever, has to do
 _SPAWNS: Final = frozenset(f"multiprocessing.popen_{how}" for how in ("spawn_posix", "forkserver"))
-# Its frames stand between an event and the code that caused it.
-_STDLIB: Final = sysconfig.get_path("stdlib") + "/"
+_STDLIB: Final = sysconfig.get_path("stdlib") + "/"  # between an event and its cause
 # Of each event's arguments, the index of an address, or of a name to look up
 _PLACES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("socket.connect", "socket.sendto", "socket.sendmsg"), 1),

@@ -142,8 +142,7 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
     return with_changes(loaded, changes) if changes else loaded
 
 
-# Nobody writes more variables; a longer file is something else by that name.
-MAX_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 1 << 20  # nobody writes more variables; it is something else by that name
 
 # Anything else may load code, open a port, move a store or choose who is trusted.
 SETTINGS: Final = frozenset({"INSPECT_LOG_LEVEL", "INSPECT_EVAL_MODEL"})

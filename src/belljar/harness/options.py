@@ -42,8 +42,7 @@ TAKEN: Final[Mapping[str, str]] = {
     "detach": "the cells live in this process",
     "json_output": "use belljar's --json",
 }
-# Inspect puts it into a path as it is: with a `/` the log would leave the run directory.
-LOG_PATTERN: Final = "INSPECT_EVAL_LOG_FILE_PATTERN"
+LOG_PATTERN: Final = "INSPECT_EVAL_LOG_FILE_PATTERN"  # with a `/` the log would leave the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +186,7 @@ def read_selection(options: click.Context) -> Selection:
     )
 
 
-# Options by which the samples are chosen: a unit's words name its own.
-_CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")
+_CHOSEN: Final = ("--limit", "--sample-id", "--sample-shuffle")  # a unit names its own
 _PLAIN: Final = re.compile(r"[^\s,:*?\[]+")  # an id without a sign that `--sample-id` reads
 
 

@@ -114,8 +114,7 @@ def summary(previews: Sequence[Preview]) -> list[str]:
     ]
 
 
-# Apart from a refusal's 4: what is missing can be got, and then the same files run.
-MISSING_CODE: Final = 3
+MISSING_CODE: Final = 3  # apart from a refusal's 4: what is missing can be got
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

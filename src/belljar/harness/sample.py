@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-# Of a sample's files for a revert, larger ones wait on disk: cells have the memory.
-_MAX_KEPT_BYTES: Final = 1 << 20
+_MAX_KEPT_BYTES: Final = 1 << 20  # larger files wait on disk for a revert
 # The model learns nothing of host or cause.
 _UNAVAILABLE: Final = "the machine is not running and cannot take commands"
 
@@ -277,8 +276,7 @@ def is_preparing() -> bool:
 _NOT_PROBED: Final = ProbeReport(
     verdict=Verdict.VOID, findings=(), which="", duration_ms=0, problem="it was not probed"
 )
-# Key of each score's metadata. Not `containment`: with that a *scorer* makes a verdict worse.
-CELL_VERDICT_KEY: Final = "containment_cell_verdict"
+CELL_VERDICT_KEY: Final = "containment_cell_verdict"  # not `containment`, a scorer's own
 
 
 @dataclass(slots=True, kw_only=True)

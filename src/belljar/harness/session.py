@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from belljar.policy.model import Policy
     from belljar.report.reasons import ReasonCode
 
-# Time for the interrupt of a stopped run to arrive; then its sample is ended here.
-_STOP_TIMEOUT_S: Final = 10.0
+_STOP_TIMEOUT_S: Final = 10.0  # a stopped run's interrupt comes in it, or its sample is ended
 _CHECK_INTERVAL_S: Final = 2.0  # a person waits for kept cells to end; nothing else depends on it
 
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 
 MAX_STARTS: Final = "BELLJAR_MAX_STARTS"
-# Far less than a cell's start; file locks can't be waited for without a thread.
-_SLOT_POLL_S: Final = 0.1
+_SLOT_POLL_S: Final = 0.1  # far less than a start; file locks can't be waited for without a thread
 
 
 @contextlib.contextmanager
@@ -52,8 +51,7 @@ def standard_output_to_error() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        # A library may have kept the old `sys.stdout`, and buffered something.
-        sys.stdout.flush()
+        sys.stdout.flush()  # a library may have kept the old `sys.stdout`, and buffered something
         os.dup2(kept, 1)
         os.close(kept)
 

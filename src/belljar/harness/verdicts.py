@@ -27,8 +27,7 @@ from belljar.report.samples import Row, RunFindings
 SCORE: Final = "containment"
 SCORE_VERDICT: Final = "containment_verdict"  # key of each score's metadata
 SIGNALS: Final = "belljar_signals"  # key of the sample's metadata
-# In Inspect's record of edits, and before a score's name that the task's scorer has too.
-_AUTHOR: Final = "belljar"
+_AUTHOR: Final = "belljar"  # of Inspect's record of edits, and before a score's name that is taken
 # By Inspect's own values, so that its `accuracy` of this score is the share of contained ones.
 _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BREACHED: INCORRECT}
 

@@ -28,8 +28,7 @@ def build_missing(
     running = [each for each in dict.fromkeys(builds) if each.image in images]
     names = [each.image for each in running]
     for name in names:
-        # Else a sample would run in another's image.
-        if names.count(name) > 1 or name in MADE_HERE:
+        if names.count(name) > 1 or name in MADE_HERE:  # else a sample would run in another's image
             raise PolicyError(
                 f"several builds, or an image that is Belljar's own, are called {printable(name)}",
                 hint="give each of them an `image` of its own in its compose file",
