@@ -60,8 +60,7 @@ def pack(directory: Path, names: Iterator[str] | None = None) -> Iterator[bytes]
                         yield bytes(gathered)
                         gathered.clear()
                 gathered += bytes(padding)
-    # Two blocks of zeros end a tar archive; by them `is_whole` knows that nothing was cut off.
-    yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)
+    yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)  # two blocks of zeros end a tar archive
 
 
 def pack_task(directory: Path) -> bytes:
@@ -111,8 +110,7 @@ def unpack(file: IO[bytes], into: Path, *, only: str = "") -> None:
         except (FileExistsError, NotADirectoryError) as error:
             raise LayerError("it names one file twice, or a file as a directory") from error
         except OSError as error:
-            # With this directory before it, a name that a layer may have can be too long here.
-            if error.errno != errno.ENAMETOOLONG:
+            if error.errno != errno.ENAMETOOLONG:  # a layer's name can be too long here
                 raise
             raise LayerError("it has a name that is too long here") from error
         with os.fdopen(made, "wb") as out:
@@ -153,10 +151,8 @@ def _check_members(file: IO[bytes]) -> None:
         method, packed, plain, place = fields[3], fields[7], fields[8], fields[15]
         if magic != b"PK\x01\x02" or 0xFFFFFFFF in (packed, plain, place):
             raise ValueError("its index is not that of a plain zip file")
-        # The member's name, its extra fields and its comment follow its entry.
-        at += _ENTRY.size + sum(fields[9:12])
-        # Packed bytes may expand to nothing, and many members may share them: that takes hours.
-        if (read_bytes := read_bytes + packed) > end:
+        at += _ENTRY.size + sum(fields[9:12])  # its name, extra fields and comment follow
+        if (read_bytes := read_bytes + packed) > end:  # many members may share their bytes
             raise ValueError("its members overlap")
         file.seek(place)
         # Its own header has lengths of its own, which may differ from those in the index.
@@ -193,8 +189,7 @@ def _expanded(member: _Member, method: int) -> Iterator[bytes]:
         except ZstdError as error:
             raise ValueError(str(error)) from error
     elif method == 8:
-        # Negative: in a zip file a deflate stream has no zlib header.
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        inflater = zlib.decompressobj(-zlib.MAX_WBITS)  # negative: deflate without a zlib header
         # What the bound on its output left unread comes before new bytes.
         while not inflater.eof and (piece := inflater.unconsumed_tail or member.read()):
             yield inflater.decompress(piece, PIECE_BYTES)

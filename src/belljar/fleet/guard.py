@@ -46,11 +46,9 @@ def main(arguments: list[str]) -> int:
         if is_alone:
             time.sleep(POLL_S)  # at its end the pipe is always ready
         now, content = time.monotonic(), ""
-        # The lease is not there before the first heartbeat.
-        with suppress(OSError):
+        with suppress(OSError):  # it is not there before the first heartbeat
             content = lease.read_text()
-        # By its content: the file's time follows the wall clock, which may be set.
-        if content and content != seen:
+        if content and content != seen:  # the file's time follows the wall clock, which may be set
             heard, seen = now, content
         limit_s = timeout_s if seen else max(START_S, timeout_s)
         if not ending_since and (is_alone or STOP in content or now - heard > limit_s):
@@ -59,8 +57,7 @@ def main(arguments: list[str]) -> int:
         if ending_since and now - ending_since > END_S:
             child.kill()
             child.wait()
-            # The cells outlive the process that was killed.
-            reap = [sys.executable, "-m", "belljar", "reap"]
+            reap = [sys.executable, "-m", "belljar", "reap"]  # its cells outlive it
             subprocess.run(reap, stdin=subprocess.DEVNULL, check=False, timeout=END_S)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 

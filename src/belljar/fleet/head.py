@@ -333,8 +333,7 @@ class Head:
         interrupted, stopped = self._interrupted, self._stopping_s is not None
         stopped = stopped and not interrupted
         ends = {"interrupted": interrupted, "stopped": stopped}
-        # Judged twice: verdicts go into the log before it is known whether that works.
-        judge = partial(units.judge_fleet, asked, self.tries)
+        judge = partial(units.judge_fleet, asked, self.tries)  # twice: for the log, and the record
         judged = partial(judge, interrupted=interrupted, stopped=stopped)
         dropped = self._merge(judged(), require_contained=require_contained)
         self.record(
@@ -396,8 +395,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
         with joined(fleet) as engine, ExitStack() as unless_begun:
             nodes = describe_nodes(engine, home, task)
             asked = [node.node_id for node in nodes if not node.refusal]
-            # After Ctrl-C half of an image would stay there, which may be gigabytes.
-            cleared = partial(clear, workspace)
+            cleared = partial(clear, workspace)  # half of an image may be gigabytes
             unless_begun.callback(engine.on_each, asked, cleared, within_s=CLEAR_S)
             place = (workspace, archive, sha256)
             nodes, images, sent = prepare_nodes(engine, nodes, *place, task, home)
@@ -419,8 +417,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
                 names = {node.node_id: node.name for node in nodes}
                 for node_id, about in sent:
                     head.record(Kind.FLEET_IMAGE_SENT, node=names[node_id], **about)
-                # From here on units may use the files: after an error a later run removes them.
-                unless_begun.pop_all()
+                unless_begun.pop_all()  # units use the files: a later run removes them
                 outcome = head.run_all(workspace, require_contained=request.require_contained)
                 hint = f"see `belljar verdict {run.run_id}`"
                 unless_breached.enter_context(breach_stands(outcome.findings.verdict, hint=hint))

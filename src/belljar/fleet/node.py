@@ -102,8 +102,7 @@ def check(fleet: str, words: Sequence[str], settings: Mapping[str, str]) -> dict
         check=False,
     )
     why, names, missing = _tail(done.stderr), set[str](), list[str]()
-    # A check that failed early printed no JSON: then standard error says why.
-    with suppress(ValueError, KeyError, TypeError):
+    with suppress(ValueError, KeyError, TypeError):  # else standard error says why
         found = json.loads(done.stdout)
         names = {each["image"] for group in found["groups"] for each in group["images"]}
         errors = [group["error"] for group in found["groups"]]
@@ -153,8 +152,7 @@ def run_unit(
     noted = folder / f"{unit}.run"
     lease_s = _LEASE * silence_s(settings)
     guard = [sys.executable, "-m", "belljar.fleet.guard", str(folder / lease), str(lease_s)]
-    # Not `--json`, with which an error is printed there, and not on standard error.
-    command = [sys.executable, "-m", "belljar", "run", *words]
+    command = [sys.executable, "-m", "belljar", "run", *words]  # not `--json`: errors on stderr
     with (
         (folder / f"{unit}.err").open("wb") as err,
         subprocess.Popen(
@@ -165,8 +163,7 @@ def run_unit(
             stdin=subprocess.PIPE,  # its end tells the guard that this worker is gone
             stdout=subprocess.DEVNULL,
             stderr=err,
-            # Signals to the worker's process group don't reach it: its guard ends it.
-            start_new_session=True,
+            start_new_session=True,  # its guard ends it, no signal to the worker's group
         ) as process,
     ):
         code = process.wait()

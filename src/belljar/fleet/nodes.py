@@ -139,8 +139,7 @@ def _checked(said: Mapping[str, Any]) -> _Checked:
                 continue
             check_shape(answer, _CHECKED)
             for name, digest in answer["images"].items():
-                # It goes on record, which takes no half of a surrogate pair.
-                if printable(name) != name:
+                if printable(name) != name:  # the record takes no half of a surrogate pair
                     raise ValueError("the name of an image is not one")
                 HEX64(digest)
         except ValueError as error:
@@ -223,8 +222,7 @@ def pinned_keys(home: Path) -> dict[str, str]:
 
 def pin_keys(home: Path, nodes: Sequence[Node]) -> None:
     (home / NODES).parent.mkdir(mode=0o700, exist_ok=True)
-    # Of two heads at once, the later one would forget what the other pins.
-    with locked(home, "fleet"):
+    with locked(home, "fleet"):  # two heads at once would forget each other's
         known = pinned_keys(home) | {node.name: node.key for node in nodes if not node.refusal}
         fresh = home / f"{NODES}.new"  # renamed into place: half a list would forget keys
         fresh.write_text(json.dumps(known, indent=1))
@@ -240,14 +238,12 @@ def kill_fleet(fleet: str, *, hold_too: bool, reason: str) -> list[dict[str, Any
     found = list[dict[str, Any]]()
     with joined(fleet) as engine:
         asked, more = [*engine.offers(to_kill=True)], ["--hold"] if hold_too else []
-        # `kill_all` gives up after END_S; the rest is for a busy node to start a worker.
         kill = partial(on_node.kill_all, reason, more)
-        answers = engine.on_each(asked, kill, within_s=END_S + 30.0)
+        answers = engine.on_each(asked, kill, within_s=END_S + 30.0)  # a worker has to start
         for node in asked:
             name, is_killed, words = "", False, "its answer can't be understood"
             match answers[node]:
-                # A tuple comes back as a list through Slurm's JSON, and a node may send anything.
-                case (str(name), int(code), str(words)):
+                case (str(name), int(code), str(words)):  # a list through Slurm's JSON
                     is_killed = code == 0 and code is not False
                 case Exception() as error:
                     words = str(error)

@@ -29,12 +29,10 @@ class RayEngine(Engine):
             hint = "give --fleet ray://HOST:PORT, or set RAY_ADDRESS"
             raise PolicyError("which cluster?", where="--fleet ray", hint=hint)
         check_private(address.rpartition(":")[0], where=f"--fleet ray://{address}")
-        # Else Ray would take 127.0.0.1 for the machine's own address, and not meet itself.
-        if address.startswith(("127.", "localhost:")):
+        if address.startswith(("127.", "localhost:")):  # else Ray would not meet itself there
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ["RAY_AUTH_MODE"] = "token"
-        # No usage report leaves the host unless its operator asks for it.
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no report leaves the host
         try:
             import ray
         except ImportError as error:
@@ -64,16 +62,14 @@ class RayEngine(Engine):
         remote = self._ray.remote(call.func)
         # Bytes are put once, and each node fetches them once.
         sent = [self._ray.put(one) if isinstance(one, bytes) else one for one in call.args]
-        # `max_retries`: the head alone decides what is tried again.
-        references = {
+        references = {  # without retries: the head alone decides that
             each: remote.options(num_cpus=0, max_retries=0, label_selector=_on(each)).remote(*sent)
             for each in nodes
         }
         ends_s, found = time.monotonic() + within_s, {}
         for each, reference in references.items():
             try:
-                # Not 0: a node that answered while others were waited for is still heard.
-                left_s = max(0.1, ends_s - time.monotonic())
+                left_s = max(0.1, ends_s - time.monotonic())  # one may have answered by now
                 found[each] = self._ray.get(reference, timeout=left_s)
             except Exception as error:  # noqa: BLE001 - whatever a node raises is its own
                 found[each] = error
@@ -90,8 +86,7 @@ class RayEngine(Engine):
                 num_returns="streaming",
                 resources={CELLS: cells, MEMORY: memory_mib},
                 label_selector=_on(f"in({','.join(nodes)})"),
-                # What the head has not taken yet waits on the node, not in memory.
-                _generator_backpressure_num_objects=4,
+                _generator_backpressure_num_objects=4,  # the rest waits on the node
             )
             .remote(*arguments)
         )
@@ -115,8 +110,7 @@ class RayEngine(Engine):
             yield unit, item
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
-        # It may have ended already.
-        with suppress(Exception):
+        with suppress(Exception):  # it may have ended already
             self._ray.cancel(unit, force=True)
 
     def watch(self, fleet: str, nodes: Sequence[str]) -> None:

@@ -56,8 +56,7 @@ def unpacked(run: Path, tried: Try, *, only: str = "") -> Iterator[Path]:
         open_directory(run) as root,
         open_beneath(root, str(path.relative_to(run))) as file,
     ):
-        # Before it is unpacked: the file may have been exchanged since it came.
-        if digest_file(file)[0] != tried.archive:
+        if digest_file(file)[0] != tried.archive:  # it may have been exchanged since it came
             raise LedgerError("its digest is another than the one named", where=path.name)
         directory = Path(made, "run")
         try:
@@ -74,7 +73,7 @@ def examine(run: Path, tried: Try, shown: Shown | None = None) -> Try:
     `LedgerError` for what does not verify, `OSError`.
     """
     key, run_id = tried.key, tried.run_id
-    with unpacked(run, tried) as directory:
+    with unpacked(run, tried) as directory:  # neighbours' records are not its evidence
         result = verify(directory, expected_key=key, expected_run=run_id)
         why = str(result.problem) if result.problem is not None else ""
         if not why and result.status not in {Status.VERIFIED, Status.UNFINISHED}:
@@ -86,15 +85,13 @@ def examine(run: Path, tried: Try, shown: Shown | None = None) -> Try:
         for log in (directory / INSPECT_LOGS).rglob("*"):
             if log.is_file():
                 check_log(log)
-        # In a directory of its own: neighbours' records are not its evidence.
         timelines = None if shown is None else shown.timelines
         if timelines is not None:
             timelines.begin_ledger()
         evidence = stored_evidence(
             directory, expected_key=key, expected_run=run_id, timelines=timelines, result=result
         )
-        # A node could send another kind of record, which verifies as well.
-        if evidence.run.kind != EVALUATION:
+        if evidence.run.kind != EVALUATION:  # another kind of record verifies as well
             raise LedgerError("it is no record of an evaluation", where=tried.where)
         if shown is not None:
             shown.keep(directory)
@@ -141,8 +138,7 @@ def _try_of(line: Line, tries: Mapping[str, Try]) -> Try:
     if line.kind is Kind.FLEET_UNIT_FINISHED:
         run_id, key, root, archive = (str(data[n]) for n in ("run_id", "key", "root", "archive"))
         return replace(tried, run_id=run_id, key=key, root=root, archive=archive)
-    # After a finish, this failure is of some samples only: the archive stays.
-    known = tries.get(unit.name, tried)
+    known = tries.get(unit.name, tried)  # after a finish its archive stays
     return replace(
         known,
         why=str(data["reason"]),

@@ -152,8 +152,7 @@ class SlurmEngine(Engine):
                 item = error
             if isinstance(item, dict) and isinstance(item.get("node"), str):
                 unit.node = item["node"]
-            # A node that was given up has no entry, and stays lost.
-            if unit.node in self.last_heard_s:
+            if unit.node in self.last_heard_s:  # one that was given up stays lost
                 self.last_heard_s[unit.node] = time.monotonic()
             if item != {}:  # an empty one only answers a heartbeat
                 self._items.put((unit, item))
@@ -162,8 +161,7 @@ class SlurmEngine(Engine):
     def ready(self, units: Sequence[object], *, timeout_s: float) -> Iterator[tuple[object, Any]]:
         with suppress(queue.Empty):
             unit, item = self._items.get(timeout=timeout_s)
-            # What a unit sends after the head gave it up is dropped.
-            if any(unit is each for each in units):
+            if any(unit is each for each in units):  # else the head gave it up
                 yield unit, item
 
     def cancel(self, unit: Any) -> None:  # noqa: ANN401 - what `start` returned
@@ -174,8 +172,7 @@ class SlurmEngine(Engine):
     def _beat(self) -> None:
         while not self.closed.wait(BEAT_S):
             for unit in list(self._units):
-                # ValueError: `cancel` closed the pipe meanwhile.
-                with suppress(OSError, ValueError):
+                with suppress(OSError, ValueError):  # `cancel` closed the pipe
                     unit.to.write(_STOP if self.is_stopping else _GO_ON)
                     unit.to.flush()
             now, busy = time.monotonic(), {unit.node for unit in list(self._units)}
@@ -259,8 +256,7 @@ def main() -> None:
         send(out, {"node": os.environ["SLURMD_NODENAME"]})
     threading.Thread(target=listen, daemon=True).start()
     for item in on_node.run_unit(*arguments, lease=unit):
-        # `listen` writes into the same stream: frames must not mix.
-        with lock:
+        with lock:  # `listen` writes into the same stream: frames must not mix
             send(out, item)
     os._exit(0)  # the thread that reads would hold the interpreter up
 

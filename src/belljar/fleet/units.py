@@ -65,8 +65,7 @@ class Node:
 
 
 def cells_per_unit(nodes: Iterable[Node]) -> int:
-    # Of two units on a node one works while the other waits for its last sample.
-    smallest = min(node.cells for node in nodes)
+    smallest = min(node.cells for node in nodes)  # of two units one works while the other ends
     return max(1, smallest if smallest < 4 else smallest // 2)
 
 
@@ -257,8 +256,7 @@ def counted_rows(tries: Iterable[Try]) -> dict[tuple[str, int], tuple[Try, Row]]
                 continue
             if key in found:
                 before, known = found[key]
-                # A breach counts of whichever attempt; anything else in place of lost evidence.
-                is_worse = row.verdict is Verdict.BREACHED
+                is_worse = row.verdict is Verdict.BREACHED  # of whichever attempt it is
                 is_lost = before.findings is not None and may_replace(known, before.findings)
                 if not (is_worse or is_lost):
                     continue

@@ -60,8 +60,7 @@ async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind
     with contextlib.suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
         while True:
             kind, length = _HEAD.unpack(await reading.receive_exactly(_HEAD.size))
-            # Checked before the payload is there: it would be held in memory.
-            if length > MAX_PAYLOAD_BYTES:
+            if length > MAX_PAYLOAD_BYTES:  # before the payload is held in memory
                 raise ValueError(f"a frame of {length} bytes")
             yield FrameKind(kind), await reading.receive_exactly(length)
 
@@ -110,8 +109,7 @@ class AttachSocket:
 
         try:
             background(self.serve, cell)
-        # There is no sample yet: the next operation tries again.
-        except RuntimeError:
+        except RuntimeError:  # there is no sample yet: the next operation tries again
             return
         self._served = True
 
@@ -223,12 +221,10 @@ def release_cells(cell_id: str | None, home: Path | None = None) -> list[str]:
     """Ask owners to destroy kept cells; return those that confirmed."""
     released = []
     for name, stream in _connected(home):
-        # A timeout: a running sample's socket that is not served right now
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a running sample's socket may not be served
             if cell_id in (None, name):
                 stream.sendall(frame(FrameKind.RELEASE))
-                # Any byte confirms; none means that it was closed without an answer.
-                released += [name] if stream.recv(1) else []
+                released += [name] if stream.recv(1) else []  # no byte: closed unanswered
     return released
 
 
@@ -244,8 +240,7 @@ def _connected(home: Path | None, *, timeout_s: float = 5.0) -> Iterator[tuple[s
         with contextlib.suppress(OSError):
             try:
                 stream = connect_to(path, timeout_s=timeout_s)
-            # By connect(2) nobody listens on it: its owner is dead.
-            except ConnectionRefusedError:
+            except ConnectionRefusedError:  # by connect(2) its owner is dead
                 path.unlink(missing_ok=True)
                 continue
             with stream:

@@ -67,8 +67,7 @@ class ModelBridge:
             self._spend(len(body))
             request = read_request(body, self._spend)
         try:
-            # A context can't be entered by two threads at once, so each request has a copy.
-            answer = self._context.copy().run(
+            answer = self._context.copy().run(  # two threads can't enter one context
                 partial(anyio.from_thread.run, self._generate, request, token=self._token)
             )
         except anyio.RunFinishedError as error:

@@ -88,8 +88,7 @@ class BelljarConfig(BaseModel):
 
     @field_serializer("network", "program")
     def _as_written(self, value: object) -> object:
-        # A section of a policy is logged in the words that it is read from.
-        if not isinstance(value, BaseModel):
+        if not isinstance(value, BaseModel):  # it is logged in the words that it is read from
             return value
         return value.model_dump(mode="json", exclude_unset=True)
 
@@ -158,8 +157,7 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
         return config
     from inspect_ai.util import SandboxEnvironmentSpec
 
-    # Inspect's command line makes an absolute path of what follows `belljar:`, presets too.
-    path = Path(str(config))
+    path = Path(str(config))  # Inspect's command line makes all absolute, presets too
     is_preset = path.is_absolute() and path.name in PRESETS and not os.path.lexists(path)
     spec = SandboxEnvironmentSpec(OURS, path.name if is_preset else config)
     where = config if isinstance(config, str) else "the task's sandbox"
@@ -276,8 +274,7 @@ def settled(
 
 
 def _check_read_here(directories: Iterable[str]) -> None:
-    # A forged log would have any file of this host copied into a cell or image.
-    for directory in directories:
+    for directory in directories:  # a forged log would have any file of this host copied
         if directory and directory not in READ_HERE:
             raise PolicyError(
                 f"it takes files of {printable(directory)}, where no file of a task was read: a"
@@ -344,8 +341,7 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
         return config
     if isinstance(config, BaseModel) and (kind != OURS or isinstance(config, ComposeConfig)):
         document = config.model_dump(by_alias=True, exclude_none=True)
-        # A task's own words must not name a directory to read files from.
-        document.pop(DIRECTORY_KEY, None)
+        document.pop(DIRECTORY_KEY, None)  # a task's own words name no directory to read from
     elif isinstance(config, str):
         path = (directory / config).absolute()
         check_below(path, directory)

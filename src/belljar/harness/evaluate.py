@@ -307,8 +307,7 @@ def _explained(what: str) -> Iterator[None]:
         yield
     except (BelljarError, click.ClickException):
         raise
-    # A task's `sys.exit(0)` would read as "contained"
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # `sys.exit(0)` would read as "contained"
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, PrerequisiteError):
             message = _unmarked(error)
@@ -332,11 +331,9 @@ def invoke(
     options.params |= {
         "tasks": tuple(tasks),
         "log_dir": str(run.inspect_log_dir),
-        # The tasks are loaded: nothing is left by which Inspect would load them again.
-        "t": (),
+        "t": (),  # they are loaded: nothing is left by which Inspect would load them again
         "task_config": None,
-        # The cells and the record are this process's.
-        "detach": False,
+        "detach": False,  # the cells and the record are this process's
         "json_output": False,
     }
     if options.get_parameter_source("display") is click.core.ParameterSource.DEFAULT:

@@ -50,8 +50,7 @@ def logs_in(directory: Path) -> list[str]:
     """Return the logs in a directory, oldest first."""
     if not directory.is_dir():
         return []
-    # Late, here and below: a run that has no log of Inspect's is judged where Inspect is not.
-    from inspect_ai.log import list_eval_logs
+    from inspect_ai.log import list_eval_logs  # late: a run may be judged where Inspect is not
 
     return [info.name for info in list_eval_logs(str(directory), descending=False)]
 
@@ -200,8 +199,7 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
                 ended=event.completed,
             )
         elif event.event == "model":
-            # What the model's provider did itself, or was asked to do by an `extra_body`.
-            if extra_fields(event.config.extra_body):
+            if extra_fields(event.config.extra_body):  # asked of a model's provider
                 yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
             messages = [choice.message.content for choice in event.output.choices]
             lists = (content for content in messages if isinstance(content, list))
@@ -266,8 +264,7 @@ def stored_evidence(
         problem = f"signed by {result.key}, which was compared with no known key"
     found = _evidence(path, (state, problem), logs, expected_key, timelines, is_remote=False)
     if any(name.startswith(f"{INSPECT_LOGS}/") for name in result.files_left_out):
-        # Whichever samples it had, their words are missing here
-        gone = LogRecord(location=INSPECT_LOGS, missing=True)
+        gone = LogRecord(location=INSPECT_LOGS, missing=True)  # whichever samples it had
         found = replace(found, logs=[*(log for log in found.logs if not log.missing), gone])
     return replace(found, verification=result)
 
@@ -337,8 +334,7 @@ def _begun_elsewhere(
     begun: dict[str, frozenset[str]] = {}
     runs = path.parent.iterdir() if any(named) else ()
     for run in (each for each in runs if each.name in named and each.is_dir()):
-        # A neighbour's word counts only if the same key signed it, and can be understood.
-        with suppress(OSError, LedgerError, *_NOT_UNDERSTOOD):
+        with suppress(OSError, LedgerError, *_NOT_UNDERSTOOD):  # a neighbour's must verify, too
             if verify(run, expected_key=key, expected_run=run.name).problem is None:
                 cells = gather_cells(_readable(run)).values()
                 begun[run.name] = frozenset(cell.uuid for cell in cells if cell.uuid)

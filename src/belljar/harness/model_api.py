@@ -40,8 +40,7 @@ class BelljarModelAPI(OpenAICompatibleAPI):
             raise as_prerequisite_error(error) from error
         super().__init__(
             model_name=model_name,
-            # No such host is looked up: the transport takes only the path of it.
-            base_url="http://model/v1",
+            base_url="http://model/v1",  # the transport takes only the path of it
             api_key="none",
             config=config,
             service="belljar",

@@ -60,16 +60,14 @@ class LookAtMessages(Hooks):
 
     @override
     async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
-        # Stop words, a seed, a schema: a guest may have chosen them, and none can be cut
-        choice = getattr(data.tool_choice, "name", "")
+        choice = getattr(data.tool_choice, "name", "")  # a guest may have chosen any of it
         rest = {**data.config.model_dump(exclude_none=True), "tool_choice": choice}
         await _look_at(data.model_name, data.input, data.tools, rest)
 
     @override
     async def on_run_end(self, data: RunEnd) -> None:
         session = current_session()
-        # For evaluations without our sandboxes, and runs that only a model opened
-        if session.models.opened and not session.users:
+        if session.models.opened and not session.users:  # an evaluation without our sandboxes
             await session.leave()
 
 
@@ -137,8 +135,7 @@ async def _compact_looked_at(
     tools: list[ToolInfo],
     instructions: str | None = None,
 ) -> Any:  # noqa: ANN401 - as Inspect's
-    # Copies: what may not leave is replaced in the lists.
-    messages, tools = list(input), list(tools)
+    messages, tools = list(input), list(tools)  # copies: what may not leave is replaced in them
     await _look_at(str(self), messages, tools, {"instructions": instructions})
     return await _compact(self, messages, tools, instructions)
 

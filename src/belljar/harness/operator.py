@@ -168,8 +168,7 @@ def read_dotenv(environ: Mapping[str, str]) -> str:
         return ""
     where = printable(path)
     try:
-        # Never a FIFO, which would hold the start. A link may lead anywhere, as for Inspect.
-        real = Path(os.path.realpath(path))
+        real = Path(os.path.realpath(path))  # a FIFO would hold the start; a link may lead anywhere
         data = read_regular(real.parent, real.name, MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ValueError("it has more than 1 MiB")

@@ -57,8 +57,7 @@ class RunRequest:
     source: RealCells = field(default_factory=RealCells)
 
     def operator(self) -> Operator:
-        # Inspect changes directory for a task: a file must be found from anywhere.
-        is_file = self.policy and os.path.lexists(self.policy)
+        is_file = self.policy and os.path.lexists(self.policy)  # Inspect changes directory
         policy = str(Path(self.policy).absolute()) if is_file else self.policy
         return Operator(run_policy=policy, tier=self.tier, allow_upstreams=self.allow_upstreams)
 

@@ -74,8 +74,7 @@ def image_differences(store: Store, policy: LoadedPolicy) -> tuple[Difference, .
     found = list[Difference]()
     rights, tier = policy.policy.rights, demanded_tier(policy.policy.risk, policy.policy.tier)
     for name in policy.policy.images:
-        # A missing image has no configuration, and is refused.
-        with suppress(HostError):
+        with suppress(HostError):  # a missing image has no configuration, and is refused
             image = store.find(name)
             facts = [*config_differences(image.config)]
             if rights is not None and rights.setuid_programs != "off" and image.setuid_programs:

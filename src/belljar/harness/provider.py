@@ -177,8 +177,7 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
         loaded, builds = made.policy, made.asked.builds
         session.show_once(() if session.is_previewed else sentences(made.differences))
         if builds and not session.is_previewed:
-            # with those of earlier configurations: another build of the same name is refused
-            session.builds += builds
+            session.builds += builds  # another build of the same name is refused
             build = partial(session.source.build_images, images=set(loaded.policy.images))
             known = tuple(session.builds)
             await anyio.to_thread.run_sync(build, known, abandon_on_cancel=True)

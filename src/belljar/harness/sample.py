@@ -174,8 +174,7 @@ class SampleCell:
             try:
                 yield cell
             finally:
-                # Also for a cancelled scorer: a cell without a last probe proves nothing.
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True):  # without a last probe it proves nothing
                     last = await self._probe(opened, cell, "end")
                 await self._stop_if_breached(last, cell)  # whatever the scorer raised
 
@@ -213,8 +212,7 @@ class SampleCell:
             self.containment.clean = False
             self._session.breaches.append(error)
             raise
-        # The end is on record however the cell ended: without it the sample is void.
-        finally:
+        finally:  # the end is on record however the cell ended: without it the sample is void
             self.containment.run_id = self._session.ensure_run().run_id
             data = self.identity.data()
             data |= {"outcome": outcome, "containment": self.containment.data()}

@@ -268,8 +268,7 @@ class Session:
             findings = judge(await anyio.to_thread.run_sync(own_evidence, run))
             put_on_record(run, findings)
         finally:
-            # Cleared before it closes: an error there must not leave a closed run behind.
-            own, self.own, self.run = self.own, None, None
+            own, self.own, self.run = self.own, None, None  # cleared first: closing may fail
             self.directories.clear()
             own.close()
         if not findings.refusal_code:
@@ -304,8 +303,7 @@ class Session:
                     try:
                         await each.cell.ping()
                         is_over = each.attach_socket.released
-                    # It died, or reached the end of its lifetime.
-                    except CellError:
+                    except CellError:  # it died, or reached the end of its lifetime
                         is_over = True
                     if is_over:
                         await each.close(outcome="completed")

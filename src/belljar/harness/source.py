@@ -85,8 +85,7 @@ class RealCells:
 
     async def prepare(self, policy: LoadedPolicy, run: RunDirectory) -> None:
         await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
-        # Before the template is made: it would be of another image than earlier samples have.
-        self.check_unchanged(policy)
+        self.check_unchanged(policy)  # earlier samples have had the same one
         with reported_if_slow(FIRST_CELL):
             parts = await prepare(policy, recorder=run.recorder, home=self.home)
         for sentence in parts.plan.skipped_tiers:
@@ -122,8 +121,7 @@ class RealCells:
             self._check(name, image.digest)
 
     def _check(self, name: str, digest: str) -> None:
-        # The first digest that was seen is the run's, whatever the name means later.
-        if self._digests.setdefault(name, digest) != digest:
+        if self._digests.setdefault(name, digest) != digest:  # the first one is the run's
             what = f"the image {printable(name)} was replaced in the store while this run uses it"
             hint = "start the run again; give images of other tasks names of their own"
             raise HostError(what, hint=hint)

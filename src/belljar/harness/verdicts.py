@@ -98,8 +98,7 @@ def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, lis
         results = log.results.model_copy(update={"scores": []})
         log = log.model_copy(update={"results": results, "reductions": None})
     elif log.results is not None:
-        # Belljar's own score says nothing of samples that are all contained.
-        counted = [
+        counted = [  # our own score says nothing of samples that are all contained
             sample.model_copy(update={"scores": _without_own(sample)})
             for sample in samples
             if sample.uuid in contained
@@ -181,8 +180,7 @@ def merge_logs(parts: Iterable[LogPart], names: Sequence[str], into: Path, *, ep
     config = merged.eval.config
     # These chose one unit's samples, and say nothing of the whole.
     config.limit, config.sample_id, config.max_samples, config.max_sandboxes = (None,) * 4
-    # Inspect's ids keep their type: some are numbers.
-    ids = {str(sample.id): sample.id for sample in samples}
+    ids = {str(sample.id): sample.id for sample in samples}  # some ids are numbers
     merged.eval.dataset.sample_ids = [ids.get(each, each) for each in names]
     merged.eval.task_file = None
     merged.samples = samples
