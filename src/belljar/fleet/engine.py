@@ -23,12 +23,10 @@ HARDWARE: Final = "belljar_hardware"  # without this marker a node emulates micr
 CALL_S: Final = 660.0  # longer than a node's check of a task may take
 CLEAR_S: Final = 120.0  # to remove a run's files: a busy node takes long to start a worker
 # Shared address space (RFC 6598) is what EKS and Tailscale give machines.
-_NEAR: Final = tuple(
-    ipaddress.ip_network(each)
-    for each in (
-        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"),
-        *("169.254.0.0/16", "::1/128", "fe80::/10", "fc00::/7"),
-    )
+_NEAR: Final = (
+    *map(ipaddress.ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
+    *map(ipaddress.ip_network, ("100.64.0.0/10", "169.254.0.0/16")),
+    *map(ipaddress.ip_network, ("::1/128", "fe80::/10", "fc00::/7")),
 )
 
 

@@ -66,8 +66,8 @@ def _interrupts() -> Iterator[list[int]]:
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # under `nohup` SIGHUP stays ignored
+    for number in numbers:
+        if before[number] is not signal.SIG_IGN:  # under `nohup` SIGHUP stays ignored
             signal.signal(number, lambda caught, _: received.append(caught))
     try:
         yield received
@@ -397,8 +397,7 @@ def run_fleet(request: RunRequest, fleet: str) -> tuple[RunOutcome, list[str]]:
             asked = [node.node_id for node in nodes if not node.refusal]
             cleared = partial(clear, workspace)  # half of an image may be gigabytes
             unless_begun.callback(engine.on_each, asked, cleared, within_s=CLEAR_S)
-            place = (workspace, archive, sha256)
-            nodes, images, sent = prepare_nodes(engine, nodes, *place, task, home)
+            nodes, images, sent = prepare_nodes(engine, nodes, workspace, archive, task, home)
             kept = ("inspect_args", "policy", "tier", "allow_upstreams", "require_contained")
             plan = {
                 "task": task.name,

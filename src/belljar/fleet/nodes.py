@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -85,13 +86,7 @@ def _lacking(offer: Mapping[str, float], task: SelectedTask) -> str:
 
 
 def prepare_nodes(
-    engine: Engine,
-    nodes: Sequence[Node],
-    fleet: str,
-    archive: bytes,
-    sha256: str,
-    task: SelectedTask,
-    home: Path,
+    engine: Engine, nodes: list[Node], fleet: str, archive: bytes, task: SelectedTask, home: Path
 ) -> tuple[list[Node], dict[str, str], list[Sent]]:
     """Send the task's files, run `belljar check` on each node, send missing images.
 
@@ -101,6 +96,7 @@ def prepare_nodes(
     usable = [node.node_id for node in nodes if not node.refusal]
     settings = on_node.settings_of(os.environ)
     words, store = task.check_words, Store(home)
+    sha256 = hashlib.sha256(archive).hexdigest()
     prepare = partial(on_node.prepare, fleet, archive, sha256, words, settings)
     said = _checked(engine.on_each(usable, prepare))
     sent, failed = send_images(engine, store, fleet, _to_send(store, task, said))

@@ -62,7 +62,7 @@ def receive(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> Any:  # noqa
     return content if kind == b"b" else json.loads(content)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Unit:
     """`node`: known when it runs."""
 
@@ -126,11 +126,7 @@ class SlurmEngine(Engine):
         process = subprocess.Popen(
             _srun(JOB, words), stdin=pipe, stdout=pipe, stderr=None, start_new_session=True
         )
-        unit = _Unit(
-            process=process,
-            to=cast("IO[bytes]", process.stdin),
-            back=cast("IO[bytes]", process.stdout),
-        )
+        unit = _Unit(process, cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout))
         with suppress(BrokenPipeError):  # its end says why
             for item in (on_node.run_unit.__name__, len(arguments), *arguments):
                 send(unit.to, item)

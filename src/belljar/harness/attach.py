@@ -13,10 +13,10 @@ import shlex
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 from anyio.abc import AnyByteReceiveStream, SocketAttribute, SocketListener, SocketStream
@@ -54,7 +54,10 @@ def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
     return _HEAD.pack(kind.value, len(payload)) + payload
 
 
-async def frames(stream: AnyByteReceiveStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
+_Frames: TypeAlias = AsyncGenerator[tuple[FrameKind, bytes], None]
+
+
+async def frames(stream: AnyByteReceiveStream) -> _Frames:
     """Raises `ValueError` for what is no frame."""
     reading = BufferedByteReceiveStream(stream)
     with contextlib.suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
@@ -153,10 +156,7 @@ class AttachSocket:
 
 
 async def _terminal(
-    stream: SocketStream,
-    incoming: AsyncIterator[tuple[FrameKind, bytes]],
-    cell: Cell,
-    opening: Mapping[str, Any],
+    stream: SocketStream, incoming: _Frames, cell: Cell, opening: Mapping[str, Any]
 ) -> str:
     from belljar.channel import PtySize
 
@@ -170,9 +170,7 @@ async def _terminal(
         return f"1 {printable(error.what)}"
 
 
-async def _relay(
-    stream: SocketStream, incoming: AsyncIterator[tuple[FrameKind, bytes]], running: RunningCommand
-) -> str:
+async def _relay(stream: SocketStream, incoming: _Frames, running: RunningCommand) -> str:
     status = "1 the connection was closed"
     async with anyio.create_task_group() as tasks:
 

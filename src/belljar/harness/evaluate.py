@@ -189,7 +189,7 @@ def _run_tasks(
         with termination_as_interrupt() as termination:
             # A breach ends it as Ctrl-C does: Inspect cancels what runs, and writes its log.
             session.termination_signals, session.stop = termination.received, termination.interrupt
-            interrupted = invoke(request, options, tasks, session, run)
+            interrupted = invoke(request, options, tasks, session)
             session.stop = None
         # Inspect ends well when a signal interrupts it, and raises nothing.
         session.record_end(interrupted=interrupted or bool(termination.received))
@@ -322,15 +322,12 @@ def _unmarked(error: PrerequisiteError) -> str:
 
 
 def invoke(
-    request: RunRequest,
-    options: click.Context,
-    tasks: list[Task],
-    session: Session,
-    run: RunDirectory,
+    request: RunRequest, options: click.Context, tasks: list[Task], session: Session
 ) -> bool:
+    log_dir = session.ensure_run().inspect_log_dir
     options.params |= {
         "tasks": tuple(tasks),
-        "log_dir": str(run.inspect_log_dir),
+        "log_dir": str(log_dir),
         "t": (),  # they are loaded: nothing is left by which Inspect would load them again
         "task_config": None,
         "detach": False,  # the cells and the record are this process's
@@ -340,7 +337,7 @@ def invoke(
         display = "rich" if sys.stdout.isatty() else "plain"
         options.params["display"] = "none" if request.quiet else display
     try:
-        with explicit_arguments(options, run.inspect_log_dir):
+        with explicit_arguments(options, log_dir):
             options.command.invoke(options)
     except PrerequisiteError as error:
         session.failure = session.failure or f"the evaluation did not run: {_unmarked(error)}"

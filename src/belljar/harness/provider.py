@@ -364,12 +364,8 @@ class BelljarSandboxEnvironment(SampleCell, SandboxEnvironment):
             )
         if may_be_broken(output):
             await self.health.look("call")
-        return to_result(
-            output,
-            cmd,
-            limit_bytes=limit_bytes,
-            timeout_s=timeout or self.cell.plan.limits.exec_timeout_s,
-        )
+        timeout_s = timeout or self.cell.plan.limits.exec_timeout_s
+        return to_result(output, cmd, limit_bytes=limit_bytes, timeout_s=timeout_s)
 
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:

@@ -122,12 +122,7 @@ def _provenance(reason: str) -> ProvenanceData:
 
 # Of a log's header: what says when, where and which part, not how the evaluation was made.
 _OF_A_PART: Final[Any] = {
-    "eval_id": True,
-    "run_id": True,
-    "created": True,
-    "task_id": True,
-    "task_file": True,
-    "revision": True,
+    **dict.fromkeys(("eval_id", "run_id", "created", "task_id", "task_file", "revision"), True),
     "dataset": {"location", "samples", "sample_ids"},
     "config": {"limit", "sample_id", "max_samples", "max_sandboxes", "max_subprocesses"},
 }

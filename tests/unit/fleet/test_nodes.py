@@ -135,7 +135,7 @@ def test_nodes_with_different_images_of_one_name_are_refused(tmp_path: Path) -> 
     nodes = describe_nodes(cast("Engine", engine), tmp_path, TASK)
     good = {"exit_code": 0, "why": "", "images": {"default": "1" * 64}, "missing": []}
     lacking = {"exit_code": 3, "why": "image default: not there", "images": {}, "missing": []}
-    prepare = partial(prepare_nodes, cast("Engine", engine), nodes, "f", b"", "", TASK, tmp_path)
+    prepare = partial(prepare_nodes, cast("Engine", engine), nodes, "f", b"", TASK, tmp_path)
     engine.answers = {"n0": good, "n1": lacking, "n2": good}
     made, images, _ = prepare()
     assert [bool(node.refusal) for node in made] == [False, True, False]
@@ -178,7 +178,7 @@ def test_a_node_gets_only_what_the_task_needs_and_all_nodes_can_share(
     monkeypatch.setattr(nodes, "send_images", send)
     all_nodes = [Node(node_id=each, name=each) for each in engine.answers]
     task = replace(TASK, images=frozenset({"tools"}))
-    made, *_ = prepare_nodes(cast("Engine", engine), all_nodes, "f", b"", "", task, store.home)
+    made, *_ = prepare_nodes(cast("Engine", engine), all_nodes, "f", b"", task, store.home)
     assert asked == [{} if others else {"n1": ["tools"]}]
     assert [bool(each.refusal) for each in made] == [False] + [True] * 7
     assert all("understood" in each.refusal for each in made[2:])

@@ -206,10 +206,9 @@ def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
 
     cells.on_probe = arm
 
-    def spoiling(*arguments: Any, **options: Any) -> bool:  # noqa: ANN401 - as the real one
-        interrupted = invoke(*arguments, **options)
-        (run,) = [each for each in arguments if isinstance(each, RunDirectory)]
-        cause.spoil(run)
+    def spoiling(*arguments: Any) -> bool:  # noqa: ANN401 - as the real one
+        interrupted = invoke(*arguments)
+        cause.spoil(arguments[-1].ensure_run())
         return interrupted
 
     words = (str(task), "--model", "mockllm/model", *cause.options)
