@@ -30,9 +30,6 @@ from belljar.units import printable
 
 UNITS: Final = "units"
 UNFINISHED: Final = "it was running when the head ended"  # until a later event says more
-_OF_UNIT: Final = frozenset(
-    {Kind.FLEET_UNIT_PLACED, Kind.FLEET_UNIT_FINISHED, Kind.FLEET_UNIT_FAILED}
-)
 
 
 def archive_of(run: Path, unit: Unit) -> Path:
@@ -109,7 +106,7 @@ def record_of(run: Path, shown: Shown | None = None) -> tuple[dict[str, Any], li
     for line in read_events(run):
         if line.kind is Kind.FLEET_PLANNED:
             plan = line.data
-        elif line.kind in _OF_UNIT:
+        elif line.kind.value.startswith("fleet.unit."):
             tried = _try_of(line, tries)
             tries[tried.unit.name] = tried
             if line.kind is Kind.FLEET_UNIT_FINISHED:

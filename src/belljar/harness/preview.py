@@ -113,9 +113,6 @@ def summary(previews: Sequence[Preview]) -> list[str]:
     ]
 
 
-MISSING_CODE: Final = 3  # apart from a refusal's 4: what is missing can be got
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     first: Preview
@@ -127,12 +124,12 @@ class Outlook:
     def exit_code(self) -> int:
         if self.first.error is not None:
             return self.first.error.exit_code
-        return MISSING_CODE if self.missing else 0
+        return HostError.exit_code if self.missing else 0
 
     @property
     def outcome(self) -> str:
         if self.exit_code:
-            return "missing" if self.exit_code == MISSING_CODE else "refused"
+            return "missing" if self.exit_code == HostError.exit_code else "refused"
         return "differs" if self.first.differences else "runs"
 
 
