@@ -50,14 +50,8 @@ if TYPE_CHECKING:
 
 OURS: Final = "belljar"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")  # names of a policy beside a task
-_START_AGAIN: Final = (
-    "`inspect eval-retry` hands over what the log says: start the task itself again (`belljar run "
-    "TASK`), with --sample-id for the samples that failed"
-)
-_OWN_POLICY: Final = (
-    "write a policy with the image that the task needs, and run it with"
-    " `inspect eval --sandbox belljar:FILE`"
-)
+_START_AGAIN: Final = "start it again: `belljar run TASK`, with --sample-id of those that failed"
+_OWN_POLICY: Final = "write a policy with its image: `inspect eval --sandbox belljar:FILE`"
 _M = TypeVar("_M", bound=BaseModel)
 
 
