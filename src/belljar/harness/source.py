@@ -132,7 +132,7 @@ class RealCells:
         # Before the template is made: it would be of another image than earlier samples have.
         self.check_unchanged(policy)
         with reported_if_slow(FIRST_CELL):
-            parts = await prepare(policy, recorder=run.recorder, home=self.home)
+            parts = await prepare(policy, recorder=run.recorder, home=self.store)
         for sentence in parts.plan.skipped_tiers:
             print_status(f"belljar: {sentence}")
 
