@@ -45,10 +45,6 @@ class RunningCommand:
         self._done = anyio.Event()
         self._loop = current_token()
 
-    def __repr__(self) -> str:
-        state = "running" if self.running else "ended"
-        return f"<RunningCommand {self.id} {self.argv!r} {state}>"
-
     def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
         return self
 

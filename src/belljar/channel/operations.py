@@ -6,6 +6,7 @@ others *follow*: each waits on its own event, set for an arrival or to lead.
 
 from __future__ import annotations
 
+import errno
 import math
 import posixpath
 import signal
@@ -417,7 +418,7 @@ def judge(
     result = operation.ended()
     if result.outcome is frames.Outcome.EXITED:
         return
-    is_limit = result.outcome is frames.Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
+    is_limit = result.outcome is frames.Outcome.IO_FAILED and result.code == errno.EFBIG
     if is_limit and max_bytes is not None:
         size_bytes = max(operation.size_bytes, max_bytes + 1)  # a tree's real size is unknown
         raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=size_bytes)

@@ -7,7 +7,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from belljar.capture import Capture, Keep
 from belljar.channel import frames
@@ -214,12 +214,9 @@ class CommandError(Exception):
 class FileTooLargeError(OSError):
     """A guest's file exceeds the read limit (EFBIG)."""
 
-    CODE: ClassVar[int] = errno.EFBIG
-
     def __init__(self, path: str, *, max_bytes: int, size_bytes: int) -> None:
-        super().__init__(
-            self.CODE, f"the file has {size_bytes} bytes or more; {max_bytes} may be read", path
-        )
+        what = f"the file has {size_bytes} bytes or more; {max_bytes} may be read"
+        super().__init__(errno.EFBIG, what, path)
         self.max_bytes, self.size_bytes = max_bytes, size_bytes
 
 
