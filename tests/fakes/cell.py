@@ -147,7 +147,7 @@ class FakeCell:
         try:
             identity = _identity(user or self.plan.user)
         except KeyError:
-            return missing(stage="user", user=user or "")
+            return missing(stage="user", detail=user or "")
         where = self.directory / cwd
         if not where.is_dir():
             return missing(stage="cwd")

@@ -167,7 +167,8 @@ class CommandRecord:
         }
         fired = tuple(sorted(self._fired))
         is_memory = output.out_of_memory or "memory" in fired
-        return replace(output, host_limits=fired, out_of_memory=is_memory) if fired else output
+        about = self.request.user if output.stage == "user" else output.detail
+        return replace(output, host_limits=fired, out_of_memory=is_memory, detail=about)
 
     def end(self, output: ExecOutput | None) -> None:
         """Record the end; None if it was left early."""

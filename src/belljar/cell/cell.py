@@ -160,7 +160,7 @@ class Cell(ExecOperations, FileOperations):
         image_command: the image's entrypoint and command, often nothing.
         image_health: the image's check, as `health` of a target cell.
         describe: adds fields to its entry in `belljar ps`.
-        tier, emulated: its isolation; it lacks hardware virtualisation.
+        tier, emulated: its isolation, and if hardware virtualisation is lacking.
         env: a command's default variables: the image's with the policy's on top.
         timings_ms: the duration of each phase of its making.
         failure: the error of its death, once an operation has met it.

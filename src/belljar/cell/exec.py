@@ -45,10 +45,6 @@ class RunningCommand:
         self._done = anyio.Event()
         self._loop = current_token()
 
-    def __repr__(self) -> str:
-        state = "running" if self.running else "ended"
-        return f"<RunningCommand {self.id} {self.argv!r} {state}>"
-
     def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
         return self
 
@@ -154,11 +150,6 @@ class RunningCommand:
 
         spawn_task(take)
 
-    def left(self) -> None:
-        """Handle the end of its `open_exec` block."""
-        if self._taking is None:
-            self._done.set()
-
     async def end(self) -> None:
         """Kill it, or cut it off."""
         # Another event loop's command ends by itself when its channel is closed.
@@ -251,7 +242,8 @@ class ExecOperations(CellBase):
                 try:
                     yield running
                 finally:
-                    running.left()
+                    if running._taking is None:
+                        running._done.set()
         seen.end(running.outcome)
 
     async def start(

@@ -51,10 +51,9 @@ Parts: TypeAlias = ContainerParts | MachineParts
 
 
 async def prepare(
-    policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
+    policy: LoadedPolicy, *, recorder: Recorder, home: Path, has_port: bool = False
 ) -> Parts:
     """Reap; then make plan and template. A refusal is recorded."""
-    home = home or belljar_home()
     try:
         if (policy.policy.model is None) != (policy.weights is None):
             what = "a policy with a `model` block is for a model cell only"

@@ -229,7 +229,6 @@ class GuestClient:
             # a terminal has no standard error of its own
             stderr=request.max_stderr_bytes if request.pty is None else None,
             stdin_open=request.stdin,
-            user=request.user,
         )
 
     # ---- files
@@ -290,14 +289,13 @@ class GuestClient:
         stdout: int | None = None,
         stderr: int | None = None,
         stdin_open: bool = False,
-        user: str = "",
     ) -> AsyncIterator[Operation]:
         """Start an operation once a slot is free; its timeout begins then."""
         self._pump.check()
         if self._slots is None:
             raise RuntimeError("hello() comes first")
         async with self._slots:
-            operation = Operation(self._pump, user=user)
+            operation = Operation(self._pump)
 
             def begin() -> bytes:
                 operation.op, message = self._pump.wire.start(

@@ -6,6 +6,7 @@ others *follow*: each waits on its own event, set for an arrival or to lead.
 
 from __future__ import annotations
 
+import errno
 import math
 import posixpath
 import signal
@@ -199,7 +200,7 @@ async def _send_all(sock: socket.socket, message: bytes) -> None:
 class Operation:
     """A live operation's mailbox and its verbs."""
 
-    def __init__(self, pump: Pump, *, user: str = "") -> None:
+    def __init__(self, pump: Pump) -> None:
         self.waiters: set[anyio.Event] = set()
         self.result: Result | None = None
         self.size_bytes = 0
@@ -207,7 +208,6 @@ class Operation:
         self.kept = outcomes.captures(0)
         self._dropped_bytes = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
-        self._user = user
         self.op = 0
         self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
         self._streams_ended: set[Stream] = set()
@@ -292,9 +292,7 @@ class Operation:
             if see is not None:
                 see(stream, chunk)
             self.kept[stream].feed(chunk)
-        return outcomes.output_of(
-            self.ended(), self.output(), is_overdue=self.overdue, user=self._user
-        )
+        return outcomes.output_of(self.ended(), self.output(), is_overdue=self.overdue)
 
     def output(self) -> OutputTexts:
         stdout, stderr = (self.kept[stream] for stream in (Stream.STDOUT, Stream.STDERR))
@@ -417,7 +415,7 @@ def judge(
     result = operation.ended()
     if result.outcome is frames.Outcome.EXITED:
         return
-    is_limit = result.outcome is frames.Outcome.IO_FAILED and result.code == FileTooLargeError.CODE
+    is_limit = result.outcome is frames.Outcome.IO_FAILED and result.code == errno.EFBIG
     if is_limit and max_bytes is not None:
         size_bytes = max(operation.size_bytes, max_bytes + 1)  # a tree's real size is unknown
         raise FileTooLargeError(path, max_bytes=max_bytes, size_bytes=size_bytes)

@@ -7,7 +7,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from belljar.capture import Capture, Keep
 from belljar.channel import frames
@@ -161,7 +161,6 @@ class ExecOutput(OutputTexts):
     stage: str = ""
     detail: str = ""
     duration_s: float = 0.0
-    user: str = ""
 
     @property
     def success(self) -> bool:
@@ -192,8 +191,7 @@ class ExecOutput(OutputTexts):
         """Return one line. Escape it: the guest controls `detail`."""
         if self.not_started_errno is None:
             return ""
-        about = self.user if self.stage == "user" else self.detail
-        why = (self.stage, about, os.strerror(self.not_started_errno))
+        why = (self.stage, self.detail, os.strerror(self.not_started_errno))
         return ": ".join(part for part in why if part)
 
 
@@ -214,12 +212,9 @@ class CommandError(Exception):
 class FileTooLargeError(OSError):
     """A guest's file exceeds the read limit (EFBIG)."""
 
-    CODE: ClassVar[int] = errno.EFBIG
-
     def __init__(self, path: str, *, max_bytes: int, size_bytes: int) -> None:
-        super().__init__(
-            self.CODE, f"the file has {size_bytes} bytes or more; {max_bytes} may be read", path
-        )
+        what = f"the file has {size_bytes} bytes or more; {max_bytes} may be read"
+        super().__init__(errno.EFBIG, what, path)
         self.max_bytes, self.size_bytes = max_bytes, size_bytes
 
 
@@ -232,9 +227,7 @@ def captures(keep_bytes: int, keep: Keep = "head") -> Mapping[Stream, Capture]:
     return {each: Capture(max_kept_bytes=keep_bytes, keep=keep, hashed=False) for each in of}
 
 
-def output_of(
-    result: Result, kept: OutputTexts, *, is_overdue: bool = False, user: str = ""
-) -> ExecOutput:
+def output_of(result: Result, kept: OutputTexts, *, is_overdue: bool = False) -> ExecOutput:
     code = result.code
     stdout_bytes, stderr_bytes = result.stdout_dropped_bytes, result.stderr_dropped_bytes
     failed = code if result.outcome not in (Outcome.EXITED, Outcome.SIGNALED) else None
@@ -256,7 +249,6 @@ def output_of(
         stage=result.stage.name.lower() if result.stage else "",
         detail=result.detail,
         duration_s=result.duration_ns / 1e9,
-        user=user,
     )
 
 

@@ -87,7 +87,7 @@ class RealCells:
         await anyio.to_thread.run_sync(hold_required_gap, run, [policy])
         self.check_unchanged(policy)  # earlier samples have had the same one
         with reported_if_slow(FIRST_CELL):
-            parts = await prepare(policy, recorder=run.recorder, home=self.home)
+            parts = await prepare(policy, recorder=run.recorder, home=self.store)
         for sentence in parts.plan.skipped_tiers:
             print_status(f"belljar: {sentence}")
 

@@ -78,12 +78,7 @@ async def test_the_images_own_check_counts() -> None:
 
 def _answered(code: int, stage: str, detail: str) -> Any:  # noqa: ANN401 - Inspect's result of text
     output = ExecOutput(
-        returncode=127,
-        code=code,
-        not_started_errno=code,
-        stage=stage,
-        detail=detail,
-        user="ann:staff",
+        returncode=127, code=code, not_started_errno=code, stage=stage, detail=detail
     )
     return to_result(output, ["prog"], limit_bytes=1000, timeout_s=None)
 

@@ -26,7 +26,7 @@ OPENERS = ("open_cell", "open_pool", "open_range")
 NOT_OFFERED = {
     "Cell": "disconnect failure mark_failed record_death run_probe_program make_directory last_op"
     " guard",
-    "RunningCommand": "leave take_output left end",
+    "RunningCommand": "leave take_output end",
     "CellStream": "aclose end extra extra_attributes",
     "Range": "routers model_requests killed rules",
     "Pool": "aclose refill",
