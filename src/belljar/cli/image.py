@@ -195,11 +195,11 @@ def build(
         with termination_as_interrupt():
             made = build_packages(home, name, base=base, apt=apt, pip=pip, report=report)
     elif not (dockerfile or name or context) or context in MADE_HERE:
-        from belljar.image.build import RECIPES, build_image
+        from belljar.image.build import build_image
 
         own = context or "default"
         report_line = console.progress(f"Building {own}", quiet=as_json)
-        made = build_image(home, RECIPES[own], report_line)
+        made = build_image(home, own, report_line)
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
 

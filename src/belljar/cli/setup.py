@@ -17,7 +17,7 @@ import click
 from belljar.cli import console
 from belljar.errors import HostError, PolicyError
 from belljar.host.tools import MAPPERS, Tool, tool_facts, tools_for
-from belljar.image.build import AptSource, debian_sources, host_sources, kernel_sources
+from belljar.image.build import AptSource, build_image, debian_sources, host_sources, kernel_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
 from belljar.image.tools import run_logged
@@ -109,12 +109,16 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
     making = list[Step]()
     if not _has_kernel(home):
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-        kernel = partial(_fetch_kernel, home, codename or "bookworm")
-        making.append(Step(title, "belljar setup", kernel))
+
+        def fetch(report: Callable[[str], None]) -> object:
+            report("fetching and checking the package")
+            return fetch_kernel(home, kernel_sources(host_sources(), codename or "bookworm"))
+
+        making.append(Step(title, "belljar setup", fetch))
     # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "squashfs-tools"} & {*packages}
     if can_build and Store(home).missing("default") is not None:
-        build = partial(_build_image, home)
+        build = partial(build_image, home, "default")
         making.append(Step("Build the image default", "belljar image build default", build))
     if making:  # without a mirror, refuse before anything is begun
         debian_sources(sources, "bookworm")
@@ -160,18 +164,6 @@ def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
     log.chmod(0o600)
     report("apt's output is in setup.log")
     run_logged(["/bin/sh", "-c", line], log=log)
-
-
-def _fetch_kernel(home: Path, codename: str, report: Callable[[str], None]) -> None:
-    report("fetching and checking the package")
-    sources = kernel_sources(host_sources(), codename)
-    fetch_kernel(home, sources)
-
-
-def _build_image(home: Path, report: Callable[[str], None]) -> None:
-    from belljar.image.build import RECIPES, build_image
-
-    build_image(home, RECIPES["default"], report)
 
 
 def _release() -> dict[str, str]:

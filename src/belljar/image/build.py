@@ -28,6 +28,7 @@ from belljar.image.layers import LayerError
 from belljar.image.oci import pack_layer
 from belljar.image.store import Image, Store
 from belljar.image.tools import (
+    SYSTEM_PATH,
     Report,
     drained,
     failed,
@@ -61,10 +62,8 @@ class AptSource:
 
     def deb822(self, *, has_keyring: bool = True) -> str:
         """Return a stanza, signed by Debian's keys if it `has_keyring`."""
-        stanza = (
-            f"Types: deb\nURIs: {self.uri}\nSuites: {' '.join(self.suites)}\nComponents: main\n"
-        )
-        is_named = has_keyring and DEBIAN_KEYRING.exists()
+        suites, is_named = " ".join(self.suites), has_keyring and DEBIAN_KEYRING.exists()
+        stanza = f"Types: deb\nURIs: {self.uri}\nSuites: {suites}\nComponents: main\n"
         return f"{stanza}Signed-By: {DEBIAN_KEYRING}\n" if is_named else stanza
 
 
@@ -106,13 +105,8 @@ class PrivateApt:
     def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
         parts = directory / "sources.list.d"
         self._lists = directory / "lists"
-        for path in (
-            parts,
-            self._lists / "partial",
-            directory / "cache/archives/partial",
-            directory / "state",
-        ):
-            path.mkdir(parents=True)
+        for name in ("sources.list.d", "lists/partial", "cache/archives/partial", "state"):
+            (directory / name).mkdir(parents=True)
         parts.joinpath("these.sources").write_text("\n".join(source.deb822() for source in sources))
         options = {
             "Dir::Etc::sourcelist": "/dev/null",
@@ -143,9 +137,8 @@ class PrivateApt:
         return dict(line.partition(": ")[::2] for line in lines if line[:1].isalpha())
 
     def download(self, package: str, into: Path) -> Path:
-        run_tool(
-            [tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into
-        )
+        argv = [tool("apt-get"), *self._options, "-q", "download", package]
+        run_tool(argv, timeout_s=1800, cwd=into)
         if len(found := [*into.glob("*.deb")]) != 1:
             raise HostError(f"apt fetched {len(found)} files for {package}", where="apt-get")
         return found[0]
@@ -162,9 +155,7 @@ class PrivateApt:
     def newest_release_s(self) -> int:
         """Return the newest list's date, 0 if unknown."""
         texts = (path.read_text(errors="replace") for path in self._lists.glob("*Release"))
-        dates = [
-            match[1] for text in texts if (match := re.search(r"^Date: (.+)$", text, re.MULTILINE))
-        ]
+        dates = (date for text in texts for date in re.findall(r"(?m)^Date: (.+)$", text))
         return max((int(parsedate_to_datetime(date).timestamp()) for date in dates), default=0)
 
 
@@ -183,7 +174,6 @@ def host_acquire_options() -> dict[str, str]:
 USER: Final = "user"
 UID: Final = 1000
 _CODENAME: Final = "bookworm"
-_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The largest recipe from a slow mirror.
 _TIMEOUT_S: Final = 3600
 # mmdebstrap unmounts and removes what it made when it is told to end.
@@ -226,48 +216,32 @@ printf '127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n' >etc/
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """`as_docker`: processes start as root in `/`."""
-
-    name: str
-    packages: tuple[str, ...]
-    as_docker: bool = False
-
-    @property
-    def config(self) -> ImageConfig:
-        env = {"PATH": _PATH, "LANG": "C.UTF-8"}
-        if self.as_docker:
-            # Debian's pip refuses to install into the system; the pip of that image does not
-            env["PIP_BREAK_SYSTEM_PACKAGES"] = "1"
-            return ImageConfig(env=env, cmd=("tail", "-f", "/dev/null"))
-        return ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
-
-
-RECIPES: Final[Mapping[str, Recipe]] = {
-    name: Recipe(name=name, packages=tuple(packages.split()), as_docker=name == "inspect")
-    for name, packages in {
-        "default": _BASE,
-        "debian-dev": f"{_BASE} {_DEVELOPMENT}",
-        "inspect": f"{_BASE} {_DEVELOPMENT} {_INSPECT}",
-    }.items()
+_PACKAGES: Final = {
+    "default": _BASE,
+    "debian-dev": f"{_BASE} {_DEVELOPMENT}",
+    "inspect": f"{_BASE} {_DEVELOPMENT} {_INSPECT}",
 }
 # The smallest of them takes this while it is built.
 _MIN_FREE_BYTES: Final = 1 << 30
 
 
-def build_image(home: Path, recipe: Recipe, report: Report = lambda _line: None) -> Image:
-    """Build a recipe and put it into the store under its name.
+def build_image(home: Path, name: str, report: Report = lambda _line: None) -> Image:
+    """Build one of Belljar's own images and put it into the store.
 
     `report` is called from any thread. Raises `HostError`; then the store is as it was.
     """
+    env = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
+    config = ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
+    if name == "inspect":  # as Docker's: root in `/`, whose pip installs into the system
+        env |= {"PIP_BREAK_SYSTEM_PACKAGES": "1"}
+        config = ImageConfig(env=env, cmd=("tail", "-f", "/dev/null"))
     source = f"mmdebstrap {_CODENAME}"
     sources = debian_sources(host_sources(), _CODENAME)
     mode = "root" if os.geteuid() == 0 else "unshare"
     if mode == "unshare" and first_subordinate_id(Path("/etc/subuid")) is None:
         what = "an ordinary user can't build an image here: no subordinate user ids"
         raise HostError(what, where="/etc/subuid", hint=grant_hint(user_name()))
-    need_space(home, _MIN_FREE_BYTES, f"building the image {recipe.name}")
+    need_space(home, _MIN_FREE_BYTES, f"building the image {name}")
     with scratch_dir(home) as scratch:
         report("reading the package lists")
         apt = PrivateApt(scratch / "apt", sources)
@@ -282,23 +256,21 @@ def build_image(home: Path, recipe: Recipe, report: Report = lambda _line: None)
             *(tool("mmdebstrap"), f"--mode={mode}", "--variant=minbase", "--format=tar"),
             *("--skip=output/dev", "--skip=cleanup/apt"),  # the hook does more
             f"--architectures={debian_arch()}",
-            f"--include={','.join(recipe.packages)}",
+            f"--include={_PACKAGES[name].replace(' ', ',')}",
             '--aptopt=Apt::Install-Recommends "false"',
             '--aptopt=Acquire::Languages "none"',
             *(f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()),
-            *([] if recipe.as_docker else [f"--customize-hook={_ADD_USER}"]),
+            *([f"--customize-hook={_ADD_USER}"] if config.user == USER else []),
             *(f"--customize-hook={_CLEAN}", _CODENAME, str(layer), str(listed)),
         ]
         _run(argv, plain_env(SOURCE_DATE_EPOCH=str(made_s), **own), report)
         try:
             with layer.open("rb") as file:
-                pack_layer(file, recipe.config, rootfs, keep_setuid=True)
+                pack_layer(file, config, rootfs, keep_setuid=True)
         except LayerError as error:
             raise error.refusal(source) from error
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
-        return Store(home).add(
-            rootfs, recipe.config, name=recipe.name, source=source, created=created
-        )
+        return Store(home).add(rootfs, config, name=name, source=source, created=created)
 
 
 def _run(argv: list[str], env: Mapping[str, str], report: Report) -> None:

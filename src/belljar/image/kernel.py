@@ -50,15 +50,12 @@ class Kernel:
 def current_kernel(home: Path) -> Kernel:
     """Return the kernel that new templates boot. Raises `HostError`."""
     pointer = home / "kernel-current"
+    if not pointer.exists():
+        what, hint = "there is no guest kernel", "run `belljar setup`"
+        raise HostError(what, where=str(pointer), hint=hint)
     try:
         digest = pointer.read_text().strip()
-    except FileNotFoundError:
-        what, hint = "there is no guest kernel", "run `belljar setup`"
-        raise HostError(what, where=str(pointer), hint=hint) from None
-    except (OSError, ValueError) as error:
-        raise _damaged(pointer) from error
-    directory = home / "kernels" / digest
-    try:
+        directory = home / "kernels" / digest
         document = json.loads((directory / "kernel.json").read_bytes())
         kernel = Kernel(
             digest=digest,
@@ -73,7 +70,7 @@ def current_kernel(home: Path) -> Kernel:
             raise ValueError("files are missing")
         return kernel
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(directory / "kernel.json") from error
+        raise _damaged(pointer) from error
 
 
 def fetch_kernel(home: Path, sources: Sequence[AptSource]) -> Kernel:
@@ -101,9 +98,7 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource]) -> Kernel:
 def _store(home: Path, scratch: Path, package: Mapping[str, str]) -> Kernel:
     tree, whole = scratch / "tree", scratch / "kernel"
     whole.mkdir(mode=0o711)
-    if len(images := [*(tree / "boot").glob("vmlinuz-*")]) != 1:
-        raise HostError(f"the kernel package holds {len(images)} kernels", where="vmlinuz-*")
-    image = images[0]
+    (image,) = (tree / "boot").glob("vmlinuz-*")
     release = image.name.removeprefix("vmlinuz-")
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None or (int(match[1]), int(match[2])) < _MIN_VERSION:
@@ -165,10 +160,7 @@ def _make_current(home: Path, scratch: Path, whole: Path, digest: str) -> Kernel
 
 
 def _modules(tree: Path, release: str) -> list[tuple[str, bytes]]:
-    places = (tree / "usr/lib/modules" / release, tree / "lib/modules" / release)
-    library = next(filter(Path.is_dir, places), None)
-    if library is None:
-        raise HostError("the kernel package holds no modules", where=f"lib/modules/{release}")
+    (library,) = tree.glob(f"**/lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}
     builtin = {
         module_name(Path(line).name) for line in (library / "modules.builtin").read_text().split()
