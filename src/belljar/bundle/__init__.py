@@ -214,8 +214,7 @@ def install_bundle(
         _install_store(home, copy, about)
         if packages:
             argv = [tool("sh"), str(copy / SCRIPT), "--packages", sys.prefix]
-            log = home / "bundle.log"
-            run_logged(argv, log=log)
+            run_logged(argv, log=home / "bundle.log")
         facts = {"created": about["created"], "digest": bundle.digest, "signer": bundle.signer}
         (copy / INSTALLED).write_text(json.dumps(facts) + "\n")
         (copy / INSTALLED).replace(home / INSTALLED)
@@ -270,12 +269,10 @@ def create_bundle(home: Path, out: Path, wanted: Contents, *, report: Report) ->
     with _part(home, out) as part, scratch_dir(home) as scratch:
         own_bytes = sum(file.stat().st_size for file in files.values())
         report(f"{format_size(own_bytes)} of this store, and Debian's and Python packages")
-        need_space(
-            part, own_bytes + _REST_BYTES, "the bundle", hint="give a place on a larger disk"
-        )
+        hint = "give a place on a larger disk"
+        need_space(part, own_bytes + _REST_BYTES, "the bundle", hint=hint)
+        files |= _wheels(scratch / "wheels", wanted, report)
         digests = {name: _copy(file, part / name, report) for name, file in files.items()}
-        wheels = _wheels(scratch / "wheels", wanted, report)
-        digests |= {name: _copy(file, part / name, report) for name, file in wheels.items()}
         report("Debian packages")
         digests |= _debian_packages(scratch / "apt", wanted, part / "debian")
         about |= {
@@ -397,10 +394,8 @@ def _write(part: Path, texts: Mapping[str, str]) -> dict[str, str]:
 
 def _debian_packages(state: Path, wanted: Contents, folder: Path) -> dict[str, str]:
     codename = host_kind("")["system"]
-    sources, groups = (
-        debian_sources(host_sources(), codename),
-        {"": (*wanted.packages, *wanted.newer)},
-    )
+    sources = debian_sources(host_sources(), codename)
+    groups = {"": (*wanted.packages, *wanted.newer)}
     if codename == "bookworm":
         sources.append(replace(sources[0], suites=(_BACKPORTS,)))
         groups = {_BACKPORTS: wanted.newer, "": wanted.packages}

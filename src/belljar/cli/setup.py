@@ -20,7 +20,7 @@ from belljar.host.tools import MAPPERS, Tool, tool_facts, tools_for
 from belljar.image.build import AptSource, build_image, debian_sources, host_sources, kernel_sources
 from belljar.image.kernel import REQUIRED_MODULES, current_kernel, fetch_kernel
 from belljar.image.store import Store
-from belljar.image.tools import run_logged
+from belljar.image.tools import Report, run_logged
 from belljar.ledger.keys import parse_fingerprint
 from belljar.store.home import belljar_home, make_store_dir
 from belljar.units import format_size, printable
@@ -35,7 +35,7 @@ _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
 # Packages that are too old in Debian 12, or lacking.
 _NEWER: Final = frozenset({"qemu-system-x86", "qemu-system-arm", "runsc"})
 # Carries a step out; its argument takes a line for each stage.
-Act = Callable[[Callable[[str], None]], object]
+Act = Callable[[Report], object]
 
 
 class Step(NamedTuple):
@@ -66,17 +66,15 @@ def setup(*, yes: bool) -> int:
         click.echo("Steps:")
         for number, step in enumerate(steps, 1):
             click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
+        if not yes and not sys.stdin.isatty():
+            what = "standard input is no terminal to confirm at"
+            raise console.MisuseError(what, hint="add --yes")
         if not yes:
-            if not sys.stdin.isatty():
-                raise console.MisuseError(
-                    "standard input is no terminal to confirm at", hint="add --yes"
-                )
             click.confirm("Continue?", default=True, abort=True)
         make_store_dir(home)
         for number, step in enumerate(steps, 1):
-            step.act(
-                console.progress(f"[{number}/{len(steps)}] {step.title}", quiet=False, is_step=True)
-            )
+            title = f"[{number}/{len(steps)}] {step.title}"
+            step.act(console.progress(title, quiet=False, is_step=True))
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home)
     if problem is not None:
@@ -102,19 +100,18 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
     if missing:
         line = install_line(missing, codename, sources)
         if os.geteuid() == 0:
-            step = Step(f"Install {', '.join(packages)}", line, partial(_install, home, line))
-            steps.append(step)
+            title, log = f"Install {', '.join(packages)}; see setup.log", home / "setup.log"
+            argv = ["/bin/sh", "-c", line]
+            steps.append(Step(title, line, lambda _: run_logged(argv, log=log)))
         else:
             problem = HostError(named, where="setup", hint=f"as root, run:\n{line}")
-    making = list[Step]()
-    if not _has_kernel(home):
+    making, modules = list[Step](), tuple[str, ...]()
+    with suppress(HostError):
+        modules = current_kernel(home).wanted
+    if modules != REQUIRED_MODULES:
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-
-        def fetch(report: Callable[[str], None]) -> object:
-            report("fetching and checking the package")
-            return fetch_kernel(home, kernel_sources(host_sources(), codename or "bookworm"))
-
-        making.append(Step(title, "belljar setup", fetch))
+        kernel = partial(_fetch_kernel, home, codename or "bookworm")
+        making.append(Step(title, "belljar setup", kernel))
     # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "squashfs-tools"} & {*packages}
     if can_build and Store(home).missing("default") is not None:
@@ -158,12 +155,8 @@ def install_line(missing: Sequence[Tool], codename: str, sources: Sequence[AptSo
     return " && ".join(commands)
 
 
-def _install(home: Path, line: str, report: Callable[[str], None]) -> None:
-    log = home / "setup.log"
-    log.write_text("")
-    log.chmod(0o600)
-    report("apt's output is in setup.log")
-    run_logged(["/bin/sh", "-c", line], log=log)
+def _fetch_kernel(home: Path, codename: str, _report: Report) -> None:
+    fetch_kernel(home, kernel_sources(host_sources(), codename))
 
 
 def _release() -> dict[str, str]:
@@ -171,13 +164,6 @@ def _release() -> dict[str, str]:
         return platform.freedesktop_os_release()
     except OSError:
         return {}
-
-
-def _has_kernel(home: Path) -> bool:
-    """Return false for one without the modules needed now."""
-    with suppress(HostError):
-        return current_kernel(home).wanted == REQUIRED_MODULES
-    return False
 
 
 # --- bundle
@@ -260,18 +246,13 @@ def create(
 
     build_missing(builds, {*of_task}, belljar_home(), report=report)
     made = create_bundle(belljar_home(), out.absolute(), contents, report=report)
-    about = {
-        "path": str(out),
-        "digest": made.digest,
-        "key": made.signer,
-        "size_bytes": made.about["size_bytes"],
-        "items": len(made.digests),
-    }
+    size_bytes, items = made.about["size_bytes"], len(made.digests)
     if as_json:
-        console.print_json(about)
+        facts = {"path": str(out), "digest": made.digest, "key": made.signer}
+        console.print_json({**facts, "size_bytes": size_bytes, "items": items})
         return
     click.echo(
-        f"{out}: {len(made.digests)} items, {format_size(made.about['size_bytes'])}\n"
+        f"{out}: {items} items, {format_size(size_bytes)}\n"
         f"digest  {made.digest}\nkey     {made.signer}\n"
         "On the other host, in the bundle's directory, with the digest from here:\n"
         f'  echo "{made.digest}  SHA256SUMS" | sha256sum -c && sha256sum -c --quiet SHA256SUMS\n'
@@ -312,10 +293,8 @@ def _bases(build: ServiceBuild) -> tuple[str, ...]:
     from belljar.policy.reference import parse_reference
 
     try:
-        content = build.inline or read_regular(
-            Path(build.root), build.dockerfile, MAX_BYTES
-        ).decode("utf-8")
-        found = base_images(content, build.args, target=build.target)
+        raw = build.inline.encode() or read_regular(Path(build.root), build.dockerfile, MAX_BYTES)
+        found = base_images(raw.decode("utf-8"), build.args, target=build.target)
         return tuple(parse_reference(image).familiar for image in found.images)
     # A Dockerfile that can't be read is reported when it is built.
     except (OSError, ValueError):
@@ -368,13 +347,7 @@ def install(*, bundle: Path, key: str | None, no_packages: bool, allow_older: bo
         hint = "give --key FINGERPRINT, as `belljar bundle create` printed it"
         raise console.MisuseError("no key is known that may sign a bundle", hint=hint)
     report = console.progress("installing the bundle", quiet=False, is_step=True)
-    found = install_bundle(
-        home,
-        bundle,
-        expected_key=expected,
-        packages=not no_packages,
-        allow_older=allow_older,
-        report=report,
-    )
+    options = {"packages": not no_packages, "allow_older": allow_older}
+    found = install_bundle(home, bundle, expected_key=expected, report=report, **options)
     click.echo(f"installed {len(found.digests)} items, created {found.about['created']}")
     click.echo(f"documentation and examples: {printable(str(home / 'share'))}")

@@ -82,19 +82,18 @@ def polled(
 
 
 def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> None:
-    """Run an installer to its end, its output appended to `log`. Raises `HostError` when it fails.
+    """Run an installer to its end, its output in `log`. Raises `HostError` when it fails.
 
     An interruption is raised only after it has ended: half of a package would be left.
     """
-    with log.open("ab") as file:
-        file.write(f"\n$ {' '.join(argv)}\n".encode())
-        file.flush()
-        with started(argv, stdout=file, stderr=subprocess.STDOUT) as process:
-            try:
-                status = polled(process.wait, argv, timeout_s)
-            except KeyboardInterrupt:
-                process.wait(timeout_s)
-                raise
+    log.touch(mode=0o600)
+    joint = subprocess.STDOUT
+    with log.open("wb") as file, started(argv, stdout=file, stderr=joint) as process:
+        try:
+            status = polled(process.wait, argv, timeout_s)
+        except KeyboardInterrupt:
+            process.wait(timeout_s)
+            raise
     if status != 0:
         hint = "the log has the whole story; then run it again"
         raise HostError(failed(argv, status, log.read_bytes()).what, where=str(log), hint=hint)
