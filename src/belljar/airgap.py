@@ -1,7 +1,6 @@
-"""The check of the air gap: every way beyond this host, by trying and by looking.
+"""The check of the air gap, by looking and by trying.
 
-Nothing is sent beyond this host: `connect` of a UDP socket, or a TCP one in repair mode, only
-chooses a route. An unreadable place is `can't tell`.
+Nothing is sent: `connect` of a UDP socket, or a TCP one in repair mode, only chooses a route.
 """
 
 from __future__ import annotations
@@ -84,8 +83,6 @@ def judged(name: str, how: Literal["tried", "looked"], evidence: Iterable[Seen])
 
 
 class _Place(NamedTuple):
-    """The entries of this name and text lead beyond this host."""
-
     finding: str
     folder: str
     names: str = ""
@@ -309,7 +306,6 @@ def _namespaces() -> Iterator[Seen]:
 
 
 def _namespace_files(device: int, hidden: list[str], mounted: set[int]) -> Iterator[Path]:
-    """Yield a file of each namespace; note mounted ones."""
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - names alone
         threads, tasks = list[Path](), Path("/proc", process, "task")
         with _noted(hidden, tasks):  # not by `glob`, which passes over what it may not read
@@ -370,7 +366,7 @@ def _way(
 
 
 def _servers(hosts: Iterable[str]) -> Iterator[Seen]:
-    """Judge servers by route alone: no query, no name lookup."""
+    """Judge by route alone: no query, no look-up."""
     for host in hosts:
         try:
             here = (State.UNKNOWN, "it is on this host, and may forward")

@@ -1,8 +1,7 @@
 """Bundles, which carry an installation to a host without a network.
 
-`SHA256SUMS` is the manifest of a directory, `SHA256SUMS.sig` signs it, `bundle.json` names images,
-weights and the kind of host. A bundle may come from anyone: unlisted files are refused, and the
-installed copy was hashed while it was made.
+A bundle may come from anyone: its manifest is signed, unlisted files are refused, and the installed
+copy was hashed while it was made.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class Bundle:
 
 
 def hashed_copy(source: BinaryIO, target: Path) -> str:
-    """Return the SHA-256 of the read bytes. Raises `OSError`."""
     digest = hashlib.sha256()
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as copy:
@@ -140,7 +138,7 @@ def write_manifest(path: Path, digests: Mapping[str, str], key: SigningKey) -> N
 
 
 def open_bundle(path: Path, *, expected_key: str | None) -> Bundle:
-    """Open a bundle signed by the key of fingerprint `expected_key`."""
+    """Raise `BundleError` for another key than `expected_key`."""
     listed = _read(path, SUMS)
     signed = _SIGNATURE.fullmatch(_read(path, SIGNATURE).decode("ascii", "replace"))
     if not (signed and signature_is_good(signed[1], signed[2], _SIGNED + listed)):
@@ -192,10 +190,8 @@ def check_host(about: Mapping[str, Any]) -> None:
 def install_bundle(
     home: Path, path: Path, *, expected_key: str, packages: bool, allow_older: bool, report: Report
 ) -> Bundle:
-    """Install all of a bundle; after an interruption it can be called again.
-
-    `packages`: also Debian's and Python's, as root; these come last, as they replace this program.
-    Raises `BundleError`, `HostError`; before anything is installed if the bundle has a fault.
+    """Install a bundle, again after an interruption. Raises `BundleError`, `HostError` before
+    anything is installed. `packages` come last: they replace this program.
     """
     bundle = open_bundle(path, expected_key=expected_key)
     about = bundle.about
@@ -222,7 +218,7 @@ def install_bundle(
 
 
 def _install_store(home: Path, copy: Path, about: Mapping[str, Any]) -> None:
-    """Rename everything into place; what exists is kept, but documentation."""
+    """Keep what exists, but documentation."""
     adopt_kernel(home, copy / "kernels" / about["kernel"])
     for image in about["images"]:
         folder = copy / "images" / image["digest"]
@@ -244,11 +240,7 @@ _TOOLS: Final = "inspect_ai/binaries/inspect-sandbox-tools-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """`newer` are packages from backports on Debian 12; `weights` are digests in the store.
-
-    `lock` has exact versions with hashes. `checkout` is Belljar's source, with documentation and
-    examples.
-    """
+    """`newer` packages are from Debian 12's backports."""
 
     images: tuple[str, ...]
     packages: tuple[str, ...]
@@ -364,7 +356,7 @@ def _plain(file: Path, name: str) -> Path:
 
 @contextmanager
 def _part(home: Path, out: Path) -> Iterator[Path]:
-    """Make the growing bundle's directory, for one call at a time."""
+    """Make the directory, for one call at a time."""
     part = out.with_name(f".{out.name}.part")
     try:
         with locked(home, "bundle", wait=False):

@@ -261,9 +261,7 @@ def create(
 
 
 def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[ServiceBuild]]:
-    """Return the images and builds of all samples of a task, which is loaded but not run.
-
-    Its changes to the environment (a `.env` file's, too) end here. Raises `PolicyError`;
+    """Load a task, and end its changes to the environment here. Raises `PolicyError`;
     `ContainmentBreach` when another sandbox provider was about to be used.
     """
     from belljar.harness.evaluate import load_only

@@ -1,7 +1,6 @@
-"""Images that Belljar makes itself, from the host's own Debian mirror and Python indexes.
+"""Belljar's own images, from the host's Debian mirror and Python indexes.
 
-Nothing of the host and no traces of the build get into an image.
-Equal package versions give equal bytes.
+Nothing of the host gets into them; equal package versions give equal bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class AptSource:
     suites: tuple[str, ...]
 
     def deb822(self, *, has_keyring: bool = True) -> str:
-        """Return a stanza, signed by Debian's keys if it `has_keyring`."""
         suites, is_named = " ".join(self.suites), has_keyring and DEBIAN_KEYRING.exists()
         stanza = f"Types: deb\nURIs: {self.uri}\nSuites: {suites}\nComponents: main\n"
         return f"{stanza}Signed-By: {DEBIAN_KEYRING}\n" if is_named else stanza
@@ -77,10 +75,7 @@ def host_sources() -> list[AptSource]:
 
 
 def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
-    """Return the main, updates and security suites of Debian `codename`, as the host has them.
-
-    Raises `HostError` when no mirror is known.
-    """
+    """Raise `HostError` without a mirror of Debian."""
     # `main` of a suite that Debian has, best from a tree called `debian`.
     plain = [source for source in known if not _CODENAMES.isdisjoint(source.suites)]
     main = next((s for s in plain if s.uri.rstrip("/").endswith("debian")), next(iter(plain), None))
@@ -95,7 +90,6 @@ def debian_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]
 
 
 def kernel_sources(known: Sequence[AptSource], codename: str) -> list[AptSource]:
-    """Return Debian 13's own suite, or Debian 12's backports."""
     main = debian_sources(known, codename)[0]
     suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
     return [AptSource(main.uri, (suite,))]
@@ -144,7 +138,6 @@ class PrivateApt:
         return found[0]
 
     def download_closure(self, packages: Sequence[str], into: Path, *, suite: str = "") -> None:
-        """Fetch packages with all dependencies of an empty host."""
         (into / "partial").mkdir(parents=True, exist_ok=True)
         chosen = ["-t", suite] if suite else []
         options = ["-q", "-y", "--no-install-recommends", *chosen, "install", "--download-only"]
@@ -160,7 +153,6 @@ class PrivateApt:
 
 
 def host_acquire_options() -> dict[str, str]:
-    """Return this host's proxies, certificates and retries as apt options."""
     dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
     return {
         match[1]: match[2]
@@ -226,10 +218,7 @@ _MIN_FREE_BYTES: Final = 1 << 30
 
 
 def build_image(home: Path, name: str, report: Report = lambda _line: None) -> Image:
-    """Build one of Belljar's own images and put it into the store.
-
-    `report` is called from any thread. Raises `HostError`; then the store is as it was.
-    """
+    """`report` is called from any thread."""
     env = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"}
     config = ImageConfig(env=env, user=USER, workdir=f"/home/{USER}", cmd=("/bin/bash",))
     if name == "inspect":  # as Docker's: root in `/`, whose pip installs into the system
@@ -336,7 +325,7 @@ def build_packages(
 
 
 def _pip_options(context: Path, report: Report) -> list[str]:
-    """Return the indexes and proxies of this host's pip; a build sees no directories of it."""
+    """A build sees no directory of this host."""
     found = list[str]()
     listed = b""
     with suppress(HostError):

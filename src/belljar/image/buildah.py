@@ -1,7 +1,4 @@
-"""Builds an image from a Dockerfile with buildah: bases from the store, the result packed.
-
-Steps run in a user namespace, by default without network. A stored recipe is not built again.
-"""
+"""Builds images from Dockerfiles with buildah in a user namespace."""
 
 from __future__ import annotations
 
@@ -81,8 +78,6 @@ class StepError(PolicyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """The Dockerfile is `inline`, else `dockerfile`, else the context's."""
-
     context: Path
     name: str
     dockerfile: Path | None = None
@@ -94,7 +89,7 @@ class BuildRequest:
 
 
 class BuildRecipe(NamedTuple):
-    """`built` are facts for the store; `recipe` among them digests all but the two options."""
+    """`recipe` in `built` digests all but the options."""
 
     dockerfile: Path
     found: Bases
@@ -106,10 +101,9 @@ class BuildRecipe(NamedTuple):
 def build_dockerfile(
     home: Path, request: BuildRequest, *, report: Report = lambda _line: None
 ) -> tuple[Image, bool]:
-    """Return the image of a Dockerfile, named `request.name`, and true if it had to be built.
+    """Return an image, and true if it had to be built.
 
-    Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError` for a
-    missing tool or base; the store is then as it was.
+    Raises `PolicyError` for an unusable Dockerfile or context or a failing step, `HostError`.
     """
     check_name(request.name)
     store = Store(home)
@@ -154,7 +148,6 @@ def build_dockerfile(
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Return true if these files made it, with any options."""
     return bool(image.built.get("recipe") == read_recipe(store, request).built["recipe"])
 
 
@@ -268,10 +261,8 @@ def _build(
 def pack_result(
     inside: Inside, buildah: Sequence[str], volumes: Iterable[str], *, keep_setuid: bool
 ) -> dict[str, Any]:
-    """Pack the image `RESULT`, with these volumes, where the namespace can't reach it.
-
-    Returns arguments of `Store.add`; a step that broke out of its container can have forged them.
-    Raises `LayerError` for what an image may not have, `HostError`.
+    """Return arguments of `Store.add`; a step that broke out of its container can have forged them.
+    Raises `LayerError` for what an image may not have.
     """
     rootfs = inside.work.parent / "rootfs"
     try:
@@ -295,7 +286,7 @@ def pack_result(
 
 @contextmanager
 def _held_directory(path: Path, owner: int) -> Iterator[Path]:
-    """Yield a path that survives the replacement of the directory."""
+    """Yield a path that survives the directory's replacement."""
     path.mkdir(mode=0o700)  # nothing of the steps is here: this fails if they made one
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -354,7 +345,7 @@ def work_dir(home: Path, scratch: Path, first_uid: int) -> Iterator[Path]:
 
 
 def remove_built(home: Path, directory: Path, first_uid: int) -> None:
-    """Remove a tree, as an ordinary user in the namespace of its ids."""
+    """Use the namespace of its ids if this is no root."""
     if os.geteuid() == 0 or not directory.exists():
         remove_tree(directory)
         return
@@ -442,7 +433,6 @@ def _part(kind: str, file: Path) -> dict[str, Any]:
 
 
 def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
-    """Return a stored image's Docker configuration without volumes (`Buildable`)."""
     check = image.healthcheck or HealthCheck(test=())
     created = image.created or "1970-01-01T00:00:00Z"
     numbers = {name: getattr(check, field) for field, name in HEALTH_NUMBERS.items()}

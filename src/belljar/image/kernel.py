@@ -1,8 +1,7 @@
-"""The guest kernel (Debian's cloud kernel package, unpacked, not installed) and its initramfs.
+"""The guest kernel (Debian's cloud kernel package, unpacked) and its initramfs.
 
-    kernels/<digest>/{vmlinuz,kernel.json,modules/NN-name.ko}    kernel-current
-
-`digest` covers what a guest loads: the kernel and its modules, in load order."""
+kernels/<digest>/{vmlinuz,kernel.json,modules/NN-name.ko} kernel-current
+"""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _DEPENDS: Final = re.compile(rb"(?:\A|\0)depends=([^\0]{0,4096})\0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """`modules` are in load order, `wanted` as asked for."""
+    """`modules` are in load order."""
 
     digest: str
     version: str
@@ -48,7 +47,7 @@ class Kernel:
 
 
 def current_kernel(home: Path) -> Kernel:
-    """Return the kernel that new templates boot. Raises `HostError`."""
+    """Raise `HostError` without a whole one."""
     pointer = home / "kernel-current"
     if not pointer.exists():
         what, hint = "there is no guest kernel", "run `belljar setup`"
@@ -186,10 +185,7 @@ def _damaged(path: Path) -> HostError:
 def load_order(
     wanted: Sequence[str], *, read: Callable[[str], bytes | None], builtin: Collection[str]
 ) -> list[tuple[str, bytes]]:
-    """Return the wanted modules and all they depend on, each after what it needs.
-
-    Raises `HostError` for one that `read` does not give and that is not built in.
-    """
+    """Raise `HostError` for a lacking module."""
     ordered: dict[str, bytes] = {}
 
     def add(name: str, above: tuple[str, ...]) -> None:
@@ -231,10 +227,7 @@ _S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000  # inode(7); cpio's 
 def build_initramfs(
     agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None
 ) -> bytes:
-    """Return the gzipped archive: `/init`, the probe program `/p`, and `/m/NN-name.ko`.
-
-    `modules` are in load order. Raises `ValueError` for what is no ELF file.
-    """
+    """Raise `ValueError` for what is no ELF file."""
     programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
     for name, contents in [*programs, *modules]:
         if not contents.startswith(b"\x7fELF"):

@@ -1,7 +1,6 @@
-"""Reading a hostile tar stream: every length is bounded before use.
+"""Reads a hostile tar stream: every length is bounded before use.
 
-Understood: ustar, GNU long names and base-256 numbers, POSIX pax records.
-Refused: device nodes, sparse files, absolute names, `..`, unknown types.
+Known are ustar, GNU's long names and base-256 numbers, and pax records.
 """
 
 from __future__ import annotations
@@ -82,10 +81,9 @@ KINDS: Final[Mapping[bytes, ImageEntryKind]] = {
 
 @dataclass(slots=True, kw_only=True)
 class LayerEntry:
-    """A file of a layer, then of the tree that takes it, where hard links are one entry.
+    """A file of a layer, then of the merged tree; hard links are one entry.
 
-    `path` has no `.` or `..`; a link's `target` may. `path_bytes`, `layer` (the last that named the
-    file), `content_layer` and `children` are the tree's.
+    The last four fields are the tree's; `layer` is the last that named the file.
     """
 
     path: EntryPath = ()
@@ -107,9 +105,9 @@ class LayerEntry:
 def read_entries(
     pread: Callable[[int, int], bytes], size_bytes: int, max_entries: int | None = None
 ) -> Iterator[LayerEntry]:
-    """Yield the entries of a layer of `size_bytes`, in its order, in about 2 MiB of memory.
+    """Yield entries in about 2 MiB of memory.
 
-    The layer must end with an end marker or exactly after an entry. Raises `LayerError`.
+    Raises `LayerError`, also for an end inside of an entry.
     """
     offset, extra, count = 0, _Extra(), 0
     while offset < size_bytes:

@@ -1,6 +1,6 @@
-"""Imports container images: parts are found, read with bounds and merged in memory.
+"""Imports container images: read with bounds, merged in memory.
 
-No digest, size or name is trusted; `design/policy.md` says why no tool unpacks on the host.
+`design/policy.md` says why no tool unpacks them on the host.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ def import_image(
     keep_setuid: bool = False,
     report: Report = lambda _line: None,
 ) -> Image:
-    """Put the container image `ref` (as skopeo names it) into the store.
+    """Put the image `ref`, as skopeo names it, into the store.
 
-    Raises `PolicyError` for a broken, hostile or too large image, else `HostError`; the store is
-    then as it was.
+    Raises `PolicyError` for a broken, hostile or too large one, else `HostError`.
     """
     bounds = limits or ImportLimits()
     if name:
@@ -128,7 +127,6 @@ def _merge(
 def pack_tree(
     tree: MergedTree, layers: Sequence[LayerBlob], config: ImageConfig, rootfs: Path
 ) -> None:
-    """Pack a tree with the places that cells need."""
     for path, wanted in _PLACES.items():
         found = tree.at(path)
         is_link = found is not None and found.kind is ImageEntryKind.SYMLINK
@@ -157,7 +155,6 @@ def pack_tree(
 def pack_layer(
     file: IO[bytes], config: ImageConfig, rootfs: Path, *, keep_setuid: bool
 ) -> MergedTree:
-    """Pack a file of one uncompressed layer. Raises `LayerError`."""
     limits = ImportLimits()
     layer = LayerBlob(file, os.fstat(file.fileno()).st_size, "")
     if layer.size_bytes > limits.max_bytes:

@@ -1,7 +1,6 @@
-"""Finds an image at its source: a registry (by skopeo), a daemon, a file.
+"""Finds an image at its source: a registry, a daemon, a file.
 
-Nothing in a file is believed: callers check digests, and no name in an archive becomes a path.
-Source: image-spec v1.1; the layout of `docker save`.
+No name in an archive becomes a path. Source: image-spec v1.1; `docker save`.
 """
 
 from __future__ import annotations
@@ -75,9 +74,8 @@ class ImageParts:
 
 @contextmanager
 def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterator[Files]:
-    """Give the files of a tar archive one at a time, below `work` under one fixed name.
-
-    Links between them are followed: `docker save` wrote a layer that occurs twice as one.
+    """Give files one at a time, below `work` under one fixed name. Links are followed: `docker
+    save` wrote a layer that occurs twice as one.
     """
     opened = (
         LayerBlob(archive.open("rb"), archive.stat().st_size, "")
@@ -114,7 +112,7 @@ def files_of_archive(archive: Path, work: Path, limits: ImportLimits) -> Iterato
 def read_document(
     files: Files, name: str, limits: ImportLimits, *, wanted: str = "", kind: type = dict
 ) -> tuple[Any, str]:
-    """Return a JSON document and its SHA-256 in hex, which must be `wanted` if that is known."""
+    """Return a document and its SHA-256, compared with `wanted`."""
     if (path := files(name)).stat().st_size > limits.max_document_bytes:
         raise LayerError(f"a document is larger than {limits.max_document_bytes} bytes")
     raw = path.read_bytes()
@@ -238,7 +236,7 @@ def image_of_manifest(
 
 
 def _hex(digest: str) -> str:
-    """Return the digits: no other text of a document enters paths."""
+    """Let no other text of a document enter paths."""
     if IMAGE_ID.fullmatch(digest) is None:
         raise LayerError("a digest is not a SHA-256")
     return digest.partition(":")[2]
@@ -266,7 +264,6 @@ _TRUST_POLICIES: Final = (
 def fetched(
     ref: str, scratch: Path, limits: ImportLimits, report: Report = lambda _line: None
 ) -> Iterator[ImageParts]:
-    """Fetch the image `ref` into a directory below `scratch`."""
     transport, _, rest = ref.partition(":")
     if not rest or transport not in (*_FILES, *_SERVICES):
         shown = printable(ref, max_chars=200)
@@ -325,7 +322,6 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Report) -> str:
 
 
 def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> ImageParts:
-    """Copy the image of the digest that a registry has for a name."""
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]

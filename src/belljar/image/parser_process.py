@@ -1,7 +1,4 @@
-"""The process apart of `belljar.image.dockerfile`: a Dockerfile on standard input, JSON as output.
-
-It is run as a file, by a Python that imports nothing else: it starts in 20 ms.
-"""
+"""Parses a Dockerfile in a process that imports nothing else."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """The image store: immutable root file systems by the SHA-256 of their bytes, and their names.
 
-    images/<digest>/{rootfs.sqfs,image.json}    image-names.json    image-digests.json
-
-Names are Docker's references. `image-digests.json` maps digests of manifests, indexes and
-configurations to the imported images. An image appears whole (by a rename) or not at all.
-Reading needs no lock; writers hold `locks/images`.
+images/<digest>/{rootfs.sqfs,image.json} image-names.json image-digests.json
 """
 
 from __future__ import annotations
@@ -56,10 +52,7 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image(ImageConfig):
-    """An immutable root file system (squashfs) by the SHA-256 of its bytes in hex.
-
-    `origins` are digests of the documents that it was imported from.
-    """
+    """`origins` are digests of documents that it was imported from."""
 
     digest: str
     names: tuple[str, ...]
@@ -85,10 +78,9 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """Return the image of a reference or a digest.
+        """Return the image of a reference or a digest. Raises `HostError`.
 
-        A reference's digest must be one that the image was imported from; its tag is ignored, as in
-        Docker. Bytes are not hashed again (`verify`). Raises `HostError`.
+        A reference's digest must be an origin; its tag is ignored then, as in Docker.
         """
         names, origins = self._indexes()
         reference = _parsed(ref)
@@ -126,8 +118,7 @@ class Store:
     ) -> Image:
         """Move `rootfs` (squashfs, on the store's file system) into the store.
 
-        Names and `origins` move from the images that had them. The configuration's hash is appended
-        to the file, so it is part of the digest. Raises `PolicyError`, `HostError`.
+        Names and `origins` move from the images that had them.
         """
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         rootfs.chmod(0o600)
@@ -143,10 +134,7 @@ class Store:
         return self._enter(rootfs, document, called, origins)
 
     def adopt(self, directory: Path, *, names: Sequence[str], origins: Sequence[str] = ()) -> Image:
-        """Take an image's directory of another store.
-
-        Raises `HostError` when its bytes are not those of its digest; then nothing was taken.
-        """
+        """Raise `HostError` for bytes of another digest."""
         called = [check_name(each, origins=origins) for each in names]
         image = _read(directory, {}, {})
         verify(image)
@@ -184,7 +172,6 @@ class Store:
             return _read(final, names, known)
 
     def remove(self, ref: str) -> Image:
-        """Remove a name, and with its last the image."""
         with locked(self.home, "images"):
             image, (names, origins) = self.find(ref), self._indexes()
             reference = _parsed(ref)
@@ -199,7 +186,7 @@ class Store:
             return image
 
     def name(self, image: Image, name: str) -> Image:
-        """Raise `PolicyError` for a forbidden name, `HostError` for a removed image."""
+        """Raise `HostError` for a removed image."""
         name = check_name(name)
         with locked(self.home, "images"):
             if not (self._images / image.digest).exists():

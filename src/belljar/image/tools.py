@@ -1,7 +1,6 @@
-"""Runs the host's tools: argv lists only, bounded in time, output and size of their files.
+"""Runs the host's tools, bounded in time and size of their files.
 
-A tool that needs root gets a user namespace with 65,536 ids and its own files, mounts, processes,
-IPC and, unless asked otherwise, network.
+A tool that needs root gets a user namespace of its own.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ def run_tool(
     cwd: Path | None = None,
     watch: Watch = lambda: None,
 ) -> bytes:
-    """Return a tool's standard output. Raises `HostError` when it fails.
-
-    Its process group is killed at `timeout_s`, on interruption and when `watch` raises.
+    """Return standard output. Raises `HostError`. The process group is killed at `timeout_s`, on
+    interruption and when `watch` raises.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
         output, complaint = polled(
@@ -82,9 +80,8 @@ def polled(
 
 
 def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> None:
-    """Run an installer to its end, its output in `log`. Raises `HostError` when it fails.
-
-    An interruption is raised only after it has ended: half of a package would be left.
+    """Run an installer, its output in `log`. Raises `HostError`. An interruption is raised only
+    after it has ended: half of a package would be left.
     """
     log.touch(mode=0o600)
     joint = subprocess.STDOUT
@@ -103,9 +100,9 @@ def run_logged(argv: Sequence[str], *, log: Path, timeout_s: float = 3600) -> No
 def drained(
     process: subprocess.Popen[bytes], *, on_line: Report = lambda _line: None
 ) -> Iterator[bytearray]:
-    """Keep the last 16 KiB of standard error, or a joint output, so that it never blocks.
+    """Keep the last 16 KiB of standard error, or a joint output.
 
-    `on_line` runs in another thread; lines longer than 4 KiB come in pieces.
+    `on_line` runs in another thread, with at most 4 KiB.
     """
     kept, stream = bytearray(), process.stderr or process.stdout
 
@@ -155,7 +152,6 @@ def started(
 
 
 def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
-    """Kill and reap; `grace_s` lies between SIGTERM and SIGKILL."""
     if grace_s and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -300,7 +296,7 @@ class NoSpaceError(HostError):
 
 @dataclass(slots=True, kw_only=True)
 class Inside:
-    """`first_uid` is the host id of its root; `tail` holds the last lines of its tools."""
+    """`tail` holds the last lines of its tools."""
 
     first_uid: int
     work: Path
@@ -310,7 +306,7 @@ class Inside:
     tail: list[str] = field(default_factory=list)
 
     def run(self, name: str, *words: str, has_network: bool = False) -> bytes:
-        """Run a tool as the inner root; return its last output."""
+        """Run a tool as the inner root."""
         limits = [f"--fsize={_MAX_FILE_BYTES}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
         fds = f"/proc/{os.getpid()}/fd"
         outer = [f"--user={fds}/{self.user_fd}", f"--mount={fds}/{self.mounts_fd}"]
@@ -367,10 +363,9 @@ def user_namespace(
     has_network: bool = False,
     report: Report = lambda _line: None,
 ) -> Iterator[Inside]:
-    """Make namespaces whose tools see `/usr`, `work` and, read-only, `shown` in `SHOWN`.
+    """Let tools see `/usr`, `work` and, read-only, `shown` in `SHOWN`.
 
-    `work` and `shown` are directories below the store `home`. No /etc, home or socket of this host
-    is seen. Raises `HostError` where this user can have none.
+    Raises `HostError` where this user can have no namespace.
     """
     with _holder([tool("unshare"), "--user", "--", "/bin/sh", "-c", "echo; cat"]) as outer:
         _map_ids(outer, first_uid)
@@ -407,7 +402,6 @@ def _holder(argv: Sequence[str], *, cwd: Path | None = None) -> Iterator[int]:
 
 
 def first_id_of(home: Path) -> int:
-    """Return the host's id of root in the builds of a store."""
     if os.geteuid() != 0:
         return os.geteuid()
     number = int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:8], "big")

@@ -1,7 +1,6 @@
-"""Layers: decompressed with bounds, merged into one tree in memory, and packed as squashfs.
+"""Layers: decompressed with bounds, merged in memory, packed as squashfs.
 
-Archive names never become host paths. Links are followed inside the tree, as in the guest; one that
-climbs above the root is refused.
+No name becomes a host path; a link that climbs above the root is refused.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class LayerBlob:
 
 
 def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path) -> LayerBlob:
-    """Decompress a blob (gzip, zstd or plain), and compare a known digest."""
+    """Decompress a blob and compare a known digest."""
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
     try:
         with blob.open("rb") as source:
@@ -94,7 +93,7 @@ def is_plain(file: Path) -> bool:
 
 
 def _uncompressed(source: IO[bytes]) -> Iterator[bytes]:
-    """Yield pieces up to 1 MiB of all members or frames."""
+    """Yield pieces up to 1 MiB."""
     import zstandard  # few commands read a layer
 
     stream: IO[bytes] | gzip.GzipFile = source
@@ -124,10 +123,8 @@ _TYPES: Final = {kind: tar_type for tar_type, kind in KINDS.items()}
 
 
 class MergedTree:
-    """Merges layers, of which `apply` takes the entries, the lowest layer first.
-
-    Without `keep_setuid`, setuid and setgid bits of files and file capabilities are removed. Raises
-    `LayerError` for what an image may not have or `limits` forbid.
+    """Merges layers, the lowest first. Without `keep_setuid`, set-user-ID bits and capabilities of
+    files are removed. Raises `LayerError` for what an image may not have.
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
@@ -179,14 +176,13 @@ class MergedTree:
             del parent.children[hidden]
 
     def at(self, path: bytes) -> LayerEntry | None:
-        """Return the entry of a path, following no link."""
+        """Follow no link."""
         found: LayerEntry | None = self.root
         for part in filter(None, path.split(b"/")):
             found = None if found is None else found.children.get(part)
         return found
 
     def ensure(self, path: bytes, kind: ImageEntryKind, mode: int) -> None:
-        """Add an empty root-owned entry if it is missing."""
         above, _, name = path.rpartition(b"/")
         parent = self.at(above)
         if parent is not None and parent.kind is ImageEntryKind.DIRECTORY:
@@ -265,7 +261,7 @@ class MergedTree:
         return node.layer == self._layer or bool(node.children)
 
     def _find(self, path: EntryPath, *, make: int | None = None) -> LayerEntry | None:
-        """Return the directory, if any; make missing ones at time `make`."""
+        """Make missing directories at time `make`."""
         above: list[LayerEntry] = [self.root]
         todo, followed = list(reversed(path)), 0
         while todo:

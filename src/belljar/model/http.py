@@ -1,7 +1,6 @@
-"""HTTP/1.1 to a model server in a cell, over byte streams; the server is hostile.
+"""HTTP/1.1 to a hostile model server in a cell.
 
-Its answer is bounded in size and time, and must be JSON, or server-sent events of JSON. Else it is
-a `ServerViolationError`, and the caller ends the cell.
+Its answer is bounded in size and time, and must be JSON, or events of JSON.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ class BrokenOffError(ServerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A request to the server, which gets nothing else of a client.
-
-    `may_be_empty`: its answer may have a status and nothing else.
-    """
+    """Nothing else of a client reaches the server."""
 
     method: str
     path: str
@@ -70,9 +66,7 @@ class Question:
 
 
 def is_api(method: str, path: str) -> bool:
-    """Return true for a request to the model. A server has more endpoints, and may resolve dots and
-    double slashes to them.
-    """
+    """A server may resolve dots and double slashes."""
     return method in ("GET", "POST") and _PATH.fullmatch(path) is not None
 
 
@@ -88,9 +82,8 @@ class _Usage(BaseModel):
 
 
 class ServerAnswer:
-    """An answer whose head has come; its body is checked as it is read. Made by `ask_server`.
-
-    `is_whole`: all of it was read. `kept` is for the record, `tokens` are the server's word.
+    """An answer whose head has come; its body is checked as it is read. `tokens` are the server's
+    word.
     """
 
     def __init__(self, stream: ByteStream, give_up: float, max_bytes: int) -> None:
@@ -129,8 +122,8 @@ class ServerAnswer:
             raise ServerViolationError(f"the server's answer is {shown}, not JSON")
 
     async def _next_event(self) -> Any:  # noqa: ANN401 - h11's events
-        """Wait until the deadline. Raises `ServerViolationError` for more framing than content:
-        one-byte chunks cost this process a hundred times the server's effort.
+        """Raise `ServerViolationError` for more framing than content: one-byte chunks cost this
+        process a hundred times the server's effort.
         """
         has_ended = False
         try:
@@ -154,9 +147,8 @@ class ServerAnswer:
         return event
 
     async def next_part(self) -> bytes | None:
-        """Return more of the body, checked: all of it if it is JSON, whole lines if it is a stream.
-
-        None is its end. Raises `ServerViolationError`; `BrokenOffError` when it is not whole.
+        """Return JSON whole, of a stream whole lines, None at its end. Raises
+        `ServerViolationError`; `BrokenOffError` when it is not whole.
         """
         is_stream = self.content_type == _EVENT_STREAM
         while not self.is_whole:
@@ -216,9 +208,9 @@ class ServerAnswer:
 async def ask_server(
     connect: Connect, question: Question, *, max_bytes: int, timeout_s: float
 ) -> AsyncIterator[ServerAnswer]:
-    """Send the question and give its answer, whose body (of `max_bytes`) is read in the block.
+    """Give an answer, whose body is read in the block.
 
-    Leaving it ends the connection, by which a server stops its work. Raises `ServerViolationError`,
+    Leaving it ends the connection, by which a server stops. Raises `ServerViolationError`,
     `BrokenOffError`, `TimeoutError`, and as `connect`.
     """
     # No cancel scope is open across the yield: each wait has its own.

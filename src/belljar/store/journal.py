@@ -1,6 +1,5 @@
-"""Journal of host resources: one file per cell or range, for cleanup after crashes.
-
-Groups, directories and uids are entered before they exist; supervisor and namespaces once known.
+"""The journal: one file per cell or range, for cleanup after crashes. Groups, directories and uids
+are entered before they exist; supervisor and namespaces once known.
 """
 
 from __future__ import annotations
@@ -50,10 +49,9 @@ def new_range_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """The resources of one cell or range (`cell_id`) on this host; reaping removes them all.
+    """The resources of one cell or range; reaping removes them all.
 
-    `host_uid` is the first of `uid_count` own uids, None if shared. `part_of` is a cell's range or
-    a wire's cell. A range's `supervisor` is the fork server, its `child` the range supervisor.
+    `host_uid` is None if shared; `part_of` is a cell's range or a wire's cell.
     """
 
     cell_id: str
@@ -154,7 +152,7 @@ class Journal:
         return _loaded(path, partial(from_json, CellAbout)) or CellAbout()
 
     def entries(self) -> tuple[JournalEntry, ...]:
-        """Return readable entries, oldest first. Raises `PermissionError`: another user's."""
+        """Raise `PermissionError` for another user's journal."""
         return tuple(entry for path in self._files() if (entry := _read(path)) is not None)
 
     def entries_now(self, problems: list[str]) -> tuple[JournalEntry, ...]:
@@ -168,7 +166,6 @@ class Journal:
         return tuple(entry for entry in found if entry is not None)
 
     def unreadable(self) -> tuple[Path, ...]:
-        """Return damaged files, for a person to look at."""
         return tuple(path for path in self._files() if path.exists() and _read(path) is None)
 
     def sweep_drafts(self) -> None:

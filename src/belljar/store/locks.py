@@ -1,6 +1,5 @@
-"""Named locks of the store, and claims: shared locks on parts that cells use.
-
-They end with their owner. A part's modification time is its last use.
+"""Named locks, and claims: shared locks on parts that cells use. They end with their owner. A
+part's modification time is its last use.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
 
 @asynccontextmanager
 async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
-    """Wait for `locked` without blocking: it can be cancelled."""
+    """Wait without blocking."""
     import anyio
 
     with ExitStack() as lock:
@@ -52,10 +51,7 @@ async def locked_meanwhile(home: Path, name: str) -> AsyncIterator[None]:
 
 @contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Use a part, which no removal or sweep touches meanwhile. Blocks for half a second at most.
-
-    Raises `FileNotFoundError`; `HostError`: another program keeps it locked.
-    """
+    """Raise `FileNotFoundError`; `HostError` after half a second."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         give_up = time.monotonic() + _CLAIM_TIMEOUT_S
