@@ -117,11 +117,8 @@ def rm(ref: str) -> None:
 
     Removing its last name, or its digest, removes the image.
     """
-    store = Store(belljar_home())
-    removed = store.remove(ref)
-    gone = all(entry.digest != removed.digest for entry in store.list())
-    what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
-    click.echo(f"removed the {what}")
+    Store(belljar_home()).remove(ref)
+    click.echo(f"removed {printable(ref)}")
 
 
 def print_image(made: Image, *, as_json: bool) -> None:
@@ -135,10 +132,6 @@ def print_image(made: Image, *, as_json: bool) -> None:
 # --- build
 
 
-def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word.strip() for part in value for word in part.split(",") if word.strip())
-
-
 @image.command()
 @click.argument("context", default="", metavar="[CONTEXT]")
 @click.option("-f", "--file", "dockerfile", default="", help="Default: CONTEXT/Dockerfile.")
@@ -148,8 +141,8 @@ def _words(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...])
 @click.option("--target", default="", metavar="STAGE", help="Build only up to this stage.")
 @_KEEP_SETUID
 @click.option("--base", default="default", help="What --apt and --pip add their packages to.")
-@click.option("--apt", multiple=True, callback=_words, metavar="NAME,…", help="Of Debian.")
-@click.option("--pip", multiple=True, callback=_words, metavar="NAME,…", help="Of Python.")
+@click.option("--apt", multiple=True, metavar="NAME", help="A package of Debian.")
+@click.option("--pip", multiple=True, metavar="NAME", help="A package of Python.")
 @console.json_option("Print the image as one JSON object.")
 def build(
     context: str,
@@ -187,9 +180,8 @@ def build(
     if apt or pip:
         if context or dockerfile or target or not (name and network):
             hint = "add packages to an image with -t NAME --network [--base IMAGE] --apt PACKAGE"
-            raise console.MisuseError(
-                "--apt and --pip need --tag and --network, and no CONTEXT", hint=hint
-            )
+            what = "--apt and --pip need --tag and --network, and no CONTEXT"
+            raise console.MisuseError(what, hint=hint)
         from belljar.image.build import build_packages
 
         with termination_as_interrupt():
@@ -198,8 +190,7 @@ def build(
         from belljar.image.build import build_image
 
         own = context or "default"
-        report_line = console.progress(f"Building {own}", quiet=as_json)
-        made = build_image(home, own, report_line)
+        made = build_image(home, own, console.progress(f"Building {own}", quiet=as_json))
     else:
         from belljar.image.buildah import BuildRequest, build_dockerfile
 

@@ -48,6 +48,7 @@ INDEX_TYPES: Final = frozenset(
 )
 # More names than a person gives an image would fill the store's index.
 _MAX_NAMES: Final = 32
+_BLOBS: Final = "blobs/sha256/"
 # containerd's is a whole name; OCI's is often a tag alone.
 _NAME_ANNOTATIONS: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 # Podman's and buildah's registry for what was built without one.
@@ -191,13 +192,11 @@ def image_in_layout(files: Files, limits: ImportLimits) -> ImageParts:
     digests: tuple[str, ...] = ()
     if has_index:  # a nested index: a registry has the image under its digest
         wanted = _hex(digest)
-        nested, _ = read_document(files, f"blobs/sha256/{wanted}", limits, wanted=wanted)
+        nested, _ = read_document(files, _BLOBS + wanted, limits, wanted=wanted)
         digests = (digest,)
         digest = instance_of(nested, debian_arch())
-    file = f"blobs/sha256/{_hex(digest)}"
-    return image_of_manifest(
-        files, file, limits, wanted=digest, names=names, digests=digests, place="blobs/sha256/"
-    )
+    parts = image_of_manifest(files, _BLOBS + _hex(digest), limits, wanted=digest, place=_BLOBS)
+    return replace(parts, names=names, digests=(*digests, digest))
 
 
 def _not_one(count: int) -> LayerError:
@@ -205,14 +204,7 @@ def _not_one(count: int) -> LayerError:
 
 
 def image_of_manifest(
-    files: Files,
-    name: str,
-    limits: ImportLimits,
-    *,
-    wanted: str,
-    names: tuple[str, ...],
-    digests: tuple[str, ...],
-    place: str = "",
+    files: Files, name: str, limits: ImportLimits, *, wanted: str, place: str = ""
 ) -> ImageParts:
     manifest, _ = read_document(files, name, limits, wanted=_hex(wanted))
     if str(manifest.get("mediaType", next(iter(MANIFEST_TYPES)))) not in MANIFEST_TYPES:
@@ -226,13 +218,7 @@ def image_of_manifest(
             raise LayerError(f"layer {number} is of a type that isn't taken: {printable(kind)!r}")
     parts = [_hex(str(each.get("digest"))) for each in described]
     named = tuple((f"{place}{part}", part) for part in parts)
-    return ImageParts(
-        files=files,
-        config=named[0],
-        layers=named[1:],
-        names=names,
-        digests=tuple(dict.fromkeys((*digests, wanted))),
-    )
+    return ImageParts(files=files, config=named[0], layers=named[1:])
 
 
 def _hex(digest: str) -> str:
@@ -341,14 +327,11 @@ def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> Imag
     copy += [f"docker://{reference.registry}/{reference.path}@{manifest}", "dir:image"]
     argv, watch = [*skopeo, *trust, *platform, *copy], _watch(work, printable(rest), limits, report)
     run_tool(argv, timeout_s=limits.timeout_s, env=env, cwd=work, watch=watch)
-    return image_of_manifest(
-        (work / "image").joinpath,  # skopeo's own files, by names of checked digests
-        "manifest.json",
-        limits,
-        wanted=manifest,
-        names=(reference.untagged.familiar,),
-        digests=(top,),
-    )
+    # skopeo's own files, by names of checked digests
+    files = (work / "image").joinpath
+    found = image_of_manifest(files, "manifest.json", limits, wanted=manifest)
+    digests = tuple(dict.fromkeys((top, manifest)))
+    return replace(found, names=(reference.untagged.familiar,), digests=digests)
 
 
 def _watch(work: Path, ref: str, limits: ImportLimits, report: Report) -> Callable[[], None]:
