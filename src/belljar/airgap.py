@@ -11,11 +11,10 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
-from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -108,14 +107,11 @@ _PLACES: Final = (
 
 
 def look(root: Path = Path("/")) -> Iterator[AirGapFinding]:
-    finders: dict[str, Callable[[Path], Iterator[Seen]]] = {
-        "radios": _radios,
-        "sockets": _sockets,
-        "network file systems": _file_systems,
-        **{place.finding: partial(_listed, place.finding) for place in _PLACES},
-    }
-    for name, find in finders.items():
-        yield judged(name, "looked", find(root))
+    yield judged("radios", "looked", _radios(root))
+    yield judged("sockets", "looked", _sockets(root))
+    yield judged("network file systems", "looked", _file_systems(root))
+    for finding in dict.fromkeys(place.finding for place in _PLACES):
+        yield judged(finding, "looked", _listed(finding, root))
 
 
 def _listed(finding: str, root: Path) -> Iterator[Seen]:
