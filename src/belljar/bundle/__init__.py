@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Final
 
 from belljar.dataclass import dataclass
 from belljar.descriptors import open_plain_file
-from belljar.errors import HostError, PolicyError
+from belljar.errors import HostError, PolicyError, host_errors
 from belljar.image.build import PrivateApt, debian_sources, host_sources
 from belljar.image.config import debian_arch
 from belljar.image.kernel import REQUIRED_MODULES, adopt_kernel, current_kernel
@@ -358,18 +358,15 @@ def _plain(file: Path, name: str) -> Path:
 def _part(home: Path, out: Path) -> Iterator[Path]:
     """Make the directory, for one call at a time."""
     part = out.with_name(f".{out.name}.part")
-    try:
-        with locked(home, "bundle", wait=False):
-            if part.exists():  # of a call that was interrupted
-                remove_tree(part)
-            part.mkdir(parents=True)
-            yield part
-    except BlockingIOError as error:
-        raise HostError("another command makes or installs a bundle") from error
-    except OSError as error:
-        what, where = f"the bundle can't be written: {error.strerror}", error.filename or out
-        hint = "free some space and run it again"
-        raise HostError(what, where=printable(str(where)), hint=hint) from error
+    hint = "free some space, or let another command that makes a bundle end; then run it again"
+    with (
+        host_errors("the bundle can't be written", where=out, hint=hint),
+        locked(home, "bundle", wait=False),
+    ):
+        if part.exists():  # of a call that was interrupted
+            remove_tree(part)
+        part.mkdir(parents=True)
+        yield part
 
 
 def _copy(source: Path, target: Path, report: Report) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +12,14 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Any, Final
 
-from belljar.errors import HostError, PolicyError
+from belljar.errors import host_errors
 from belljar.image.config import ImageConfig, config_of, debian_arch
 from belljar.image.layers import ImageEntryKind, ImportLimits, LayerEntry, LayerError
 from belljar.image.origin import ImageParts, fetched, read_document
 from belljar.image.store import MADE_HERE, Image, Store, check_name
 from belljar.image.tools import Report
 from belljar.image.tree import LayerBlob, MergedTree, open_layer, pack
-from belljar.store.home import HINT_SPACE, need_space
+from belljar.store.home import need_space
 from belljar.store.scratch import scratch_dir
 from belljar.units import format_size, printable
 
@@ -49,8 +48,13 @@ def import_image(
     need_space(home, _MIN_FREE_BYTES, "importing an image")
     report("fetching")
     source = printable(ref, max_chars=300)
+    hint = "look who may read it, and if the store's disk has room"
     try:
-        with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
+        with (
+            host_errors("the image can't be imported", where=source, hint=hint),
+            scratch_dir(home) as scratch,
+            fetched(ref, scratch, bounds, report) as found,
+        ):
             # An archive can't name itself as the images that Belljar makes.
             own = tuple(each for each in found.names if each not in MADE_HERE)
             if not (names := (name,) if name else own):
@@ -77,13 +81,6 @@ def import_image(
             )
     except LayerError as error:
         raise error.refusal(source) from error
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            what = "no space is left to import the image"
-            raise HostError(what, where=str(home), hint=HINT_SPACE) from error
-        if isinstance(error, PermissionError):
-            raise PolicyError(f"it can't be read: {error.strerror}", where=source) from error
-        raise
 
 
 def check_platform(config: Mapping[str, Any]) -> None:

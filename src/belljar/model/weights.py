@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.dataclass import dataclass, replace
-from belljar.descriptors import NO_ROOM, open_plain_file
-from belljar.errors import HostError, PolicyError
+from belljar.descriptors import open_plain_file
+from belljar.errors import HostError, PolicyError, host_errors
 from belljar.image.tools import run_tool
 from belljar.isolation.microvm.guest_files import is_as_made
 from belljar.isolation.program_root import file_stamp
-from belljar.store.home import HINT_SPACE, belljar_home, make_store_dir, need_space
+from belljar.store.home import belljar_home, make_store_dir, need_space
 from belljar.store.locks import locked
 from belljar.store.scratch import (
     MAKING,
@@ -71,7 +71,8 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
     """
     home = home or belljar_home()
     parent = home / DIRECTORY
-    try:
+    hint = "look who may read them, and if the store's disk has room"
+    with host_errors("the weights can't be added", where=source, hint=hint):
         source = source.resolve()
         found = _files(source)
         total_bytes = sum(each.stat().st_size for each in found.values())
@@ -93,11 +94,6 @@ def add_weights(source: Path, *, home: Path | None = None) -> StoredWeights:
                     remove_tree(parent / digest)
                 scratch.rename(parent / digest)
             return find_weights(digest, home=home)
-    except OSError as error:
-        where = printable(str(error.filename or source))
-        hint = HINT_SPACE if error.errno in NO_ROOM else "check who may read it and write the store"
-        what = f"the weights can't be added: {error.strerror}"
-        raise HostError(what, where=where, hint=hint) from error
 
 
 def find_weights(ref: str, *, home: Path | None = None) -> StoredWeights:
