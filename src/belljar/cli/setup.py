@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -34,16 +34,8 @@ _BACKPORTS: Final = "bookworm-backports"
 _SUITES: Final = frozenset({"bookworm", "trixie", "forky", "sid"})
 # Packages that are too old in Debian 12, or lacking.
 _NEWER: Final = frozenset({"qemu-system-x86", "qemu-system-arm", "runsc"})
-# Carries a step out; its argument takes a line for each stage.
-Act = Callable[[Report], object]
-
-
-class Step(NamedTuple):
-    """One thing to do, which `command` does by hand."""
-
-    title: str
-    command: str
-    act: Act
+# Its title, with a line for its command, and what carries it out.
+Step = tuple[str, Callable[[Report], object]]
 
 
 @click.command()
@@ -64,17 +56,17 @@ def setup(*, yes: bool) -> int:
     steps, problem = plan_setup(home)
     if steps:
         click.echo("Steps:")
-        for number, step in enumerate(steps, 1):
-            click.echo(f"  {number}. {printable(step.title)}\n       {printable(step.command)}")
+        for number, (title, _) in enumerate(steps, 1):
+            click.echo("\n       ".join(map(printable, f"  {number}. {title}".splitlines())))
         if not yes and not sys.stdin.isatty():
             what = "standard input is no terminal to confirm at"
             raise console.MisuseError(what, hint="add --yes")
         if not yes:
             click.confirm("Continue?", default=True, abort=True)
         make_store_dir(home)
-        for number, step in enumerate(steps, 1):
-            title = f"[{number}/{len(steps)}] {step.title}"
-            step.act(console.progress(title, quiet=False, is_step=True))
+        for number, (title, act) in enumerate(steps, 1):
+            shown = f"[{number}/{len(steps)}] {title.splitlines()[0]}"
+            act(console.progress(shown, quiet=False, is_step=True))
         # Planned again, to see what is still missing.
         steps, problem = plan_setup(home)
     if problem is not None:
@@ -100,9 +92,8 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
     if missing:
         line = install_line(missing, codename, sources)
         if os.geteuid() == 0:
-            title, log = f"Install {', '.join(packages)}; see setup.log", home / "setup.log"
-            argv = ["/bin/sh", "-c", line]
-            steps.append(Step(title, line, lambda _: run_logged(argv, log=log)))
+            title, argv = f"Install {', '.join(packages)}\n{line}", ["/bin/sh", "-c", line]
+            steps.append((title, lambda _: run_logged(argv, log=home / "setup.log")))
         else:
             problem = HostError(named, where="setup", hint=f"as root, run:\n{line}")
     making, modules = list[Step](), tuple[str, ...]()
@@ -110,13 +101,11 @@ def plan_setup(home: Path) -> tuple[list[Step], HostError | None]:
         modules = current_kernel(home).wanted
     if modules != REQUIRED_MODULES:
         title = "Fetch the guest kernel (Debian's cloud kernel; not installed on this host)"
-        kernel = partial(_fetch_kernel, home, codename or "bookworm")
-        making.append(Step(title, "belljar setup", kernel))
+        making.append((title, partial(_fetch_kernel, home, codename or "bookworm")))
     # Root's step installs both first; an ordinary user can build only where they are.
     can_build = problem is None or not {"mmdebstrap", "squashfs-tools"} & {*packages}
     if can_build and Store(home).missing("default") is not None:
-        build = partial(build_image, home, "default")
-        making.append(Step("Build the image default", "belljar image build default", build))
+        making.append(("Build the image default", partial(build_image, home, "default")))
     if making:  # without a mirror, refuse before anything is begun
         debian_sources(sources, "bookworm")
     return [*steps, *making], problem
