@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -208,33 +209,31 @@ def create(
     """
     from belljar.bundle import Contents, create_bundle
     from belljar.harness.source import build_missing
+    from belljar.model.serve import model_of
     from belljar.policy.load import load_policy
-
-    root = Path(__file__).resolve().parents[3]
-    cells = [load_policy(each).policy for each in models]
-    if others := [path for path, cell in zip(models, cells, strict=True) if cell.model is None]:
-        raise console.MisuseError(f"{others[0]} has no block `model`")
-    of_task, builds = images_of_task([task, *task_args]) if task else ([], [])
-    tools = {tool.package for tool in needs(platform.machine())} - {"buildah"}
-    contents = Contents(
-        images=(
-            *("default", *images, *(image for cell in cells for image in cell.images), *of_task),
-            # A run looks at the bases of what was built to see that it is up to date
-            *(base for each in builds for base in _bases(each)),
-        ),
-        packages=(*_BASE, *sorted(tools - _NEWER)),
-        newer=tuple(sorted(tools & _NEWER)),
-        weights=tuple(cell.model.weights.sha256 for cell in cells if cell.model),
-        lock=root / "requirements.lock",
-        checkout=root,
-    )
 
     def report(line: str) -> None:
         if not as_json:
             click.echo(f"  {printable(line)}", err=True)
 
-    build_missing(builds, {*of_task}, belljar_home(), report=report)
-    made = create_bundle(belljar_home(), out.absolute(), contents, report=report)
+    root, home = Path(__file__).resolve().parents[3], belljar_home()
+    cells = [load_policy(each) for each in models]
+    weights = tuple(model_of(cell).weights.sha256 for cell in cells)
+    of_task, builds = images_of_task([task, *task_args]) if task else ([], [])
+    build_missing(builds, {*of_task}, home, report=report)
+    # A run looks at the bases of what was built to see that it is up to date
+    bases = (Store(home).find(each.image).built.get("bases", ()) for each in builds)
+    of_models = (image for cell in cells for image in cell.policy.images)
+    tools = {tool.package for tool in needs(platform.machine())} - {"buildah"}
+    contents = Contents(
+        images=("default", *images, *of_models, *of_task, *chain.from_iterable(bases)),
+        packages=(*_BASE, *sorted(tools - _NEWER)),
+        newer=tuple(sorted(tools & _NEWER)),
+        weights=weights,
+        lock=root / "requirements.lock",
+        checkout=root,
+    )
+    made = create_bundle(home, out.absolute(), contents, report=report)
     size_bytes, items = made.about["size_bytes"], len(made.digests)
     if as_json:
         facts = {"path": str(out), "digest": made.digest, "key": made.signer}
@@ -272,20 +271,6 @@ def images_of_task(inspect_args: Sequence[str]) -> tuple[list[str], list[Service
             where = f"task {each.task}, sample {each.sample}"
             raise PolicyError(each.error.what, where=where)
     return images, builds
-
-
-def _bases(build: ServiceBuild) -> tuple[str, ...]:
-    from belljar.image.dockerfile import MAX_BYTES, base_images
-    from belljar.policy.files import read_regular
-    from belljar.policy.reference import parse_reference
-
-    try:
-        raw = build.inline.encode() or read_regular(Path(build.root), build.dockerfile, MAX_BYTES)
-        found = base_images(raw.decode("utf-8"), build.args, target=build.target)
-        return tuple(parse_reference(image).familiar for image in found.images)
-    # A Dockerfile that can't be read is reported when it is built.
-    except (OSError, ValueError):
-        return ()
 
 
 @bundle.command()
