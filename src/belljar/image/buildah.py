@@ -126,18 +126,18 @@ def build_dockerfile(
         scratch = held.enter_context(scratch_dir(home))
         work = held.enter_context(work_dir(home, scratch, first_uid))
         _take_files(request, recipe, work, first_uid)
-        bases = {
+        ids = {
             name: held.enter_context(hold_base(home, image, first_uid, report))
             for name, image in recipe.bases.items()
         }
         source = printable(f"build {request.context}", max_chars=300)
-        shown = [base.path for base in bases.values()]
-        has_network, buildah = request.has_network, buildah_argv(bases.values())
+        shown = [home / BASES / image.digest for image in recipe.bases.values()]
+        has_network, buildah = request.has_network, buildah_argv(shown)
         with user_namespace(
             home, work, first_uid=first_uid, shown=shown, has_network=has_network, report=report
         ) as inside:
             try:
-                _build(inside, buildah, request, recipe, bases)
+                _build(inside, buildah, request, recipe, ids)
                 report("packing the result")
                 result = pack_result(
                     inside, buildah, recipe.made.volumes, keep_setuid=request.keep_setuid
@@ -214,9 +214,9 @@ def _build(
     buildah: Sequence[str],
     request: BuildRequest,
     recipe: BuildRecipe,
-    bases: Mapping[str, Base],
+    ids: Mapping[str, str],
 ) -> None:
-    work, ids = inside.work, {name: base.image_id for name, base in bases.items()}
+    work = inside.work
     configs = {name: image.config for name, image in recipe.bases.items()}
     made = make_buildable(recipe.found, ids, configs)
     (work / "Dockerfile").write_text(made.text, encoding="utf-8")
@@ -309,16 +309,11 @@ _CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 _LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
 
 
-class Base(NamedTuple):
-    path: Path
-    image_id: str
-
-
-def buildah_argv(bases: Iterable[Base] = ()) -> list[str]:
+def buildah_argv(bases: Iterable[Path] = ()) -> list[str]:
     storage = f"--root {WORK}/storage --runroot {WORK}/run --storage-driver overlay"
     names = f"--registries-conf {WORK}/registries.conf --registries-conf-dir {WORK}/none"
     aliases = f"--short-name-alias-conf {WORK}/home/aliases"
-    places = dict.fromkeys(f"{SHOWN}/{base.path.name}" for base in bases)
+    places = dict.fromkeys(f"{SHOWN}/{base.name}" for base in bases)
     shown = [f"--storage-opt=overlay.imagestore={place}" for place in places]
     return [tool("buildah"), *f"{storage} {names} {aliases}".split(), *shown]
 
@@ -354,8 +349,8 @@ def remove_built(home: Path, directory: Path, first_uid: int) -> None:
 
 
 @contextmanager
-def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[Base]:
-    """Load the image; `belljar prune` leaves it meanwhile."""
+def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Iterator[str]:
+    """Load the image, which `belljar prune` leaves meanwhile; yield its id in buildah."""
     path = home / BASES / image.digest
     make_store_dir(path.parent)
     with ExitStack() as held:
@@ -370,7 +365,7 @@ def hold_base(home: Path, image: Image, first_uid: int, report: Report) -> Itera
         image_id = read_regular(path, _ID_FILE, 65).decode("ascii", "replace")
         if _ID.fullmatch(image_id) is None:
             raise HostError("a loaded base was changed", where=str(path), hint=f"remove {path}")
-        yield Base(path=path, image_id=image_id)
+        yield image_id
 
 
 def _is_of(path: Path, first_uid: int) -> bool:
