@@ -94,21 +94,23 @@ def is_plain(file: Path) -> bool:
 
 def _uncompressed(source: IO[bytes]) -> Iterator[bytes]:
     """Yield pieces up to 1 MiB."""
-    import zstandard  # few commands read a layer
-
     stream: IO[bytes] | gzip.GzipFile = source
+    broken: tuple[type[Exception], ...] = (zlib.error, gzip.BadGzipFile, EOFError)
     magic = source.read(4)
     source.seek(0)
     if magic.startswith(_GZIP):
         stream = gzip.GzipFile(fileobj=source)
     elif magic.startswith(_ZSTD):
+        import zstandard  # few layers need it
+
+        broken = (zstandard.ZstdError,)
         # The window bounds memory.
         decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
         stream = decompressor.stream_reader(source, read_across_frames=True, closefd=False)
     try:
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
-    except (zlib.error, gzip.BadGzipFile, EOFError, zstandard.ZstdError) as error:
+    except broken as error:
         raise LayerError(f"a layer's compression is broken: {error}") from error
 
 
