@@ -278,9 +278,8 @@ def node(*, head: bool, address: str, ip: str, port: int, name: str, cells: int 
     from belljar.fleet.ray_engine import HINT_EXTRA
 
     if head == bool(address):
-        raise MisuseError(
-            "give --head or --address", hint="the first node begins the cluster: --head"
-        )
+        hint = "the first node begins the cluster: --head"
+        raise MisuseError("give --head or --address", hint=hint)
     for host in filter(None, (ip, address.rpartition(":")[0])):
         check_private(host, where=f"belljar fleet node, {host}")
     program = Path(sys.executable).with_name("ray")

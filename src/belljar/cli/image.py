@@ -63,9 +63,8 @@ def import_(
     directory are kept.
     """
     if name and len(sources) > 1:
-        raise console.MisuseError(
-            "several images can't have one name", hint="give --name with one SOURCE"
-        )
+        hint = "give --name with one SOURCE"
+        raise console.MisuseError("several images can't have one name", hint=hint)
     home, limits = belljar_home(), ImportLimits(max_bytes=max_size)
     for source in sources:
         report = console.progress(f"Importing {source}", quiet=as_json)

@@ -50,7 +50,7 @@ _CODENAMES: Final = frozenset(
 )
 _TARGET: Final = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
 _HOST_OPTIONS: Final = re.compile(
-    r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";'
+    r'(?m)^(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";$'
 )
 
 
@@ -116,9 +116,7 @@ class PrivateApt:
             # A list that can't be fetched is an error, not a warning.
             "APT::Update::Error-Mode": "any",
         }
-        self._options = [
-            word for name, value in options.items() for word in ("-o", f"{name}={value}")
-        ]
+        self._options = [f"-o{name}={value}" for name, value in options.items()]
 
     def update(self) -> None:
         run_tool([tool("apt-get"), *self._options, "-q", "update"], timeout_s=600)
@@ -154,11 +152,7 @@ class PrivateApt:
 
 def host_acquire_options() -> dict[str, str]:
     dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
-    return {
-        match[1]: match[2]
-        for line in dump.splitlines()
-        if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]
-    }
+    return {name: value for name, value in _HOST_OPTIONS.findall(dump) if value}
 
 
 # --- Belljar's own images
@@ -314,10 +308,8 @@ def build_packages(
             install = ("python3", "-m", "pip", "install", "--no-cache-dir")
             commands.append([*env, *install, *_pip_options(context, report), *pip])
         # As JSON, no word reaches a shell.
-        steps = [
-            f"RUN --mount=type=bind,source=.,target={_SHOWN} {json.dumps(command)}"
-            for command in commands
-        ]
+        mount = f"--mount=type=bind,source=.,target={_SHOWN}"
+        steps = [f"RUN {mount} {json.dumps(command)}" for command in commands]
         lines = [f"FROM {base}", "USER root", *steps, f"USER {user}", ""]
         (context / "Dockerfile").write_text("\n".join(lines))
         request = BuildRequest(context=context, name=name, has_network=True)

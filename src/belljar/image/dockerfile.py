@@ -211,9 +211,8 @@ def _from(item: Instruction, known: Mapping[str, str]) -> tuple[str, str]:
     if len(item.values) not in {1, 3} or "".join(item.values[1:2]).lower() not in ("", "as"):
         raise DockerfileError("a FROM is neither `FROM image` nor `FROM image AS stage`")
     for _, written in flags_of(item):
-        platform = (
-            _expanded(written, known).lower().replace("x86_64", "amd64").replace("aarch64", "arm64")
-        )
+        platform = _expanded(written, known).lower()
+        platform = platform.replace("x86_64", "amd64").replace("aarch64", "arm64")
         parts, arch = platform.split("/"), debian_arch()
         if parts[:2] not in (["linux", arch], ["linux"]) and parts != [arch]:
             raise DockerfileError(f"--platform={written} is not this machine's platform")

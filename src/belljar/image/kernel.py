@@ -161,9 +161,8 @@ def _make_current(home: Path, scratch: Path, whole: Path, digest: str) -> Kernel
 def _modules(tree: Path, release: str) -> list[tuple[str, bytes]]:
     (library,) = tree.glob(f"**/lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}
-    builtin = {
-        module_name(Path(line).name) for line in (library / "modules.builtin").read_text().split()
-    }
+    builtin_paths = (library / "modules.builtin").read_text().split()
+    builtin = {module_name(Path(path).name) for path in builtin_paths}
 
     def read(name: str) -> bytes | None:
         if (path := files.get(name)) is None:

@@ -34,17 +34,13 @@ from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.store.home import HINT_SPACE
 from belljar.units import format_duration, format_size, printable
 
-MANIFEST_TYPES: Final = frozenset(
-    {
-        "application/vnd.oci.image.manifest.v1+json",
-        "application/vnd.docker.distribution.manifest.v2+json",
-    }
+MANIFEST_TYPES: Final = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
 )
-INDEX_TYPES: Final = frozenset(
-    {
-        "application/vnd.oci.image.index.v1+json",
-        "application/vnd.docker.distribution.manifest.list.v2+json",
-    }
+INDEX_TYPES: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 # More names than a person gives an image would fill the store's index.
 _MAX_NAMES: Final = 32
@@ -133,9 +129,8 @@ def parse_document(raw: bytes, kind: type = dict) -> Any:  # noqa: ANN401 - of t
 
 
 def is_index(document: Mapping[str, Any]) -> bool:
-    return str(document.get("mediaType")) in INDEX_TYPES or (
-        "mediaType" not in document and "manifests" in document
-    )
+    kind = document.get("mediaType", INDEX_TYPES[0] if "manifests" in document else "")
+    return str(kind) in INDEX_TYPES
 
 
 def instance_of(index: Mapping[str, Any], arch: str) -> str:
@@ -207,7 +202,7 @@ def image_of_manifest(
     files: Files, name: str, limits: ImportLimits, *, wanted: str, place: str = ""
 ) -> ImageParts:
     manifest, _ = read_document(files, name, limits, wanted=_hex(wanted))
-    if str(manifest.get("mediaType", next(iter(MANIFEST_TYPES)))) not in MANIFEST_TYPES:
+    if str(manifest.get("mediaType", MANIFEST_TYPES[0])) not in MANIFEST_TYPES:
         raise LayerError("its manifest is of a type that isn't taken")
     layers = manifest.get("layers")
     described = [manifest.get("config"), *(layers if isinstance(layers, list) else [None])]
@@ -240,10 +235,7 @@ _MAX_DATA_BYTES: Final = 2 << 30
 # Documents and headers beside an image's layers.
 _SLACK_BYTES: Final = 64 << 20
 # skopeo copies nothing without one; digests are checked here, whatever it says of signatures.
-_TRUST_POLICIES: Final = (
-    Path.home() / ".config/containers/policy.json",
-    Path("/etc/containers/policy.json"),
-)
+_TRUST_POLICIES: Final = ("~/.config/containers/policy.json", "/etc/containers/policy.json")
 
 
 @contextmanager
@@ -310,7 +302,8 @@ def _saved(rest: str, work: Path, limits: ImportLimits, report: Report) -> str:
 def _copied(rest: str, work: Path, limits: ImportLimits, report: Report) -> ImageParts:
     reference = reference_of(rest.removeprefix("//"))
     is_local = _LOOPBACK.fullmatch(reference.registry) is not None
-    trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
+    has_policy = any(Path(path).expanduser().exists() for path in _TRUST_POLICIES)
+    trust = [] if has_policy else ["--insecure-policy"]
     platform = ["--override-os", "linux", "--override-arch", debian_arch()]
     skopeo, env = [tool("skopeo"), "--tmpdir", str(work)], plain_env(TMPDIR=str(work))
     argv = [*skopeo, "inspect", "--raw", *(["--tls-verify=false"] if is_local else [])]

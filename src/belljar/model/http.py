@@ -177,9 +177,7 @@ class ServerAnswer:
                         if data != b"[DONE]":
                             await self._take_json(data)
                     elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-                        raise ServerViolationError(
-                            "a stream that is not made of server-sent events"
-                        )
+                        raise ServerViolationError("the stream is not made of events")
                 return bytes(lines + b"\n")
             if is_stream and len(self._held) > MAX_LINE_BYTES:
                 raise ServerViolationError("one line of the server's answer is too long")

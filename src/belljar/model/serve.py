@@ -314,11 +314,10 @@ async def _wait_healthy(served: ModelCell, stored: StoredWeights) -> None:
         what = "the model server ended"
     output = served.command.output()
     wrote = printable((output.stderr + output.stdout)[-_SHOWN_CHARS:], max_chars=_SHOWN_CHARS)
-    raise CellError(
-        f"{what}: it wrote: {wrote}" if wrote else what,
-        where=f"cell {served.cell.id}, weights {printable(stored.name)}",
-        hint=f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)",
-    )
+    what = f"{what}: it wrote: {wrote}" if wrote else what
+    hint = f"check `resources.memory` and the image (`{MODEL_IMAGE}` for llama_cpp)"
+    where = f"cell {served.cell.id}, weights {printable(stored.name)}"
+    raise CellError(what, where=where, hint=hint)
 
 
 # ---- clients of `belljar model serve`

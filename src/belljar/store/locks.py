@@ -61,11 +61,9 @@ def claimed(directory: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= give_up:
-                    raise HostError(
-                        "a part of the store can't be used: another program keeps a lock on it",
-                        where=str(directory),
-                        hint="look who has it (`lslocks`), end that, and try again",
-                    ) from None
+                    what = "a part of the store can't be used: another program keeps a lock on it"
+                    hint = "look who has it (`lslocks`), end that, and try again"
+                    raise HostError(what, where=str(directory), hint=hint) from None
             time.sleep(_RETRY_S)
         _check_same(fd, directory)
         with suppress(OSError):  # another user's, or read-only: the time is a hint
@@ -81,11 +79,9 @@ def claimed_for_cell(directory: Path) -> Iterator[None]:
         try:
             held.enter_context(claimed(directory))
         except FileNotFoundError as exc:
-            raise HostError(
-                "a part of the store was removed while a cell was to be started",
-                where=str(directory),
-                hint="start it again: the part is made anew",
-            ) from exc
+            what = "a part of the store was removed while a cell was to be started"
+            hint = "start it again: the part is made anew"
+            raise HostError(what, where=str(directory), hint=hint) from exc
         yield
 
 
